@@ -76,8 +76,8 @@ def find_texts(columns: Sequence[str]) -> tuple[str, ...]:
     """
     names = {name.lower(): name for name in columns}
     pairs = [pair for pair in PAIRS if names.keys() >= {*pair}]
-    found = pairs[0] if pairs else [name for name in TEXTS if name in names][:1]
-    return tuple(names[name] for name in found)
+    chosen = pairs[0] if pairs else [name for name in TEXTS if name in names][:1]
+    return tuple(names[name] for name in chosen)
 
 
 def text_column(options: CausalLm, columns: Sequence[str]) -> str:
@@ -86,20 +86,20 @@ def text_column(options: CausalLm, columns: Sequence[str]) -> str:
     Raises:
         DataError: there is none.
     """
-    found = _named(options.text_column, TEXTS, columns)
-    if not found:
+    column = _named(options.text_column, TEXTS, columns)
+    if not column:
         raise DataError(
             f"no column {options.text_column}; found {', '.join(columns) or 'none'}; name it: "
             "text_column=NAME"
         )
-    return found
+    return column
 
 
 class SearchColumns(NamedTuple):
     """The columns of a query, of the text that belongs to it, and of texts that do not.
 
     Attributes:
-        label: of whether the two belong together; "" where nothing says so.
+        label: the column of whether the two belong together; "" where nothing says so.
     """
 
     query: str
@@ -134,10 +134,10 @@ def _find_search(
 ) -> tuple[str | None, str | None]:
     """The columns that are wanted, and for those that are None the known ones."""
     names = {name.lower(): name for name in columns}
-    for known in SEARCHES:
-        found = tuple(names.get(name, "") for name in known)
-        if all(found) and query in (None, found[0]) and text in (None, found[1]):
-            query, text = found
+    for search in SEARCHES:
+        present = tuple(names.get(name, "") for name in search)
+        if all(present) and query in (None, present[0]) and text in (None, present[1]):
+            query, text = present
     return query, text
 
 
@@ -212,12 +212,12 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
         raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
-    found = [(name, row[name]) for name in columns[:2]]
+    texts = [(name, row[name]) for name in columns[:2]]
     for name in columns.negatives:
         cell = row[name]
         if cell not in ("", None):
-            found += [(name, text) for text in (cell if isinstance(cell, list) else [cell])]
-    for name, text in found:
+            texts += [(name, text) for text in (cell if isinstance(cell, list) else [cell])]
+    for name, text in texts:
         if not isinstance(text, str):
             raise DataError(f"{name} is {text!r}, not a text")
         if not text.strip():
@@ -227,7 +227,7 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             f"{columns.label} is {row.get(columns.label)!r}, and a query is learned with the text "
             "that belongs to it (1); leave out other rows, or the column if it says something else"
         )
-    return [text for _, text in found]
+    return [text for _, text in texts]
 
 
 def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
@@ -236,14 +236,14 @@ def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
     Raises:
         DataError: there is none.
     """
-    known = ("query", "anchor", *TEXTS)
-    found = _named(options.query_column or known[0], known, columns)
-    if not found:
+    candidates = ("query", "anchor", *TEXTS)
+    column = _named(options.query_column or candidates[0], candidates, columns)
+    if not column:
         raise DataError(
             f"no column {options.query_column or 'that is known for texts'}; found "
             f"{', '.join(columns) or 'none'}; name it: query_column=NAME"
         )
-    return found
+    return column
 
 
 def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
@@ -252,9 +252,9 @@ def answering_columns(options: QuestionAnswering, answered: bool = True) -> tupl
     return columns if answered else columns[:2]
 
 
-def _named(wanted: str, known: Sequence[str], columns: Sequence[str]) -> str:
+def _named(wanted: str, candidates: Sequence[str], columns: Sequence[str]) -> str:
     """The column that is wanted; if that is the field's default, one that is known; else ""."""
-    if wanted in columns or wanted != known[0]:
+    if wanted in columns or wanted != candidates[0]:
         return wanted if wanted in columns else ""
     names = {name.lower(): name for name in columns}
-    return next((names[name] for name in known if name in names), "")
+    return next((names[name] for name in candidates if name in names), "")

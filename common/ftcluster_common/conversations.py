@@ -98,18 +98,18 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
     system = next((names[name] for name in SYSTEM if name in names), "")
     context = ""
     if messages is not None:
-        found = ConversationColumns(messages, system=system)
+        chosen = ConversationColumns(messages, system=system)
     else:
-        for known in PROMPTS:
-            pair = [names.get(name, "") for name in known]
+        for known_pair in PROMPTS:
+            pair = [names.get(name, "") for name in known_pair]
             if all(pair) and prompt in (None, pair[0]) and completion in (None, pair[1]):
                 prompt, completion = pair
-                if known[0] == "instruction" and not named:
+                if known_pair[0] == "instruction" and not named:
                     context = next((names[name] for name in CONTEXTS if name in names), "")
                 break
-        found = ConversationColumns("", prompt or "", completion or "", context, system)
-    missing = [name for name in found.names if name not in columns]
-    if missing or not (found.messages or (found.prompt and found.completion)):
+        chosen = ConversationColumns("", prompt or "", completion or "", context, system)
+    missing = [name for name in chosen.names if name not in columns]
+    if missing or not (chosen.messages or (chosen.prompt and chosen.completion)):
         what = (
             f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
         )
@@ -117,11 +117,13 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             f"{what}; found {', '.join(columns) or 'none'}; name them: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
-    if not named and not found.messages:  # with messages some files have their first one again
+    if not named and not chosen.messages:  # with messages some files have their first one again
         _ask_for_unread(
-            found.names, names, f"prompt_column={found.prompt} completion_column={found.completion}"
+            chosen.names,
+            names,
+            f"prompt_column={chosen.prompt} completion_column={chosen.completion}",
         )
-    return found
+    return chosen
 
 
 def _ask_for_unread(read: Sequence[str], names: Mapping[str, str], way: str) -> None:
@@ -154,7 +156,7 @@ def read_conversation(
         messages = [
             *_system(row, columns.system), *read_messages(columns.messages, row[columns.messages])
         ]  # fmt: skip
-        found = Conversation(messages, 0, tools)
+        conversation = Conversation(messages, 0, tools)
     else:
         prompt = _prompt(row, columns, chat_template)
         cell = row[columns.completion]
@@ -163,15 +165,15 @@ def read_conversation(
             if isinstance(row[columns.prompt], str) or not chat_template
             else read_messages
         )
-        found = Conversation(
+        conversation = Conversation(
             [*prompt, *read(columns.completion, cell, ASSISTANT)], len(prompt), tools
         )
-    if not found.learned:
+    if not conversation.learned:
         raise DataError(
             f"{columns.messages or columns.completion} has no message of the role {ASSISTANT} "
             "that is learned"
         )
-    return found
+    return conversation
 
 
 def _need(row: Row, columns: Sequence[str]) -> None:
@@ -236,18 +238,18 @@ def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> Pre
         if prompt.lower() == "instruction":
             context = next((names[name] for name in CONTEXTS if name in names), "")
     system = next((names[name] for name in SYSTEM if name in names), "")
-    found = PreferenceColumns(
+    named = PreferenceColumns(
         options.chosen_column, options.rejected_column, prompt, context, system
     )
-    missing = [name for name in found.names if name not in columns]
+    missing = [name for name in named.names if name not in columns]
     if missing:
         raise DataError(
             f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
             "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
         )
     if options.prompt_column is None:
-        _ask_for_unread(found.names, names, f"prompt_column={prompt or 'NAME'}")
-    return found
+        _ask_for_unread(named.names, names, f"prompt_column={prompt or 'NAME'}")
+    return named
 
 
 def read_preference(
@@ -289,9 +291,9 @@ def read_preference(
             "Human: and Assistant:"
         )
     tools = read_tools(row)
-    found = [Conversation([*prompt, *answer], first, tools) for answer in pair]
-    for name, conversation in zip(answers, found, strict=True):
+    conversations = [Conversation([*prompt, *answer], first, tools) for answer in pair]
+    for name, conversation in zip(answers, conversations, strict=True):
         if not conversation.learned:
             raise DataError(f"{name} has no message of the role {ASSISTANT} of its own")
-    chosen, rejected = found
+    chosen, rejected = conversations
     return chosen, rejected

@@ -56,11 +56,11 @@ def files_of(path: Path) -> dict[str, Files]:
     """
     if path.is_file():
         return {TRAIN: (path,)} if path.suffix in TABLES else {}
-    found = sorted(file for file in path.glob("*") if file.suffix in TABLES and file.is_file())
-    if not found and (path / "data").is_dir():
+    tables = sorted(file for file in path.glob("*") if file.suffix in TABLES and file.is_file())
+    if not tables and (path / "data").is_dir():
         return files_of(path / "data")
     splits: dict[str, Files] = {}
-    for file in found:
+    for file in tables:
         splits[_split_of(file)] = (*splits.get(_split_of(file), ()), file)
     if TRAIN not in splits:
         nameless = [name for name in splits if not name.startswith((VALIDATION, "test"))]
@@ -161,10 +161,10 @@ def encoding_of(path: Path) -> str:
             lines += decoders.keys() != set() and block.endswith(b"\n")
     if not decoders:
         raise DataError(f"{path}:{lines}: neither UTF-8 nor Windows-1252; {CONVERT}")
-    found = next(iter(decoders))
-    if found == WESTERN and _accented(path) > MOST_ACCENTED:
+    encoding = next(iter(decoders))
+    if encoding == WESTERN and _accented(path) > MOST_ACCENTED:
         raise DataError(f"{path}: not UTF-8, and its alphabet is not known; {CONVERT}")
-    return found
+    return encoding
 
 
 def _accented(path: Path) -> float:

@@ -119,7 +119,7 @@ def _calls(which: str, calls: Any) -> list[Any]:
     """Tool calls with arguments as objects: OpenAI's files have them as texts of JSON."""
     if not (isinstance(calls, list) and all(map(_is_object, calls))):
         raise DataError(f"{which} has the tool_calls {_short(calls)}, not a list of objects")
-    found = []
+    read = []
     for call in calls:
         function = call.get("function", call)
         if not _is_object(function):
@@ -128,8 +128,8 @@ def _calls(which: str, calls: Any) -> list[Any]:
         if isinstance(arguments, str):
             arguments = _json(f"the arguments of {which}", arguments or "{}")
         function = {**function, "arguments": _without_nulls(arguments)}
-        found.append({**call, "function": function} if "function" in call else function)
-    return found
+        read.append({**call, "function": function} if "function" in call else function)
+    return read
 
 
 def _json(what: str, text: str) -> Any:

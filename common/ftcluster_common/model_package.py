@@ -39,7 +39,7 @@ def read_model_package(value: str) -> ModelPackage:
     >>> read_model_package("pypi:some-model==0.1.0 --hash=sha256:" + "0" * 64).version
     '0.1.0'
     """
-    found = _WHOLE.fullmatch(value.removeprefix(PACKAGE).strip(" "))
-    if not found:
+    match = _WHOLE.fullmatch(value.removeprefix(PACKAGE).strip(" "))
+    if not match:
         raise ValueError(f"{value[:200]!a} is not {FORM}")
-    return ModelPackage(found[1], found[2], tuple(found[3].split()))
+    return ModelPackage(match[1], match[2], tuple(match[3].split()))

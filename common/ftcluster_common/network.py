@@ -41,8 +41,8 @@ class RdmaDevice:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RdmaDevice":
         """Read a device as the module returned it; unknown keys are ignored."""
-        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
-        return cls(**{**known, "interfaces": tuple(known["interfaces"])})
+        values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
+        return cls(**{**values, "interfaces": tuple(values["interfaces"])})
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class HostNetwork:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "HostNetwork":
-        """Of the facts of a host; older ones have no RDMA."""
+        """The network in the facts of a host; older facts have no RDMA."""
         return cls(
             interface=facts["network_interface"],
             asked=facts.get("network_provider", AUTO),

@@ -38,7 +38,7 @@ class Interval:
         ended: seconds since 1970.
         seconds: without evaluation and checkpoints.
         ranks: by number.
-        tokens: of all ranks, without padding.
+        tokens: those of all ranks, without padding.
         sent_bytes: by rank 0.
     """
 

@@ -194,7 +194,7 @@ class DecoderTuning:
         lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
             left out, all weights are trained.
         lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
-        lora_dropout: of the adapters' input.
+        lora_dropout: the dropout of the adapters' input.
         lora_target_modules: names of the linear layers that get adapters; left out, all but the
             last one of the model.
         load_in_4bit: whether the linear layers of the model, but the last one, are in NF4 with
@@ -404,7 +404,7 @@ class Recipe:
 
     @property
     def texts_of_a_sample(self) -> int:
-        """That the model computes one by one; those of columns that are found are not counted."""
+        """How many texts the model computes one by one, without those of columns found later."""
         options = self.options
         if isinstance(options, SentenceSimilarity):
             return 2 + len(options.negative_columns)

@@ -41,7 +41,7 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
 
     Args:
         answered: whether the rows need labels or answers; those to predict do not.
-        columns: of the first row.
+        columns: those of the first row.
 
     Raises:
         DataError: they are not those that the task reads.
@@ -61,9 +61,9 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             pairs = ranking_columns(options, columns, answered)
             return _reads(partial(ranked_texts, columns=pairs))
         case InstructionTuning():
-            found = conversation_columns(options, columns)
+            named = conversation_columns(options, columns)
             template = options.chat_template
-            return _reads(partial(read_conversation, columns=found, chat_template=template))
+            return _reads(partial(read_conversation, columns=named, chat_template=template))
         case PreferenceTuning():
             answers = preference_columns(options, columns)
             template = options.chat_template
@@ -146,7 +146,7 @@ def _answering_problem(options: QuestionAnswering, row: Row) -> str:
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not isinstance(start, int) or start < 0:
             return f"{column} has {text!r} at {start!r}, not a text at the number of a character"
-        found = context[start : start + len(text)]
-        if found != text:
-            return f"answer {text!r} is not at character {start} of the context, but {found!r}"
+        there = context[start : start + len(text)]
+        if there != text:
+            return f"answer {text!r} is not at character {start} of the context, but {there!r}"
     return ""

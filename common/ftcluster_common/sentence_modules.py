@@ -76,10 +76,10 @@ def read_modules(folder: Path) -> SentenceModules | None:
 
 
 def _pooling(config: Mapping[str, Any]) -> str:
-    found = config.get("pooling_mode")
-    if found is None:
-        found = [mode for mode, flag in FLAGS.items() if config.get(flag)] or "mean"
-    modes = [found] if isinstance(found, str) else list(found)
+    chosen = config.get("pooling_mode")
+    if chosen is None:
+        chosen = [mode for mode, flag in FLAGS.items() if config.get(flag)] or "mean"
+    modes = [chosen] if isinstance(chosen, str) else list(chosen)
     if len(modes) > 1 or modes[0] not in KNOWN:
         raise DataError(
             f"the model's pooling is {', '.join(modes)}; pooling=mean or pooling=cls trains another"
@@ -93,9 +93,9 @@ def module_files(
     """The documents by their names, in the form that all releases from 3 on read.
 
     Args:
-        width: of an embedding.
+        width: numbers in an embedding.
         length: tokens of a text, at most.
-        versions: of transformers and pytorch.
+        versions: those of transformers and pytorch.
     """
     kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
     return {

@@ -30,8 +30,8 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
 def read_trained(folder: Path) -> dict[str, Any]:
     """What the file of a model's folder has; empty where there is none that can be read."""
     try:
-        found = read_json(folder / FILE)
-        known = {"recipe": str(found["recipe"]), "task": str(found["task"])}
-        return {**known, "options": dict(found["options"])}
+        document = read_json(folder / FILE)
+        model = {"recipe": str(document["recipe"]), "task": str(document["task"])}
+        return {**model, "options": dict(document["options"])}
     except (ValueError, KeyError, TypeError):
         return {}

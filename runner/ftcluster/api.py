@@ -78,10 +78,10 @@ class Run:
             FtclusterError: the head does not answer, or has removed the run.
         """
         listed, _ = all_runs.list_runs(self._connection, SILENT, 1, (self.id,))
-        found = next((state for state in listed if state.run == self.id), None)
-        if found is None:
+        current = next((state for state in listed if state.run == self.id), None)
+        if current is None:
             raise FtclusterError(f"the head knows no run {self.id}", "ftcluster.runs() has all")
-        return found
+        return current
 
     def fetch(self, folder: Name = "") -> Path:
         """Copy its model to a new or empty folder here, by default the run's id; returns it.

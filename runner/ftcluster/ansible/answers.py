@@ -66,8 +66,8 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
     if (event.task, event.action) != (answer.task, answer.action):
         return None
     result = event.result
-    found = result.get("ansible_facts", {}) if answer.action == SET_FACT else result
-    if answer.key not in found:
+    facts = result.get("ansible_facts", {}) if answer.action == SET_FACT else result
+    if answer.key not in facts:
         if not answer.most:
             return None
         raise FtclusterError(
@@ -76,7 +76,7 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
             answer.most,
         )
     try:
-        return (answer.read(found[answer.key]),)
+        return (answer.read(facts[answer.key]),)
     except WrongAnswer as error:
         raise FtclusterError(
             f"{event.host} answered what is refused: {error}", ANOTHER_VERSION
@@ -97,8 +97,8 @@ def run_id(value: Any) -> str:
     """
     if not is_run_id(value):
         _refuse("the id of a run", value)
-    found: str = value
-    return found
+    run: str = value
+    return run
 
 
 def line(what: str, value: Any) -> str:
@@ -113,16 +113,16 @@ def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not -1 <= value <= most or not math.isfinite(value):
         _refuse(what, value)
-    found: float = value
-    return found
+    figure: float = value
+    return figure
 
 
 def folder(what: str, value: Any) -> str:
     """An absolute path of a host without `..`, or ""."""
-    found = line(what, value)
-    if found != value or (found and (not found.startswith("/") or ".." in found.split("/"))):
+    path = line(what, value)
+    if path != value or (path and (not path.startswith("/") or ".." in path.split("/"))):
         _refuse(what, value)
-    return found
+    return path
 
 
 def _list(what: str, value: Any) -> list[Any]:
@@ -135,9 +135,9 @@ def run_state(value: Any) -> RunState:
     """A row of `ftcluster ps`."""
     if not isinstance(value, dict):
         _refuse("a run", value)
-    known = {field.name for field in fields(RunState)}
+    names = {field.name for field in fields(RunState)}
     try:
-        row = run_state_of({name: one for name, one in value.items() if name in known})
+        row = run_state_of({name: one for name, one in value.items() if name in names})
     except (KeyError, TypeError) as error:
         raise WrongAnswer(f"a run lacks {error}") from None
     run = run_id(row.run)
@@ -271,11 +271,11 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
     """The runs that `clean` has removed, of those that it was asked to."""
 
     def read(value: Any) -> list[str]:
-        found = [run_id(one) for one in _list("the list of runs removed", value)]
-        for one in found:
+        runs_removed = [run_id(one) for one in _list("the list of runs removed", value)]
+        for one in runs_removed:
             if one not in asked:
                 raise WrongAnswer(f"the run {one} is removed, which nobody asked for")
-        return found
+        return runs_removed
 
     return Answer("Return what was removed", "clean_removed", read, most=FEWER_RUNS)
 
@@ -287,9 +287,9 @@ def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:
         FtclusterError: it is something else.
     """
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise FtclusterError(f"{host}: {name} of the run is no JSON object: {text[:MOST_SHOWN]!a}")
-    return found
+    return document

@@ -61,7 +61,7 @@ class Keys:
 
     Attributes:
         unknown: the hosts that are not known, with their keys.
-        refused: of other hosts, why they are refused.
+        refused: why other hosts are refused, by name.
     """
 
     unknown: list[Met] = field(default_factory=list)
@@ -180,14 +180,14 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
         options += [flag, str(value)] if str(value) else []
     argv = ["ssh", "-G", *options, "--", str(way["host"])]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
-    if done.returncode or not found or found[1] in ("none", os.devnull):
+    match = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode or not match or match[1] in ("none", os.devnull):
         why = done.stderr.strip() or "it is told to keep no known_hosts"
         raise FtclusterError(
             f"{way['host']}: ssh cannot store its key: {why}",
             "name a file with UserKnownHostsFile in ssh's configuration",
         )
-    return Path(found[1]).expanduser()
+    return Path(match[1]).expanduser()
 
 
 def _without_passwords(options: Sequence[str]) -> list[str]:

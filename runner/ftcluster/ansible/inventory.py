@@ -78,10 +78,10 @@ def program(name: str) -> str:
         FtclusterError: it is not installed.
     """
     beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
+    path = str(beside) if beside.exists() else shutil.which(name)
+    if not path:
         raise FtclusterError(f"{name} is not installed beside {sys.executable} nor on PATH")
-    return found
+    return path
 
 
 def inventory_path(given: str) -> Path:
@@ -111,8 +111,8 @@ def read_inventory(
     listing = _listing(paths, more)
     where = ", ".join(map(str, paths))
     everyone = _hosts_in_order(listing)
-    own = OWN_GROUP if _members(listing, OWN_GROUP) else ""
-    pattern = _pattern(listing, where) or remembered or own
+    own_group = OWN_GROUP if _members(listing, OWN_GROUP) else ""
+    pattern = _pattern(listing, where) or remembered or own_group
     if not everyone:
         raise InventoryError(f"inventory {where} has no host", EXAMPLE)
     cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])) if pattern else everyone
@@ -141,14 +141,14 @@ def read_inventory(
 
 def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> tuple[str, ...]:
     """The variables by which Ansible does not check the keys of hosts."""
-    found: dict[str, list[str]] = {}
+    unchecked: dict[str, list[str]] = {}
     for host in hosts:
         for name, value in variables.get(host, {}).items():
             if name in KEY_CHECKING and str(value).lower() in NO:
-                found.setdefault(f"{name}={value}", []).append(host)
+                unchecked.setdefault(f"{name}={value}", []).append(host)
             for option in UNCHECKED.findall(str(value)) if name in SSH_OPTIONS else ():
-                found.setdefault(f"{option} in {name}", []).append(host)
-    return tuple(f"{what} ({', '.join(of)})" for what, of in found.items())
+                unchecked.setdefault(f"{option} in {name}", []).append(host)
+    return tuple(f"{what} ({', '.join(of)})" for what, of in unchecked.items())
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
@@ -183,23 +183,23 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
 
 def _pattern(listing: dict[str, Any], where: str) -> str:
     """The pattern in the hosts' variables, or "". Not all hosts need to have the variable."""
-    found = {
+    patterns = {
         json.dumps(variables[HOSTS_VARIABLE])
         for variables in listing["_meta"]["hostvars"].values()
         if HOSTS_VARIABLE in variables
     }
-    if not found:
+    if not patterns:
         return ""
-    pattern = json.loads(min(found))
-    if len(found) > 1:
+    pattern = json.loads(min(patterns))
+    if len(patterns) > 1:
         raise InventoryError(
-            f"inventory {where} has several {HOSTS_VARIABLE}: {', '.join(sorted(found))}",
+            f"inventory {where} has several {HOSTS_VARIABLE}: {', '.join(sorted(patterns))}",
             "set it once, for all hosts; of several clusters, each has its own: "
             f"-e {HOSTS_VARIABLE}=PATTERN",
         )
     if not isinstance(pattern, str) or not pattern or "{{" in pattern or "{%" in pattern:
         raise InventoryError(
-            f"{HOSTS_VARIABLE} is {found.pop()}, not a pattern of hosts",
+            f"{HOSTS_VARIABLE} is {patterns.pop()}, not a pattern of hosts",
             "write the name of a group, or as in 'xeons:!xeon3'",
         )
     return pattern
@@ -241,10 +241,10 @@ def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
 def _members(listing: dict[str, Any], group: str) -> list[str]:
     """The hosts of a group and of those below it."""
     members: dict[str, Any] = listing.get(group, {})
-    found = list(members.get("hosts", []))
+    hosts = list(members.get("hosts", []))
     for child in members.get("children", []):
-        found += _members(listing, child)
-    return found
+        hosts += _members(listing, child)
+    return hosts
 
 
 def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -46,7 +46,7 @@ class TaskEvent:
     Attributes:
         stage: the play's name in lower case: preflight, system, ...
         host: the host it happened on; empty for tasks.
-        message: of a failed task, or of a debug task; the text of a diff.
+        message: what a failed task or a debug task says; the text of a diff.
         action: the module, fully qualified.
         result: the module's result, empty but for `ok` and `changed`.
     """
@@ -225,11 +225,11 @@ def _run(
 
 def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[str]:
     """Options of ansible-playbook, with a pipe for each path of an answer in our memory."""
-    found: list[str] = []
+    words: list[str] = []
     for number, word in enumerate(options):
         content = answer_in_memory(word)
-        found.append(word if content is None else str(pipes.give(folder / f"{number}", content)))
-    return found
+        words.append(word if content is None else str(pipes.give(folder / f"{number}", content)))
+    return words
 
 
 def never_a_template(variables: Mapping[str, Any]) -> str:

@@ -22,14 +22,14 @@ class Variables:
 
     def variables(self) -> dict[str, Any]:
         """All of them by name, those of a part like its own."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Variables):
-                found |= value.variables()
+                values |= value.variables()
             elif value is not None:
-                found[field.name] = value
-        return found
+                values[field.name] = value
+        return values
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Playbook(Variables):
     """A playbook with its variables.
 
     Attributes:
-        name: of its file, which is also what messages call it.
+        name: its file's name, which is also what messages call it.
         answers: what may be taken from its tasks.
     """
 
@@ -95,7 +95,7 @@ class Setup(Stages):
     """Sets a cluster up.
 
     Attributes:
-        torch_stack_name: of a stack, or "auto".
+        torch_stack_name: a stack's name, or "auto".
         torch_stack_bundle: a file of the control node with the stack's wheels.
         torch_stack_allow_yanked, torch_stack_allow_unverified: whether a withdrawn stack, or one
             without hashes, is taken.
@@ -333,7 +333,7 @@ class Launched(Variables):
         train_launch, train_job: the contents of launch.json and job.json.
         train_follow: whether until the run's end.
         train_guard: a secret word of the run.
-        train_version: of ftcluster on the control node.
+        train_version: the version of ftcluster on the control node.
         train_known: the stack and the SHA-256 of the record that the plan was made of; empty where
             they are not compared.
     """
@@ -372,7 +372,7 @@ class RunScript(Playbook):
         run_script: `source` (a folder of the control node; empty: none is copied), `files` (names
             in it), `folder` (of the copy), `look` (a path, or -m and a module, that is on the
             hosts already).
-        run_layer: of the script's own packages `path` (a folder of the hosts; empty: none),
+        run_layer: the script's own packages: `path` (a folder of the hosts; empty: none),
             `stack` (that they are for), `lock` and `wheels` (on the control node).
         run_hub_token: the ranks' token for the Hub; empty: none.
     """
@@ -395,7 +395,7 @@ class HostKeys(Playbook):
     """Asks ssh about the keys of hosts.
 
     Attributes:
-        host_keys_folder: of the control node, for the keys.
+        host_keys_folder: the control node's folder for the keys.
         host_keys_ssh_args: options that Ansible gives to ssh.
     """
 

@@ -16,13 +16,13 @@ PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 def descendants(root: int) -> list[int]:
     """Process ids of children, grandchildren, ... of `root`, also in sessions of their own."""
     children = _children()
-    found: list[int] = []
+    pids: list[int] = []
     pending = [root]
     while pending:
         below = children.get(pending.pop(), [])
-        found += below
+        pids += below
         pending += below
-    return found
+    return pids
 
 
 def _children() -> dict[int, list[int]]:
@@ -43,8 +43,8 @@ def memory_of(program: str) -> int:
 
     Those that it has forked share with it what they had from it.
     """
-    found = [size for pid in descendants(os.getpid()) if (size := _resident(pid, program))]
-    return found[0] + sum(max(0, size - found[0]) for size in found) if found else 0
+    sizes = [size for pid in descendants(os.getpid()) if (size := _resident(pid, program))]
+    return sizes[0] + sum(max(0, size - sizes[0]) for size in sizes) if sizes else 0
 
 
 def _resident(pid: int, program: str) -> int:
@@ -61,10 +61,10 @@ def _resident(pid: int, program: str) -> int:
 
 def end_descendants() -> None:
     """End all descendants of this process: SIGTERM, a grace period, SIGKILL."""
-    own = _children().get(os.getpid(), [])
+    children = _children().get(os.getpid(), [])
     with _adopting_orphans():
         _end_descendants()
-    for pid in set(_children().get(os.getpid(), [])) - set(own):
+    for pid in set(_children().get(os.getpid(), [])) - set(children):
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
 

@@ -19,8 +19,8 @@ NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
 def private_folder() -> Iterator[Path]:
     """A folder in memory (0700) until the context ends; removes those of killed processes."""
     remove_left_over()
-    own = f"ftcluster-{os.getpid()}-{_start_of(os.getpid())}-{_space()}-"
-    folder = Path(tempfile.mkdtemp(prefix=own, dir=memory_dir()))
+    prefix = f"ftcluster-{os.getpid()}-{_start_of(os.getpid())}-{_space()}-"
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory_dir()))
     try:
         yield folder
     finally:
@@ -30,12 +30,12 @@ def private_folder() -> Iterator[Path]:
 def remove_left_over() -> None:
     """Remove this user's folders of processes that are gone."""
     for folder in memory_dir().glob("ftcluster-*"):
-        found = NAME.fullmatch(folder.name)
-        if not found or int(found["space"]) != _space():
+        match = NAME.fullmatch(folder.name)
+        if not match or int(match["space"]) != _space():
             continue
         with contextlib.suppress(OSError):  # somebody else removes it, too
-            if folder.lstat().st_uid == os.geteuid() and _start_of(int(found["pid"])) != int(
-                found["start"]
+            if folder.lstat().st_uid == os.geteuid() and _start_of(int(match["pid"])) != int(
+                match["start"]
             ):
                 shutil.rmtree(folder, ignore_errors=True)
 

@@ -80,8 +80,8 @@ def keys_unchecked_by() -> str:
 def _checking_in_file() -> tuple[str, str]:
     """What the user's ansible.cfg says about host keys, and its path; "" where it says nothing."""
     file, parser = _own_file()
-    found = [parser.get(section, key, fallback="") for section, key in CHECKING_IN_FILE]
-    return next((value for value in reversed(found) if value), ""), file
+    values = [parser.get(section, key, fallback="") for section, key in CHECKING_IN_FILE]
+    return next((value for value in reversed(values) if value), ""), file
 
 
 def inventory_of_ansible() -> tuple[str, str]:

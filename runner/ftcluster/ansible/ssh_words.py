@@ -19,9 +19,9 @@ def of_host_key(message: str) -> str:
     'its host key is not known here'
     """
     if "HOST IDENTIFICATION HAS CHANGED" in message:
-        sent, known = SENT.search(message), OFFENDING.search(message)
+        sent, offending = SENT.search(message), OFFENDING.search(message)
         shows = f", it shows {sent[1]} {sent[2]}" if sent else ""
-        where = known[1] if known else "known_hosts"
+        where = offending[1] if offending else "known_hosts"
         return (
             f"{CHANGED}{shows}: somebody may be in between, or it was installed again; look at "
             f"{where}, and remove that line only if you know why the key is another one"

@@ -168,10 +168,10 @@ def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured,
     """
     measured = Measured()
     followed = launch_and_follow(bench.run, view, reach, measured.add, may_detach=False)
-    known = {"run": bench.run.id}
-    raise_if_stopped(followed, known)
+    details = {"run": bench.run.id}
+    raise_if_stopped(followed, details)
     if followed.progress.state != "done":
         error = failure(bench.run, followed)
-        error.details = known
+        error.details = details
         raise error
     return measured, followed.progress.seconds

@@ -26,11 +26,11 @@ def read_modes(text: str) -> list[Mode]:
     Raises:
         UsageError: there is no such mode.
     """
-    known = {mode.name: mode for mode in ALL}
-    names = list(known) if text == "all" else list(dict.fromkeys(text.split(",")))
-    if wrong := [name for name in names if name not in known]:
-        raise UsageError(f"no such mode: {', '.join(wrong)}", f"they are {', '.join(known)}")
-    return [known[name] for name in names]
+    by_name = {mode.name: mode for mode in ALL}
+    names = list(by_name) if text == "all" else list(dict.fromkeys(text.split(",")))
+    if wrong := [name for name in names if name not in by_name]:
+        raise UsageError(f"no such mode: {', '.join(wrong)}", f"they are {', '.join(by_name)}")
+    return [by_name[name] for name in names]
 
 
 def overrides(mode: Mode) -> list[str]:

@@ -33,17 +33,17 @@ class Point:
     """A training that was measured.
 
     Attributes:
-        threads: of all ranks together.
-        batch_size: of all ranks together.
-        seconds: of a step after the warm-up.
-        tokens: of a step of rank 0, with padding.
+        threads: how many all ranks have together.
+        batch_size: samples of a step, of all ranks together.
+        seconds: time of a step after the warm-up.
+        tokens: those of a step of rank 0, with padding.
         waited: seconds of a step in which each rank was blocked in collectives, by rank.
         sent: bytes of a step that a rank sends.
         latency: seconds that a step's collectives take without bytes.
-        parameters: of the model.
+        parameters: how many the model has.
         slowest: the host of the rank that waited least: the others wait for it.
-        epoch_samples: of the training data.
-        price: of the hosts, if it is known.
+        epoch_samples: rows of the training data.
+        price: what the hosts cost, if it is known.
     """
 
     run: str

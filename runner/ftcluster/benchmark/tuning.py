@@ -47,8 +47,8 @@ class Measured:
     """The speed that a trial has measured.
 
     Attributes:
-        step_seconds: of a step after the warm-up.
-        seconds: of the whole trial.
+        step_seconds: time of a step after the warm-up.
+        seconds: time of the whole trial.
     """
 
     samples_per_second: float
@@ -101,7 +101,7 @@ def candidates(
 
     Args:
         plan: the default.
-        backends: of the hosts' stack.
+        backends: those of the hosts' stack.
         batch: whether larger batches are tried, which give another model.
     """
     training, several = recipe.training, plan.world_size > 1
@@ -152,14 +152,11 @@ def together(ranked: Sequence[Settings]) -> Settings:
     >>> together([{"a": 1}, {"b": 1}, {"a": 2}])
     {'a': 1, 'b': 1}
     """
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for settings in ranked:
-        found = {**settings, **found}
-    return dict(sorted(found.items(), key=lambda pair: _rank(pair[0], ranked)))
-
-
-def _rank(name: str, ranked: Sequence[Settings]) -> int:
-    return next(number for number, settings in enumerate(ranked) if name in settings)
+        for name, value in settings.items():
+            merged.setdefault(name, value)
+    return merged
 
 
 class Search:
@@ -229,8 +226,8 @@ class Search:
         self.left_out = order
         if self.trials:
             self._try(DEFAULT, FIRST, steps)
-        known = relative(self.trials)
-        faster = [(speed, trial.settings) for trial, speed in known if speed > 1]
+        speeds = relative(self.trials)
+        faster = [(speed, trial.settings) for trial, speed in speeds if speed > 1]
         return [settings for _, settings in sorted(faster, key=lambda pair: -pair[0])]
 
     def _final(self, ranked: Sequence[Settings], steps: int) -> None:
@@ -325,12 +322,12 @@ def decide(trials: Sequence[Trial]) -> Verdict:
             of[name] = trial.settings
             speeds.setdefault(name, []).append(trial.samples_per_second)
     default = defaults.get(FINAL, [])
-    known = {name: turns for name, turns in speeds.items() if len(turns) >= LEAST_TURNS}
-    if len(default) < LEAST_TURNS or not known:
+    repeated = {name: turns for name, turns in speeds.items() if len(turns) >= LEAST_TURNS}
+    if len(default) < LEAST_TURNS or not repeated:
         return Verdict()
-    best = max(known, key=lambda name: mean(known[name]))
-    speed_up = mean(known[best]) / mean(default)
-    differs = max(map(spread, [known[best], *defaults.values()]))
+    best = max(repeated, key=lambda name: mean(repeated[name]))
+    speed_up = mean(repeated[best]) / mean(default)
+    differs = max(map(spread, [repeated[best], *defaults.values()]))
     wins = speed_up - 1 > differs
     return Verdict(of[best] if wins else DEFAULT, of[best], speed_up, differs)
 

@@ -46,8 +46,8 @@ def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
     add_options(parser, SETUP)
     add_inventory_option(parser, "")
     parser.add_argument("-v", "--verbose", action="store_true")
-    found, _ = parser.parse_known_args(list(words))
-    return tuple(vars(found)["--extra-vars"])
+    parsed, _ = parser.parse_known_args(list(words))
+    return tuple(vars(parsed)["--extra-vars"])
 
 
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
@@ -79,9 +79,9 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
 
 def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:
     """The arguments of ansible-playbook among the options, as the user gave them."""
-    found: list[str] = []
+    arguments: list[str] = []
     for name in SETUP:
         for value in options.get(name, []):
-            found += [name, value]
-    found += [name for name in flags if options.get(name)]
-    return tuple(found)
+            arguments += [name, value]
+    arguments += [name for name in flags if options.get(name)]
+    return tuple(arguments)

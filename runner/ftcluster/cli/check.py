@@ -40,6 +40,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     view, accept_new = make_view(options.verbose), options.accept_new_host_keys
     with connected(options, inventories_of(options)) as connection:
-        found = check(connection, view, accept_new)
-    print_result(options, found)
-    return 0 if found.fit and not (options.strict and found.warnings) else 1
+        result = check(connection, view, accept_new)
+    print_result(options, result)
+    return 0 if result.fit and not (options.strict and result.warnings) else 1

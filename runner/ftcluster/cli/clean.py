@@ -19,10 +19,10 @@ SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 def age(text: str) -> int:
     """The type of an age such as 12h, 7d or 2w, in seconds."""
-    found = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
+    if not match:
         raise argparse.ArgumentTypeError(f"'{text}' is no age such as 12h, 7d or 2w")
-    return int(found[1]) * SECONDS[found[2]]
+    return int(match[1]) * SECONDS[match[2]]
 
 
 def add_parser(commands: Any) -> None:

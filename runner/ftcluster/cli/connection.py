@@ -33,15 +33,15 @@ def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         yield ()
         return
     with contextlib.ExitStack() as stack:
-        found: list[str] = []
+        arguments: list[str] = []
         for _, what, option in wanted:
             answer = getpass.getpass(f"{what}: ")
             descriptor = os.memfd_create("ftcluster")
             stack.callback(os.close, descriptor)
             os.fchmod(descriptor, 0o600)  # Ansible executes what has the mode of a program
             os.write(descriptor, f"{answer}\n".encode())
-            found += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
-        yield tuple(found)
+            arguments += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
+        yield tuple(arguments)
 
 
 def shown_command(words: Sequence[str]) -> list[str]:

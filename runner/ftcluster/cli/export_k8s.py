@@ -95,14 +95,14 @@ def run(options: argparse.Namespace) -> int:
         request = KubernetesRequest(
             **recipe_of(options), **more, node_selector=tuple(options.node_selector)
         )
-        found = export_k8s(request)
+        exported = export_k8s(request)
     except UsageError as error:
         raise UsageError(error.message, error.hint or options.parser.usage_line()) from None
     if options.output:
-        for path in found.write(Path(options.output)):
+        for path in exported.write(Path(options.output)):
             print(path)
     else:
-        print(found.text, end="")
-    for source, there in found.folders:
+        print(exported.text, end="")
+    for source, there in exported.folders:
         print(f"copy it to the volume first: {source} to {there}", file=sys.stderr)
     return 0

@@ -90,8 +90,8 @@ def grouped(summaries: Mapping[str, str]) -> list[str]:
     """Lines with the commands in their groups, and what each does."""
     width = max(map(len, summaries))
     lines: list[str] = []
-    known = {name for names in GROUPS.values() for name in names}
-    rest = tuple(name for name in summaries if name not in known)
+    in_groups = {name for names in GROUPS.values() for name in names}
+    rest = tuple(name for name in summaries if name not in in_groups)
     for title, names in {**GROUPS, "others": rest}.items():
         shown = [name for name in names if name in summaries]
         if shown:

@@ -30,7 +30,8 @@ def ended_in_order() -> Iterator[None]:
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    changed = [one for one in (signal.SIGHUP, signal.SIGTERM) if _is_default(one)]
+    ends = (signal.SIGHUP, signal.SIGTERM)
+    changed = [number for number in ends if signal.getsignal(number) == signal.SIG_DFL]
     for number in changed:
         signal.signal(number, end)
     try:
@@ -38,7 +39,3 @@ def ended_in_order() -> Iterator[None]:
     finally:
         for number in changed:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _is_default(number: int) -> bool:
-    return signal.getsignal(number) == signal.SIG_DFL

@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> int:
         shown = tuple(text.rstrip("\n").split("\n"))
         print_result(options, Result({**entry.document(), "text": text}, shown))
     else:
-        found = list_recipes()
-        short = [(one.name, one.short) for one in found]
-        show(options, [one.document() for one in found], [HEAD, *short], NEXT)
+        entries = list_recipes()
+        short = [(one.name, one.short) for one in entries]
+        show(options, [one.document() for one in entries], [HEAD, *short], NEXT)
     return 0
 
 

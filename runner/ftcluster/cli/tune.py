@@ -84,10 +84,10 @@ def seconds(text: str) -> float:
     >>> seconds("90"), seconds("10m"), seconds("1.5h")
     (90.0, 600.0, 5400.0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not found or not float(found[1]):
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match or not float(match[1]):
         raise argparse.ArgumentTypeError(f"'{text}' is not a time: write 90s, 10m or 1h")
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
 def run(options: argparse.Namespace) -> int:

@@ -84,8 +84,8 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
 
 def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
     """What to write instead of a flag, or ""."""
-    known = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-    others = [one for one in known if one != flag]  # it may be another command's in a description
+    flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
+    others = [one for one in flags if one != flag]  # it may be another command's in a description
     if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     field = nearest(flag.lstrip("-"), keys)

@@ -29,11 +29,11 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if options.words:
         raise UsageError(f"version takes no argument, not {' '.join(options.words)}")
-    found = {
+    versions = {
         "ftcluster": __version__,
         "python": platform.python_version(),
         "ansible-core": version("ansible-core"),
     }
-    text = ", ".join(f"{name} {one}" for name, one in found.items())
-    print_result(options, Result(found, (text,)))
+    text = ", ".join(f"{name} {one}" for name, one in versions.items())
+    print_result(options, Result(versions, (text,)))
     return 0

@@ -16,7 +16,7 @@ class NumaNode:
     Attributes:
         cores: physical cores within the host's CPU set; 0 for a node of memory only.
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
-        near: of a node of memory only, the nearest node with cores.
+        near: for a node of memory only, the nearest node with cores.
     """
 
     node: int
@@ -92,13 +92,13 @@ class HostFacts:
         Raises:
             KeyError, TypeError: these are no facts.
         """
-        known = {key.name: data[key.name] for key in fields(cls) if key.name in data}
+        values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         lists = {
-            name: tuple(known.get(name, ())) for name in ("cpu_flags", "nics", "rdma_libraries")
+            name: tuple(values.get(name, ())) for name in ("cpu_flags", "nics", "rdma_libraries")
         }
-        lists["numa"] = tuple(NumaNode.from_dict(node) for node in known["numa"])
-        lists["rdma"] = tuple(RdmaDevice.from_dict(device) for device in known.get("rdma", ()))
-        return cls(**{**known, **lists})
+        lists["numa"] = tuple(NumaNode.from_dict(node) for node in values["numa"])
+        lists["rdma"] = tuple(RdmaDevice.from_dict(device) for device in values.get("rdma", ()))
+        return cls(**{**values, **lists})
 
 
 def stack_name(folder: str) -> str:

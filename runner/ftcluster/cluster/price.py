@@ -56,14 +56,14 @@ def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
     Args:
         hosts: name and price of each, "" where it has none. The reason is "" if none of them has.
     """
-    known = {name: text for name, text in hosts if text}
-    if not known:
+    given = {name: text for name, text in hosts if text}
+    if not given:
         return None, ""
-    missing = [name for name, _ in hosts if name not in known]
+    missing = [name for name, _ in hosts if name not in given]
     if missing:
         return None, f"{', '.join(missing)}: {VARIABLE} is not set"
     try:
-        prices = [read_price(text) for text in known.values()]
+        prices = [read_price(text) for text in given.values()]
     except ValueError as error:
         return None, f"{VARIABLE}: {error}"
     currencies = sorted({price.currency for price in prices})

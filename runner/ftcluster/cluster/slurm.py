@@ -183,7 +183,7 @@ def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
         facts: see `ftcluster.cluster.host_facts`.
         cpus: how many; 0 where it is not known.
     """
-    known = {
+    values = {
         **facts,
         "name": node,
         "connection": "local",
@@ -194,8 +194,8 @@ def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
     }
     if 0 < cpus < facts["threads"]:
         quota = min(cpus, facts["cpu_quota"] or cpus)
-        known |= {"cpu_quota": float(quota), "cores": max(1, min(facts["cores"], int(quota)))}
-    return HostFacts.from_dict(known)
+        values |= {"cpu_quota": float(quota), "cores": max(1, min(facts["cores"], int(quota)))}
+    return HostFacts.from_dict(values)
 
 
 def _srun(job: str, node: str) -> list[str]:

@@ -36,13 +36,13 @@ class Tuning:
     """The fastest settings of a recipe on hosts.
 
     Attributes:
-        name: of the recipe, for messages.
+        name: the recipe's, for messages.
         recipe: see `recipe_of`.
         hosts: see `hosts_of`.
-        date: of the measurement, such as 2026-11-23.
+        date: the day of the measurement, such as 2026-11-23.
         settings: fields of the recipe, see Tuned; none: the plan's default is the fastest.
-        speed_up: of these settings, the speed relative to the plan's default.
-        spread: of the repeated trials that decided, a part of their mean.
+        speed_up: the speed with these settings relative to the plan's default.
+        spread: how far the repeated trials that decided differ, a part of their mean.
         trials: how many there were.
     """
 
@@ -65,8 +65,8 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
         if key not in TRAINING_FIELDS_WITHOUT_EFFECT
     }
     top = {key: value for key, value in data.items() if key not in FIELDS_WITHOUT_EFFECT}
-    known = {**top, "options": data["options"], "training": training, "ftcluster": __version__}
-    return json.loads(json.dumps(known))  # type: ignore[no-any-return]
+    compared = {**top, "options": data["options"], "training": training, "ftcluster": __version__}
+    return json.loads(json.dumps(compared))  # type: ignore[no-any-return]
 
 
 def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:

@@ -26,7 +26,7 @@ class Pods:
     """A training in pods, one on each host of the plan.
 
     Attributes:
-        name: of all objects, and of the run.
+        name: that of all objects and of the run.
         namespace: "" for that of kubectl.
         claim: the PersistentVolumeClaim that all pods mount.
         node_selector: labels of the nodes.

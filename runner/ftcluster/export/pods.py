@@ -41,13 +41,8 @@ def resources(facts: ClusterFacts) -> Resources:
     return Resources(cpus, max(1, int(memory * USABLE / GIB)))
 
 
-def as_pods(facts: ClusterFacts) -> ClusterFacts:
-    """Return the hosts as a pod of the node image sees them."""
-    return ClusterFacts(tuple(map(_as_pod, facts.hosts)))
-
-
-def _as_pod(host: HostFacts) -> HostFacts:
-    """Return the facts of a host as a pod sees them.
+def as_pod(host: HostFacts) -> HostFacts:
+    """Return the facts of a host as a pod of the node image sees them.
 
     Its address is its name: a pod's own is not known before it starts, and plan() only makes sure
     that hosts have different ones. RDMA needs a device plugin.
@@ -73,12 +68,16 @@ def _without_first_core(host: HostFacts) -> HostFacts:
     if host.cores < NODE_CORES or limited(host):
         return host
     cpus = [parse_cpus(node.cpus) for node in host.numa]
-    first = min(cpu for own in cpus for cpu in own)
+    first = min(cpu for of_node in cpus for cpu in of_node)
     numa = tuple(
-        replace(node, cores=node.cores - 1, cpus=format_cpus(cpu for cpu in own if cpu != first))
-        if first in own
+        replace(
+            node,
+            cores=node.cores - 1,
+            cpus=format_cpus(cpu for cpu in of_node if cpu != first),
+        )
+        if first in of_node
         else node
-        for node, own in zip(host.numa, cpus, strict=True)
+        for node, of_node in zip(host.numa, cpus, strict=True)
     )
     threads = host.threads - host.threads // host.cores
     return replace(host, cores=host.cores - 1, threads=threads, numa=numa)

@@ -13,7 +13,7 @@ class BatchJob:
     """The name, nodes and command of a batch job.
 
     Attributes:
-        name: of the job; its log is called so, too.
+        name: the job's; its log is called so, too.
         options: further ones of sbatch, such as "--time=4:00:00".
         command: `ftcluster train` with its arguments.
     """

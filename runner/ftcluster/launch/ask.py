@@ -21,7 +21,7 @@ class HostStack:
     """The stack of a cluster's hosts.
 
     Attributes:
-        name: of its folder.
+        name: its folder's name.
         target: what packages must be compatible with to run on all hosts.
         packages: versions by normalized name.
         extras: by name, the requirements of the package's extras.
@@ -39,8 +39,8 @@ def find_script(place: Place, look: Sequence[str]) -> list[str]:
     Raises:
         FtclusterError: a host does not have it.
     """
-    found = _ask(place, look, False, SCRIPT_FOUND)
-    return [host for host in place.hosts if host not in found]
+    answered = _ask(place, look, False, SCRIPT_FOUND)
+    return [host for host in place.hosts if host not in answered]
 
 
 def read_stack(place: Place) -> HostStack:
@@ -49,12 +49,12 @@ def read_stack(place: Place) -> HostStack:
     Raises:
         FtclusterError: a host does not answer, or not as it should, or they differ.
     """
-    found = _ask(place, (), True, STACK_DESCRIBED)
-    silent = [host for host in place.hosts if host not in found]
+    described = _ask(place, (), True, STACK_DESCRIBED)
+    silent = [host for host in place.hosts if host not in described]
     if silent:
         raise FtclusterError(f"{', '.join(silent)} does not answer", off_hint(silent, place.head))
     try:
-        return common_stack({host: found[host] for host in place.hosts})
+        return common_stack({host: described[host] for host in place.hosts})
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise FtclusterError(
             f"a host does not describe its stack as it should: {error!r}", "run ftcluster setup"

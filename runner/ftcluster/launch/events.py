@@ -27,11 +27,11 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
         right = kind not in EVENTS or is_event(kind, event)
         right = right and isinstance(kind, str) and isinstance(at, int | float)
         right = right and 0 <= at < LAST_SECOND and all(map(_is_finite, event.items()))
-        found: dict[str, Any] = event if kind == "output" else printable(event)
+        safe: dict[str, Any] = event if kind == "output" else printable(event)
         right = right and (kind == "output" or all(map(_is_one_line, event.items())))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    return found if right else None
+    return safe if right else None
 
 
 def _is_finite(item: tuple[str, Any]) -> bool:
@@ -66,22 +66,22 @@ class EventReader:
 
     def new_events(self) -> list[dict[str, Any]]:
         """Those whose lines were completed since the last call."""
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         with self._path.open("rb") as file:
             file.seek(self.offset)
             while data := file.read(MOST_BYTES):
                 whole = data[: data.rfind(b"\n") + 1]
                 if not whole and len(data) < MOST_BYTES:
                     break
-                found += self._events(whole)
+                events += self._events(whole)
                 if not whole:
                     self._too_long, whole = True, data
                 self.offset += len(whole)
                 file.seek(self.offset)
-        return found
+        return events
 
     def _events(self, whole: bytes) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
         for line in whole.split(b"\n")[:-1]:
             self._line += 1
             event = None if self._too_long else read_event_line(line)
@@ -89,12 +89,12 @@ class EventReader:
             self._too_long = False
             if event:
                 self._time = event["time"]
-                found.append(event)
+                events.append(event)
             elif damaged and not self._said:
                 self._said = True
                 message = (
                     f"line {self._line} of {self._path.name} of the head is damaged and left out, "
                     f"as are further ones: {line[:100]!a}"
                 )
-                found.append({"event": "notice", "time": self._time, "message": message})
-        return found
+                events.append({"event": "notice", "time": self._time, "message": message})
+        return events

@@ -8,6 +8,7 @@ import getpass
 import os
 import platform
 import secrets
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +34,6 @@ from ftcluster.launch.record import (
     complete_record,
     end_of,
     events_file,
-    forget_record,
     record_dir,
 )
 from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
@@ -105,7 +105,7 @@ def launch_and_follow(
     playbook = run.playbook(_events_of(place, run.id), launch)
     followed = _follow(playbook, place, run.id, view, on_event, cancelled, head_seconds, may_detach)
     if followed.changed:
-        forget_record(run.id)
+        shutil.rmtree(record_dir(run.id))  # it was not started
         raise _changed(run.cluster, followed.changed)
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)

@@ -48,11 +48,11 @@ class Layer:
     """Packages that come behind those of a stack.
 
     Attributes:
-        name: of its folder on the hosts; changes with the stack and with any of the files.
+        name: its folder's name on the hosts; changes with the stack and with any of the files.
         stack: the name of the stack.
         folder: with the wheels, and with their list LOCK, on this machine.
         packages: versions by normalized name.
-        size_bytes: of the wheels.
+        size_bytes: size of all wheels.
     """
 
     name: str
@@ -121,7 +121,10 @@ def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> s
     what = [
         *(requirements.for_pip(stack.packages, constraints) for constraints in (False, True)),
         requirements.options,
-        {name: sorted(found) for name, found in requirements.hashes(stack.target.python).items()},
+        {
+            name: sorted(digests)
+            for name, digests in requirements.hashes(stack.target.python).items()
+        },
         [stack.name, stack.packages, stack.extras],
         sorted(path.name for path in wheels.glob("*.whl")) if wheels else None,
     ]

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftcluster.planning.backends import oneccl_host_variables, oneccl_variables
+from ftcluster.planning.backends import WORKERS
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster_common.launch import (
     BACKEND_VARIABLE,
@@ -49,7 +49,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
     env = {
         RUN_VARIABLE: run,
         BACKEND_VARIABLE: plan.backend,
-        "MASTER_ADDR": plan.master_address,
+        "MASTER_ADDR": plan.hosts[0].address,  # its port is chosen on the head at the launch
         **MPI_VARIABLES,
         "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
         # torch asks the kernel for huge pages for tensors of 2 MiB and more, which it gives where
@@ -63,7 +63,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
     if plan.provider:
         env[PROVIDER_VARIABLE] = plan.provider
     if plan.backend == CCL:
-        env |= oneccl_variables()
+        env["CCL_WORKER_COUNT"] = str(WORKERS)
     return Launch(
         run_dir=folder,
         program=tuple(program) or ("-m", "ftcluster_train.engine.rank", folder),
@@ -104,7 +104,8 @@ def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
         variables["GLOO_SOCKET_IFNAME"] = host.interface
     variables |= network_variables(plan.provider, host.network)
     if plan.backend == CCL:
-        variables |= oneccl_host_variables([rank.workers for rank in host.placement])
+        # each rank needs to know those of all ranks (oneCCL Developer Guide, Environment Variables)
+        variables["CCL_WORKER_AFFINITY"] = ",".join(rank.workers for rank in host.placement)
     return variables
 
 

@@ -175,7 +175,7 @@ def as_document(
     """Everything for `--json`; `ftcluster plan --facts` reads its `facts`.
 
     Args:
-        columns: of the data, by what they are for; where they are not known, the document has null.
+        columns: those of the data by what they are for; the document has null where nobody knows.
         more: what is known beside the plan.
     """
     return {

@@ -1,7 +1,6 @@
 """The record of a run on this control node: run.json, and a copy of the run's events."""
 
 import json
-import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -53,20 +52,15 @@ def begin_events(run: str) -> None:
     events_file(run).touch(mode=PRIVATE_FILE)
 
 
-def begin_record(run: str, known: Mapping[str, Any]) -> None:
+def begin_record(run: str, content: Mapping[str, Any]) -> None:
     """Write run.json: what is known of a run before its launch."""
     document = {
         "run": run,
         "ftcluster": __version__,
         "started": round(time.time(), 3),
-        **known,
+        **content,
     }
     _write(run, document)
-
-
-def forget_record(run: str) -> None:
-    """Remove the record of a run that was not started."""
-    shutil.rmtree(record_dir(run))
 
 
 def complete_record(run: str, end: Mapping[str, Any]) -> None:
@@ -161,8 +155,8 @@ def _record(document: Any) -> dict[str, Any]:
         texts += [host["name"] for host in (*plan["hosts"], *plan["spares"])]
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise TypeError(wrong)
-    found: dict[str, Any] = document
-    return found
+    record: dict[str, Any] = document
+    return record
 
 
 def _write(run: str, document: Mapping[str, Any]) -> None:

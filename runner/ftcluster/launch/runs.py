@@ -48,10 +48,10 @@ def list_runs(
     skip, left = 0, 1
     while left and not (most and runs):
         page = Runs(place.at(), list(beginnings), skip, most)
-        found = play(page, place, SHORT_SECONDS, RUNS_LISTED)
-        if place.head not in found:
+        answered = play(page, place, SHORT_SECONDS, RUNS_LISTED)
+        if place.head not in answered:
             raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
-        listed, left = found[place.head]
+        listed, left = answered[place.head]
         skip += len(listed)
         runs |= {one.run: one for one in listed}
         if skip > MOST_RUNS:
@@ -66,16 +66,16 @@ def find_run(place: Place, run: str) -> RunState:
         FtclusterError: there is none, or there are several.
     """
     runs = {one.run: one for one in list_runs(place, (run,), MOST_ALIKE)[0]}
-    found = [run] if run in runs else [name for name in runs if name.startswith(run)]
-    return runs[_only(run, found, place.head)]
+    matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
+    return runs[_only(run, matching, place.head)]
 
 
-def _only(beginning: str, found: Sequence[str], where: str) -> str:
-    if len(found) > 1:
-        raise FtclusterError(f"several runs begin with '{beginning}': {', '.join(found)}")
-    if not found:
+def _only(beginning: str, matching: Sequence[str], where: str) -> str:
+    if len(matching) > 1:
+        raise FtclusterError(f"several runs begin with '{beginning}': {', '.join(matching)}")
+    if not matching:
         raise FtclusterError(f"there is no run '{beginning}' on {where}", LIST)
-    return found[0]
+    return matching[0]
 
 
 @dataclass(frozen=True)

@@ -115,22 +115,19 @@ def render_script(
     token = rank_variables(run_dir(plan, run)) if hub_token else {}
     packages = {LAYER_VARIABLE: layer_folder(plan, layer)} if layer else {}
     kernels = {FAST_VARIABLE: "1"} if fast else {}
-    env = launch.env | _script_environment(plan) | token | packages | kernels
+    script = {
+        "FTCLUSTER_PRECISION": plan.precision,
+        # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
+        "ACCELERATE_USE_CPU": "true",
+        "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
+    }
+    env = launch.env | script | token | packages | kernels
     return replace(launch, env=env, script=True)
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
     """The folder that the ranks start in."""
     return script.start or f"{run_dir(plan, run)}/script"
-
-
-def _script_environment(plan: LaunchPlan) -> dict[str, str]:
-    return {
-        "FTCLUSTER_PRECISION": plan.precision,
-        # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
-        "ACCELERATE_USE_CPU": "true",
-        "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
-    }
 
 
 def run_script(
@@ -166,15 +163,15 @@ def run_script(
     progress = followed.progress
     if followed.detached:
         return progress
-    known = script_result(run, progress)
+    result = script_result(run, progress)
     if followed.outcome.state == "stopped" and cancelled():
         raise BrokenPipeError
-    raise_if_stopped(followed, known)
+    raise_if_stopped(followed, result)
     if progress.state != "done":
         error = failure(run, followed)
         if progress.errors and progress.errors[0]["rank"] is not None and progress.ended:
             error = ScriptFailed(error, progress.end["exit_code"])
-        error.details = known
+        error.details = result
         raise error
     return progress
 

@@ -26,7 +26,7 @@ class TrainingRun(Run):
     Attributes:
         recipe: what it trains.
         folders: files and folders of this machine, and the folders on the hosts they are copied to.
-        columns: of the data, by what they are for, if they are known.
+        columns: those of the data by what they are for, if they are known.
         notes: what a user should know before it begins.
         purpose: see Job.
         resume: the runs that it continues, see Job.

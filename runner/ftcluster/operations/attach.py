@@ -23,7 +23,7 @@ class AttachResult:
 
     Attributes:
         progress: what its events say.
-        price: of its hosts, where it is known.
+        price: what its hosts cost, where it is known.
         hosts: how many it had.
     """
 

@@ -23,7 +23,7 @@ class AllReduceRequest:
     """What is measured.
 
     Attributes:
-        sizes: of the tensors, with K, M or G for powers of 1024.
+        sizes: bytes of the tensors, with K, M or G for powers of 1024.
         backends: their names; none: all.
         nodes: only the first so many hosts; None: all.
         ranks_per_host: None: as many as a training has.

@@ -29,7 +29,7 @@ class ScalingRequest(RecipeRequest):
     """A training whose speed is measured, on up to `nodes` hosts or `ranks_per_host` ranks.
 
     Attributes:
-        steps: of each training, the first third to warm up.
+        steps: how many each training takes, the first third to warm up.
         modes: how ranks exchange what they learn, such as `impi-bf16-whole`, or `all`; "": the
             plan's choice.
         svg: a file for a picture, or None.
@@ -148,9 +148,9 @@ def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
     """A point of the result."""
     plan = run.plan
     threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
-    found = measure([event for event in events if event["event"] == "communication"])
+    measured = measure([event for event in events if event["event"] == "communication"])
     start = next(event for event in events if event["event"] == "start")
-    waited = found["waited"]
+    waited = measured["waited"]
     return Point(
         run.id,
         mode_of(run.recipe, plan),
@@ -162,5 +162,5 @@ def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
         slowest=host_of(plan, waited.index(min(waited))),
         epoch_samples=start["train_samples"],
         price=price_of(prices(run))[0],
-        **found,
+        **measured,
     )

@@ -52,11 +52,11 @@ def check(connection: Connection, view: View, accept_new_host_keys: bool = False
         Interrupted: the user stopped it.
     """
     given = connection.inventories
-    known = connection.cluster or (None if given else recall())
-    inventories = known.inventories if known else find_inventories(given)
+    cluster = connection.cluster or (None if given else recall())
+    inventories = cluster.inventories if cluster else find_inventories(given)
     before = recall_of(inventories)
     reach = connection.to(before) if before else connection.arguments  # connect as setup did
-    found = check_report.document(collect(inventories, reach, view, accept_new_host_keys))
-    found = compared(found, read_history(found["inventory"]))
-    keep(found)
-    return CheckResult(found)
+    document = check_report.document(collect(inventories, reach, view, accept_new_host_keys))
+    document = compared(document, read_history(document["inventory"]))
+    keep(document)
+    return CheckResult(document)

@@ -71,7 +71,7 @@ class Selection:
         return aligned([COLUMNS, *rows])
 
     def result(self) -> Result:
-        """That these were removed, or would be."""
+        """Which runs were removed, or would be."""
         document = {"state": "done", "removed": list(self.runs)}
         return Result(document, self.runs or ("nothing to remove",))
 
@@ -88,8 +88,8 @@ def select(request: CleanRequest, view: View) -> Selection:
         _check(request.runs, runs, place.head)
         return Selection(place, request.runs)
     here = set(recorded_runs())
-    found = tuple(one for one in runs.values() if _is_meant(one, request, one.run in here))
-    return Selection(place, tuple(one.run for one in found), found)
+    chosen = tuple(one for one in runs.values() if _is_meant(one, request, one.run in here))
+    return Selection(place, tuple(one.run for one in chosen), chosen)
 
 
 def remove(selection: Selection) -> Selection:
@@ -104,18 +104,15 @@ def remove(selection: Selection) -> Selection:
     return Selection(selection.place, removed)
 
 
-def is_resumable(run: RunState) -> bool:
-    """Whether it has ended early, and has trained: `train --resume` may continue it."""
-    return run.state in ("failed", "stopped") and bool(run.step or run.checkpoint)
-
-
 def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
-    own = recorded or run.started_by == this_user()
+    is_own = recorded or run.started_by == this_user()
+    # it has ended early, and has trained: `train --resume` may continue it
+    resumable = run.state in ("failed", "stopped") and (run.step or run.checkpoint)
     return (
         run.state in states
-        and (request.all or own)
-        and (request.resumable or not is_resumable(run))
+        and (request.all or is_own)
+        and (request.resumable or not resumable)
         and time.time() - run.started - run.seconds >= request.older_than
     )
 

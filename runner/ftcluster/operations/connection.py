@@ -39,8 +39,8 @@ class Connection:
     """Which cluster is meant, and how its hosts are reached.
 
     Attributes:
-        inventories: of a cluster that was set up from another control node; none: the one that
-            was set up last from here.
+        inventories: those of a cluster that was set up from another control node; none: the
+            one that was set up last from here.
         options: arguments of ansible-playbook, by their long names, each value a word of its own;
             `setup` saves those that say how to reach the hosts.
         passwords: arguments of ansible-playbook that nothing saves.
@@ -79,12 +79,12 @@ def again(operation: Callable[[], Result], view: View) -> Result:
 
 def remembered(options: Sequence[str]) -> tuple[str, ...]:
     """Those of CONNECTION among options, with paths made absolute."""
-    found: dict[str, str] = {}  # the last of each counts
+    by_name: dict[str, str] = {}  # the last of each counts
     for name, value in pairwise(options):
         if name in CONNECTION:
             is_file = name != "--user" and Path(value).exists()
-            found[name] = str(Path(value).absolute()) if is_file else value
-    return tuple(word for pair in found.items() for word in pair)
+            by_name[name] = str(Path(value).absolute()) if is_file else value
+    return tuple(word for pair in by_name.items() for word in pair)
 
 
 def cluster_of(connection: Connection, view: View) -> Cluster:
@@ -93,15 +93,15 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     Raises:
         FtclusterError: no host answers or has a stack in use, or none has been set up from here.
     """
-    if known := connection.cluster:  # others may have changed it since
-        return recall_of(known.inventories) or known
+    if saved := connection.cluster:  # others may have changed it since
+        return recall_of(saved.inventories) or saved
     if not connection.inventories:
         return recall()
     paths = tuple(map(inventory_path, connection.inventories))
-    found = run_stages(Look(), paths, connection.arguments, view, unreachable=True)
-    inventory = found.inventory
-    hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
-    if hosts and not found.set_up:
+    stages = run_stages(Look(), paths, connection.arguments, view, unreachable=True)
+    inventory = stages.inventory
+    hosts = tuple(stages.facts[name] for name in inventory.cluster if name in stages.facts)
+    if hosts and not stages.set_up:
         names = ", ".join(host.name for host in hosts)
         raise FtclusterError(
             f"no cluster is set up in {hosts[0].prefix} on {names}",
@@ -110,7 +110,7 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     kept = remembered(connection.options)
     cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
     # a head that does not answer has the record
-    return cluster.with_record(found.records.get(inventory.head, ""))
+    return cluster.with_record(stages.records.get(inventory.head, ""))
 
 
 def cluster_place(connection: Connection, view: View) -> Place:
@@ -157,22 +157,22 @@ def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
     """
     recorded = recorded_runs(name) if name and not connection.inventories else []
     run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
-    if run and (known := recorded_place(run)):
-        return reached(known, connection), run
+    if run and (at_launch := recorded_place(run)):
+        return reached(at_launch, connection), run
     place = cluster_place(connection, view)
     if name:
-        found = find_run(place, name)
+        state = find_run(place, name)
     else:
         runs, _ = all_runs(place, view, most=NEWEST)
         if not runs:
             raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
-        found = runs[0]
-        known = recorded_place(found.run)
-        place = reached(known, connection) if known else place
-    if not found.hosts and found.state != "running":  # only the head of a run has its launch
-        known = recorded_place(found.run)
-        message = f"run {found.run} was not launched on {place.head}"
-        if known and known.head not in place.hosts:
-            message = f"{known.head}, the head of run {found.run}, does not answer"
-        raise FtclusterError(message, head_lost_hint(found.run))
-    return place, found.run
+        state = runs[0]
+        at_launch = recorded_place(state.run)
+        place = reached(at_launch, connection) if at_launch else place
+    if not state.hosts and state.state != "running":  # only the head of a run has its launch
+        at_launch = recorded_place(state.run)
+        message = f"run {state.run} was not launched on {place.head}"
+        if at_launch and at_launch.head not in place.hosts:
+            message = f"{at_launch.head}, the head of run {state.run}, does not answer"
+        raise FtclusterError(message, head_lost_hint(state.run))
+    return place, state.run

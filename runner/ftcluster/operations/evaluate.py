@@ -55,12 +55,12 @@ class EvaluateResult:
     def document(self) -> dict[str, Any]:
         """What `evaluate --json` prints."""
         progress, result = self.progress, self.progress.result
-        known = {"run": progress.run, "state": progress.state}
+        running = {"run": progress.run, "state": progress.state}
         if progress.state == "running":
-            return known
+            return running
         names = ("metrics", "samples_per_second", "world_size")
         measured = {name: result[name] for name in names}
-        return {**known, "model": self.model, **measured, "seconds": progress.seconds}
+        return {**running, "model": self.model, **measured, "seconds": progress.seconds}
 
     def lines(self) -> list[str]:
         """Metrics and speed; of a run that goes on, its id."""

@@ -4,11 +4,12 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, PlanError, UsageError
 from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
-from ftcluster.export.pods import as_pods, resources, uneven
+from ftcluster.export.pods import as_pod, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.facts_file import facts_of
 from ftcluster.operations.prepare import RecipeRequest, headline_of
@@ -34,10 +35,10 @@ class KubernetesRequest(RecipeRequest):
 
     Attributes:
         facts: a file that describes the nodes, as `plan` takes it; None: the cluster's hosts.
-        kind: of the job, one of KINDS.
+        kind: the job's, one of KINDS.
         image: the node image, with its tag.
-        name: of the job and its run; "": the recipe's.
-        namespace: of all objects; "": kubectl's.
+        name: that of the job and its run; "": the recipe's.
+        namespace: that of all objects; "": kubectl's.
         claim: the PersistentVolumeClaim for models, data and runs, which all pods mount.
         node_selector: labels that the nodes have, as KEY=VALUE.
         token_secret: a Secret whose key HF_TOKEN is a token for the Hugging Face Hub, or "".
@@ -77,7 +78,7 @@ class Manifests:
     Attributes:
         kind: see KubernetesRequest.
         text: the manifests, as YAML.
-        stack: of the node image.
+        stack: the node image's.
         folders: files and folders of this machine, and where they have to be on the volume.
     """
 
@@ -169,31 +170,31 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
         raise PlanError(why, "set the hosts up with the stack native, and export their facts")
-    pods = replace(cluster, facts=as_pods(cluster.facts))
+    pods = replace(cluster, facts=ClusterFacts(tuple(map(as_pod, cluster.facts.hosts))))
 
     def prepared(*more: str, nodes: int | None = request.nodes) -> TrainingRun:
         words = (*request.words, *more)
         return replace(request, words=words, nodes=nodes, spares=0).prepared(pods)
 
-    found, more = prepared(), list[str]()
-    asked = found.recipe.training.ddp_backend
+    run, more = prepared(), list[str]()
+    asked = run.recipe.training.ddp_backend
     if asked not in ("auto", GLOO):
         raise PlanError(
             f"training.ddp_backend={asked}, but torchrun's ranks in pods have {GLOO}",
             "leave it out",
         )
-    if found.plan.backend != GLOO:
+    if run.plan.backend != GLOO:
         more = [f"training.ddp_backend={GLOO}"]
-        found = prepared(*more)
-    if differ := uneven(found.plan):
+        run = prepared(*more)
+    if differ := uneven(run.plan):
         raise PlanError(
-            f"{differ} would have other cores or ranks than {found.plan.hosts[0].name}, but the "
+            f"{differ} would have other cores or ranks than {run.plan.hosts[0].name}, but the "
             "pods of a training are all alike",
             "export it for nodes of one kind, or with another --ranks-per-host",
         )
-    if 0 < request.min_nodes < len(found.plan.hosts):
+    if 0 < request.min_nodes < len(run.plan.hosts):
         prepared(*more, nodes=request.min_nodes)  # fits those as well
-    return stack, found
+    return stack, run
 
 
 def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -> Pods:

@@ -22,7 +22,7 @@ class SlurmRequest(RecipeRequest):
     """A training, and what sbatch is told.
 
     Attributes:
-        name: of the job; "": the recipe's.
+        name: the job's; "": the recipe's.
         time: its limit, as in sbatch; "": Slurm's.
         partition, account: "": Slurm's.
         program: the path of `ftcluster` on the nodes.

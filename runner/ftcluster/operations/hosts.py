@@ -31,11 +31,11 @@ class HostsRequest:
     """A change of the hosts of the cluster that was set up last.
 
     Attributes:
-        names: of hosts, as in the inventory.
+        names: hosts, as in the inventory.
         connection: how they are reached besides what the setup has saved.
-        why: of `drain`, the reason that plans show.
-        teardown: of `remove`, whether what setup left on them is removed as well.
-        accept_new_host_keys: of `add`, whether keys of hosts that ssh does not know are stored
+        why: for `drain`, the reason that plans show.
+        teardown: for `remove`, whether what setup left on them is removed as well.
+        accept_new_host_keys: for `add`, whether keys of hosts that ssh does not know are stored
             unasked.
     """
 
@@ -65,10 +65,10 @@ def show() -> Result:
             (row["name"], state, row.get("address", ""), row.get("cpu", ""),
              str(row.get("cores", "")), memory, row.get("stack", ""))
         )  # fmt: skip
-    found = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
+    document = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
     lines = [*aligned(table), "", f"inventory: {where}"]
     lines += [f"as of {cluster.as_of}; each launch asks the head"] if cluster.as_of else []
-    return Result(found, tuple(lines))
+    return Result(document, tuple(lines))
 
 
 def add(request: HostsRequest, view: View) -> Result:
@@ -80,7 +80,7 @@ def add(request: HostsRequest, view: View) -> Result:
     """
     names, cluster = list(request.names), recall()
     given, passwords = request.connection.options, request.connection.passwords
-    known = {host.name for host in cluster.facts.hosts}
+    members = {host.name for host in cluster.facts.hosts}
     everyone = _everyone(cluster, given).cluster
     where = ", ".join(map(str, cluster.inventories))
     if unknown := [name for name in names if name not in everyone]:
@@ -88,13 +88,13 @@ def add(request: HostsRequest, view: View) -> Result:
             f"inventory {where} has no host {', '.join(unknown)}",
             f"write it there: {unknown[0]} ansible_host=ADDRESS",
         )
-    if there := [name for name in names if name in known]:
+    if there := [name for name in names if name in members]:
         raise FtclusterError(
             f"{', '.join(there)}: part of the cluster already",
             f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
             "takes back one that is drained",
         )
-    hosts = [name for name in everyone if name in known or name in names]
+    hosts = [name for name in everyone if name in members or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
     limit = ("--limit", pattern_of(names))
     # first, because the new hosts are verified together with the head
@@ -146,8 +146,8 @@ def remove(request: HostsRequest, view: View) -> Result:
             f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
     text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
-    found = {"state": "done", "removed": names, "hosts": left, "stays": stays}
-    return Result(found, (text, *([stays] if stays else [])))
+    document = {"state": "done", "removed": names, "hosts": left, "stays": stays}
+    return Result(document, (text, *([stays] if stays else [])))
 
 
 def drain(request: HostsRequest, view: View) -> Result:
@@ -217,8 +217,8 @@ def _not_set_up(cluster: Cluster) -> list[str]:
         everyone = _everyone(cluster, ())
     except InventoryError:
         return []  # it was moved, or asks for a password
-    known = {host.name for host in cluster.facts.hosts}
-    return [name for name in everyone.cluster if name not in known]
+    members = {host.name for host in cluster.facts.hosts}
+    return [name for name in everyone.cluster if name not in members]
 
 
 def _everyone(cluster: Cluster, options: Sequence[str]) -> Inventory:
@@ -255,11 +255,11 @@ def _tell_all(
     return set_up(cluster.inventories, (*options, "--tags", stages), view, passwords, stack)
 
 
-def _stack_of(found: StagesResult) -> Setup:
+def _stack_of(result: StagesResult) -> Setup:
     """The playbook for the stack that the head has, which hosts that come and go do not change,
     whatever the inventory says of the next setup.
     """
-    return Setup(torch_stack_name=found.facts[found.inventory.head].stack)
+    return Setup(torch_stack_name=result.facts[result.inventory.head].stack)
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
@@ -271,10 +271,10 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
     reach = (*cluster.options, *options)
     if set(read_inventory(cluster.inventories, reach, cluster.pattern).cluster) == set(hosts):
         return ()
-    own = read_inventory(cluster.inventories, reach).pattern
-    if own:
+    own_pattern = read_inventory(cluster.inventories, reach).pattern
+    if own_pattern:
         raise FtclusterError(
-            f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own}",
+            f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own_pattern}",
             f"change it there, so that it names {', '.join(hosts)}",
         )
     return ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(hosts)}")
@@ -286,14 +286,14 @@ def _of_cluster(given: Sequence[str], cluster: Cluster, done: str) -> list[str]:
     Raises:
         FtclusterError: one is not; names all.
     """
-    names, known = list(given), [host.name for host in cluster.facts.hosts]
-    if unknown := [name for name in names if name not in known]:
+    names, members = list(given), [host.name for host in cluster.facts.hosts]
+    if unknown := [name for name in names if name not in members]:
         raise FtclusterError(
-            f"the cluster has no host {', '.join(unknown)}", f"it has {', '.join(known)}"
+            f"the cluster has no host {', '.join(unknown)}", f"it has {', '.join(members)}"
         )
-    if known[0] in names:
+    if members[0] in names:
         raise FtclusterError(
-            f"{known[0]} is the head, which starts all runs, so it is not {done}",
+            f"{members[0]} is the head, which starts all runs, so it is not {done}",
             "make another host the head: group head of the inventory, then ftcluster setup",
         )
     return names

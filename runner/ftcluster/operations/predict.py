@@ -68,10 +68,10 @@ class PredictResult(EvaluateResult):
 
     def document(self) -> dict[str, Any]:
         """What `predict --json` prints."""
-        found = super().document()
+        document = super().document()
         if self.progress.state == "running":
-            return found
-        return {**found, "output": str(Path(self.output).absolute()), "rows": self.rows}
+            return document
+        return {**document, "output": str(Path(self.output).absolute()), "rows": self.rows}
 
     def lines(self) -> list[str]:
         """How many rows, and the speed; of a run that goes on, its id."""
@@ -131,12 +131,12 @@ def as_table(rows: str, mark: str) -> str:
     """
     if not mark:
         return rows
-    found = [json.loads(line) for line in rows.split("\n") if line]
-    columns = list(dict.fromkeys(name for row in found for name in row))
+    objects = [json.loads(line) for line in rows.split("\n") if line]
+    columns = list(dict.fromkeys(name for row in objects for name in row))
     table = io.StringIO()
     writer = csv.writer(table, delimiter=mark, lineterminator="\n")
     writer.writerow(map(_cell, columns))
-    for row in found:
+    for row in objects:
         writer.writerow(_cell(row.get(name, "")) for name in columns)
     return table.getvalue()
 

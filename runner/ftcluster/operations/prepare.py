@@ -173,7 +173,7 @@ def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, 
 
 
 def resumed_run(
-    found: FoundJob,
+    job: FoundJob,
     cluster: Cluster,
     nodes: int | None,
     spares: int,
@@ -183,7 +183,7 @@ def resumed_run(
     """Prepare a run that continues another one, on the hosts that answer.
 
     Args:
-        found: the other one.
+        job: the other one.
         nodes: number of hosts with ranks, the head first; default: those of the other run.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
@@ -193,34 +193,34 @@ def resumed_run(
         FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
             the plan is not valid.
     """
-    if must_resume and not found.saved and not found.recipe.training.resume_from_checkpoint:
+    if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
-            f"run {found.run} has no checkpoint or snapshot on {', '.join(found.hosts)}",
-            f"train again from the beginning; what it ended with: ftcluster logs {found.run}",
+            f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
+            f"train again from the beginning; what it ended with: ftcluster logs {job.run}",
         )
     hosts = cluster.facts
     if not cluster.slurm_job:  # the first node answers for all
         facts_of = {host.name: host for host in hosts.hosts}
-        names = [name for name in found.hosts if name not in cluster.drained]
+        names = [name for name in job.hosts if name not in cluster.drained]
         if not names:
-            others = ", ".join(found.hosts)
+            others = ", ".join(job.hosts)
             raise FtclusterError(f"every host that answers is drained: {others}", BACK)
         hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
-        nodes = nodes or min(found.nodes, len(names))
+        nodes = nodes or min(job.nodes, len(names))
     cluster = replace(cluster, facts=hosts)
     facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
-    size = _size_of(found.recipe)
+    size = _size_of(job.recipe)
     stacks = load_stacks()
-    decided = plan_with_spares(facts, further, found.recipe, stacks, ranks_per_host, size)
+    decided = plan_with_spares(facts, further, job.recipe, stacks, ranks_per_host, size)
     decided = with_drained(decided, cluster)
-    if found.ipex or decided.ipex:
+    if job.ipex or decided.ipex:
         raise FtclusterError(
-            f"run {found.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
             "train again from the beginning; with training.use_ipex=false a run can be resumed",
         )
-    run_id, resumed = new_run_id(found.recipe.name), (found.run, *found.resume)
+    run_id, resumed = new_run_id(job.recipe.name), (job.run, *job.resume)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-    return TrainingRun(run_id, cluster, decided, launch, found.recipe, resume=resumed)
+    return TrainingRun(run_id, cluster, decided, launch, job.recipe, resume=resumed)
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:

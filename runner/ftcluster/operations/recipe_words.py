@@ -35,7 +35,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 def training_recipe(
     words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
 ) -> Recipe:
-    """The recipe that words of the command line ask for.
+    """The recipe that words of the command line ask for, its folders by absolute paths.
 
     Args:
         words: a recipe, a known one or a file, and `key=value` of its fields.
@@ -52,7 +52,8 @@ def training_recipe(
         flags += [f"data={json.dumps(data)}", "data_config=null"]
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    return with_absolute_folders(load_recipe(recipe_name, [*flags, *remembered, *overrides]))
+    recipe = load_recipe(recipe_name, [*flags, *remembered, *overrides])
+    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def trained_recipe(
@@ -68,18 +69,19 @@ def trained_recipe(
     trained = read_trained(Path(model))
     if trained and not any("=" not in word for word in words):
         name = trained["recipe"]
-        known = name in known_recipes()
-        if not known and data is None and not any(word.startswith("data=") for word in words):
+        is_known = name in known_recipes()
+        if not is_known and data is None and not any(word.startswith("data=") for word in words):
             raise UsageError("name the data: --data PATH", f"or recipe {name}, which has them")
-        words = [name if known else RECIPES.get(trained["task"], DEFAULT_RECIPE), *words]
+        words = [name if is_known else RECIPES.get(trained["task"], DEFAULT_RECIPE), *words]
     plain = training_recipe(words, data, model)
     if trained.get("task") != plain.task:  # as one of no other task, or of another program
         return for_trained_model(plain), ()
-    found = header(plain, purpose)
+    columns = header(plain, purpose)
     settings = [
         f"{name}={json.dumps(value)}"
         for name, value in trained["options"].items()
-        if value is not None and not (found and name.endswith(COLUMNS) and _no_column(value, found))
+        if value is not None
+        and not (columns and name.endswith(COLUMNS) and _no_column(value, columns))
     ]
     recipe = training_recipe(words, data, model, settings)
     before, after = asdict(plain.options), asdict(recipe.options)
@@ -88,9 +90,9 @@ def trained_recipe(
     return for_trained_model(recipe), (note,) if changed else ()
 
 
-def _no_column(named: Any, found: Sequence[str]) -> bool:
+def _no_column(named: Any, columns: Sequence[str]) -> bool:
     """Whether data have none of the columns that a field names."""
-    return not {*([named] if isinstance(named, str) else named)} & {*found}
+    return not {*([named] if isinstance(named, str) else named)} & {*columns}
 
 
 def _shown(value: Any) -> str:
@@ -106,11 +108,6 @@ def for_trained_model(recipe: Recipe) -> Recipe:
     return replace(
         recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
     )
-
-
-def with_absolute_folders(recipe: Recipe) -> Recipe:
-    """The recipe with absolute paths for the folders of this machine."""
-    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:

@@ -85,10 +85,10 @@ def read_scaling(path: Path) -> dict[str, Any]:
         UsageError: it is another file.
     """
     try:
-        found: dict[str, Any] = read_json(path)
-        known = bool(found["points"][0]["samples_per_second"] and found["recipe"])
+        document: dict[str, Any] = read_json(path)
+        is_scaling = bool(document["points"][0]["samples_per_second"] and document["recipe"])
     except (ValueError, KeyError, IndexError, TypeError):
-        known = False
-    if not known:
+        is_scaling = False
+    if not is_scaling:
         raise UsageError(f"{path} is no output of ftcluster bench scaling --json")
-    return found
+    return document

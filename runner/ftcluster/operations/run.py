@@ -223,9 +223,10 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     spares = next_hosts(cluster.usable, request.nodes, request.spares)
     if request.fast:
         _check_fast(stack_of(facts, stacks))
+    here_only = len(facts.hosts) == 1 and facts.head.connection == "local"
     notes = [
         *_check_script(script, facts, request.force),
-        *doubtful_paths(script, here, _here_only(facts)),
+        *doubtful_paths(script, here, here_only),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan_with_spares(facts, spares, None, stacks, request.ranks_per_host)
@@ -237,8 +238,8 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
     layer = _layer_of(request, place, view)
     launch = render_script(decided, run_id, request.hub_token, layer, request.fast)
-    found = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
-    return request.launch.applied_to(found), place, notes
+    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
+    return request.launch.applied_to(prepared), place, notes
 
 
 def _check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
@@ -305,7 +306,3 @@ def _look_for_script(run: ScriptRun, place: Place) -> list[str]:
         return []
     silent = find_script(place, run.look)
     return [f"whether {', '.join(silent)} has {run.look[-1]} is not known"] if silent else []
-
-
-def _here_only(facts: ClusterFacts) -> bool:
-    return len(facts.hosts) == 1 and facts.head.connection == "local"

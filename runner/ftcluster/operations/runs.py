@@ -69,7 +69,7 @@ class LogsRequest:
 
     Attributes:
         run: its id, or how that begins; "": the newest run.
-        rank: of one rank only; None: of all.
+        rank: the one whose lines are shown; None: all.
         follow: whether until the run ends.
     """
 
@@ -115,8 +115,8 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
 
 def _check_rank(run: str, rank: int, ranks: int) -> None:
     if rank >= ranks:
-        known = f": 0 to {ranks - 1}" if ranks else ""
-        raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{known}")
+        numbers = f": 0 to {ranks - 1}" if ranks else ""
+        raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{numbers}")
 
 
 def fetch(connection: Connection, run: str, folder: str, view: View) -> Result:
@@ -130,13 +130,13 @@ def fetch(connection: Connection, run: str, folder: str, view: View) -> Result:
         FtclusterError: there is no such run, it has no model, or the folder is not empty.
     """
     place, name = find(connection, run, view)
-    found = find_run(place, name)
-    if not found.model:
-        raise FtclusterError(f"run {name} has no model: it is {found.state}")
+    state = find_run(place, name)
+    if not state.model:
+        raise FtclusterError(f"run {name} has no model: it is {state.state}")
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"{path} is not empty", "name another folder")
-    fetch_model(place, name, found.model, path)
+    fetch_model(place, name, state.model, path)
     document = {"state": "done", "run": name, "model": str(path.absolute())}
     return Result(document, (f"model: {path}",))
 
@@ -164,12 +164,12 @@ def _end(runs: Sequence[tuple[Place, str]], force: bool) -> list[tuple[Place, Ru
     for place, name in runs:
         try:
             follow.stop(place, name, force=force)
-            found = find_run(place, name)
+            state = find_run(place, name)
         except FtclusterError as error:
             failed.append(error)
             continue
-        complete_from(found)
-        ended.append((place, found))
+        complete_from(state)
+        ended.append((place, state))
     if failed:
         message = "\n  ".join(one.message for one in failed)
         hints = "\n  ".join(dict.fromkeys(one.hint for one in failed if one.hint))
@@ -178,9 +178,9 @@ def _end(runs: Sequence[tuple[Place, str]], force: bool) -> list[tuple[Place, Ru
     return ended
 
 
-def _ended_lines(head: str, found: RunState) -> list[str]:
-    said = [f"{found.run}: {found.state}"]
-    if found.state == "stopped" and found.checkpoint:
-        said.append(f"checkpoint on {head}: {found.checkpoint}")
-        said.append(f"continue it: ftcluster train --resume {found.run}")
+def _ended_lines(head: str, state: RunState) -> list[str]:
+    said = [f"{state.run}: {state.state}"]
+    if state.state == "stopped" and state.checkpoint:
+        said.append(f"checkpoint on {head}: {state.checkpoint}")
+        said.append(f"continue it: ftcluster train --resume {state.run}")
     return said

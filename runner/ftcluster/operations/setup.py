@@ -228,10 +228,10 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
     inventory = result.inventory
 
     def found(before: Cluster | None) -> Cluster:
-        known = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
+        by_name = {name: replace(host, stack=result.stack) for name, host in result.facts.items()}
         if before:
-            known = {host.name: host for host in before.facts.hosts} | known
-        hosts = tuple(known[name] for name in inventory.cluster if name in known)
+            by_name = {host.name: host for host in before.facts.hosts} | by_name
+        hosts = tuple(by_name[name] for name in inventory.cluster if name in by_name)
         kept, pattern = remembered(options), inventory.pattern
         cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, pattern)
         # --limit may leave the head out

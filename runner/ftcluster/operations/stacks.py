@@ -31,18 +31,18 @@ def stacks(required: Mapping[str, str | bool]) -> tuple[Result, bool]:
     Raises:
         UsageError: there is no such stack, or a version is none.
     """
-    known = load_stacks()
+    catalog = load_stacks()
     if not required:
-        everything = {"stacks": [stack_document(stack) for stack in known.values()]}
-        return Result(everything, tuple(overview(known.values()))), True
+        everything = {"stacks": [stack_document(stack) for stack in catalog.values()]}
+        return Result(everything, tuple(overview(catalog.values()))), True
     if list(required) == ["stack"]:
-        stack = find_stack(str(required["stack"]), known)
+        stack = find_stack(str(required["stack"]), catalog)
         return Result(stack_document(stack), tuple(details(stack))), True
     requirements = [Requirement(part, value) for part, value in required.items()]
-    match = resolve(requirements, known)
+    match = resolve(requirements, catalog)
     lines = match_lines(match, ", ".join(map(str, requirements)))
-    found = {"wish": dict(required), **match_document(match)}
-    return Result(found, tuple(lines)), bool(match.exact)
+    document = {"wish": dict(required), **match_document(match)}
+    return Result(document, tuple(lines)), bool(match.exact)
 
 
 def overview(stacks: Iterable[Stack]) -> list[str]:
@@ -86,20 +86,20 @@ def install_command(stack: Stack) -> str:
 def cautions(stack: Stack) -> list[str]:
     """What to know before installing a stack, from its own data."""
     needs = f"its package on the hosts needs Python {NODE_PYTHON}"
-    found = []
+    lines = []
     if stack.host_python is None:
-        found.append(f"ftcluster cannot install it: {needs}")
+        lines.append(f"ftcluster cannot install it: {needs}")
     elif stack.host_python != stack.python:
         pythons = " to ".join(dict.fromkeys(stack.host_python))
-        found.append(f"ftcluster installs it only with Python {pythons}: {needs}")
+        lines.append(f"ftcluster installs it only with Python {pythons}: {needs}")
     if stack.yanked:
         yanked = ", ".join(f"{package} {stack.packages[package]}" for package in stack.yanked)
-        found.append(f"{yanked} is yanked: setup needs --allow-yanked")
+        lines.append(f"{yanked} is yanked: setup needs --allow-yanked")
     if stack.state == "documented":
-        found.append("only documented: its versions match, but ftcluster has not tested it")
+        lines.append("only documented: its versions match, but ftcluster has not tested it")
     if stack.missing_hashes:
-        found.append(f"there is {stack.missing_hashes}: setup needs --allow-unverified")
-    return found
+        lines.append(f"there is {stack.missing_hashes}: setup needs --allow-unverified")
+    return lines
 
 
 def details(stack: Stack) -> list[str]:

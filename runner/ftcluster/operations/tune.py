@@ -38,7 +38,7 @@ class TuneRequest(RecipeRequest):
     Attributes:
         budget_seconds: how long it may take.
         batch: whether larger batches are tried, which give another model.
-        seed: of the last round's order.
+        seed: what the last round's order is drawn with.
     """
 
     budget_seconds: float = BUDGET_SECONDS
@@ -82,11 +82,11 @@ def dry_run(request: TuneRequest, view: View) -> Result:
     """
     trials = _Trials(request, view, view)
     pool = trials.candidates()
-    found = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
+    document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
     first = "first the plan's default and, repeating it between them, each of these alone:"
     lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
     lines += ["then what was faster: together, and in longer trials", *trials.fixed()]
-    return Result(found, tuple(lines))
+    return Result(document, tuple(lines))
 
 
 def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
@@ -119,8 +119,8 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     verdict = decide(search.trials)
     stack = trials.hosts.head.stack
     spent = time.monotonic() - began
-    found = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
-    text = list(tuning.lines(found))
+    document = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
+    text = list(tuning.lines(document))
     if verdict.speed_up is not None and verdict.spread is not None:
         best = Tuning(
             trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
@@ -134,7 +134,7 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
             text += [f"not saved: {error}"]
     if state == "done":
         trials.clean()
-    return TuneResult(found, tuple(text), state == "stopped")
+    return TuneResult(document, tuple(text), state == "stopped")
 
 
 class _Trials:
@@ -142,7 +142,7 @@ class _Trials:
 
     Attributes:
         recipe: as tunings know it.
-        ids: of the runs, which are removed at the end.
+        ids: those of the runs, which are removed at the end.
     """
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
@@ -165,8 +165,8 @@ class _Trials:
             words += short_run(steps)
         ranks = None if RANKS in settings else self._request.ranks_per_host
         one = replace(self._request, words=tuple(words), ranks_per_host=ranks, spares=0)
-        found = one.prepared(self.cluster, use_tuning=False)
-        return self._request.launch.applied_to(found)
+        run = one.prepared(self.cluster, use_tuning=False)
+        return self._request.launch.applied_to(run)
 
     def candidates(self) -> list[Settings]:
         """What may be faster than the plan's default."""
@@ -203,8 +203,8 @@ class _Trials:
         training_run.train(
             one, self._steps_view, self._reach, on_event=events.append, may_detach=False
         )
-        found = measure([event for event in events if event["event"] == "communication"])
-        each = found["seconds"]
+        measured = measure([event for event in events if event["event"] == "communication"])
+        each = measured["seconds"]
         return Measured(one.recipe.batch_size / each, each, time.monotonic() - began)
 
     def keep(self, changes: dict[str, Any]) -> None:

@@ -113,7 +113,7 @@ def choose_backend(
 
     Args:
         recipe: None for a user's own script.
-        cores: of the rank with the fewest.
+        cores: how many the rank with the fewest has.
         measured: over these hosts, or None.
 
     Raises:
@@ -143,18 +143,3 @@ def choose_backend(
     if usable[0] == CCL:
         return CCL, f"stack {stack.name} has oneccl_bind_pt"
     return usable[0], f"{WHY[usable[0]]}{left_out}"
-
-
-def oneccl_variables() -> dict[str, str]:
-    """Variables of oneCCL on all hosts."""
-    return {"CCL_WORKER_COUNT": str(WORKERS)}
-
-
-def oneccl_host_variables(workers: Sequence[str]) -> dict[str, str]:
-    """Variables of oneCCL on one host.
-
-    Args:
-        workers: the CPUs of the workers of all ranks of the host, by local rank, which each of
-            these ranks needs to know (oneCCL Developer Guide, Environment Variables).
-    """
-    return {"CCL_WORKER_AFFINITY": ",".join(workers)}

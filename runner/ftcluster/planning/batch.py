@@ -27,17 +27,17 @@ class Batch:
     """The samples of one optimizer step, and what is known of their cost.
 
     Attributes:
-        samples: of all ranks together; None for a user's own script.
-        each: of a rank and a part, instead of `samples`; 0: `samples` counts.
+        samples: those of all ranks together; None for a user's own script.
+        each: samples of a rank and a part, instead of `samples`; 0: `samples` counts.
         parts: number of gradient accumulation steps.
         tokens: the most that a text has.
-        texts: of a sample, computed one by one.
+        texts: how many a sample has, computed one by one.
         predicts_tokens: whether the loss is over the vocabulary at every token.
         precision: bf16 or fp32.
         model: its size, if it is known.
         sharded: whether the optimizer is sharded over the ranks.
         local: whether hosts take local steps.
-        adapter_rank: of low-rank adapters, if only those are trained.
+        adapter_rank: that of low-rank adapters, if only those are trained.
         checkpointing: whether activations are computed again in the backward pass.
         in_4bit: whether weights that are not trained are in NF4.
         merged: whether adapters are added to the weights at the end.

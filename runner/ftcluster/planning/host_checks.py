@@ -42,11 +42,6 @@ def check_addresses(facts: ClusterFacts) -> None:
         )
 
 
-def allocator_of(host: HostFacts, recipe: Recipe | None) -> str:
-    """The allocator's library that ranks of a host preload, or "" for libc's."""
-    return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
-
-
 def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
     """Make sure that all hosts have the allocator that the recipe names.
 

@@ -52,9 +52,9 @@ class ModelSize:
     """The size of a model; 0 for what is unknown.
 
     Attributes:
-        layers: of the encoder or decoder.
+        layers: how many the encoder or decoder has.
         features: the width of a layer, hidden_size.
-        heads: of the attention of a layer.
+        heads: how many the attention of a layer has.
         positions: tokens that it takes at most.
         embeddings: parameters with a row for each word of the vocabulary.
     """
@@ -109,10 +109,10 @@ def need(
     Args:
         shards: ranks that the optimizer is sharded over; None: each has all of it.
         local: whether hosts take local steps.
-        samples: of a rank at once.
+        samples: how many a rank computes at once.
         tokens: the most that a sample has; others are padded to it.
         predicts_tokens: whether the loss is over the vocabulary at every token.
-        adapter_rank: of low-rank adapters, which are trained instead of all weights.
+        adapter_rank: that of low-rank adapters, which are trained instead of all weights.
         checkpointing: whether of all layers but one only the input is kept.
         in_4bit: whether weights that are not trained are in NF4, but for embeddings.
         merged: whether adapters are added to the weights at the end.

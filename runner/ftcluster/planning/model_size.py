@@ -96,16 +96,16 @@ def size_from_scratch(
     layers, features = _first(merged, LAYERS), _first(merged, FEATURES)
     if not layers or not features:
         return None
-    known = vocabulary or _first(merged, ("vocab_size",))
+    vocab_size = vocabulary or _first(merged, ("vocab_size",))
     inner = _first(merged, INNER) or 4 * features
     a_layer = 4 * features**2 + 2 * features * inner
     return ModelSize(
-        parameters=layers * a_layer + (known + _first(merged, POSITIONS)) * features,
+        parameters=layers * a_layer + (vocab_size + _first(merged, POSITIONS)) * features,
         layers=layers,
         features=features,
         heads=_first(merged, HEADS),
-        vocabulary=known,
-        embeddings=known * features,
+        vocabulary=vocab_size,
+        embeddings=vocab_size * features,
     )
 
 

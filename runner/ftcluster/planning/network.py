@@ -27,11 +27,11 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
         return provider, f"set in the inventory, {ASKED}"
     if not any(host.rdma for host in hosts):
         return provider, "no host has an RDMA device"
-    found = {host.name: best_device(host.network) for host in hosts}
-    problems = _by_value({name: problem for name, (_, problem) in found.items() if problem})
+    best = {host.name: best_device(host.network) for host in hosts}
+    problems = _by_value({name: problem for name, (_, problem) in best.items() if problem})
     if problems:
         return provider, f"not RDMA: {_shown(problems)}"
-    devices = {name: device for name, (device, _) in found.items() if device}
+    devices = {name: device for name, (device, _) in best.items() if device}
     if provider == TCP:
         kinds = _by_value({name: provider_of(device) for name, device in devices.items()})
         return provider, f"not RDMA, whose providers differ: {_shown(kinds)}"

@@ -40,7 +40,7 @@ class RankPlan:
         threads: OpenMP threads.
         memory: the NUMA nodes that its memory is allocated on first; none: the kernel's default.
         workers: with oneCCL, the CPUs of its workers, none of `cpus` if there are enough.
-        samples: of a batch; 0 if the batch is not known.
+        samples: its part of a batch; 0 if the batch is not known.
     """
 
     cpus: str
@@ -56,7 +56,7 @@ class Layout:
 
     Attributes:
         ranks: by local rank.
-        cores: of the rank with the fewest, with those reserved for communication.
+        cores: how many the rank with the fewest has, with those reserved for communication.
         kept: cores of each rank that are reserved for communication.
         system: cores of the host that are reserved for its system.
         spare: cores of the host that no rank has, because all ranks have equally many.
@@ -74,22 +74,22 @@ class Layout:
 
 def domains(host: HostFacts) -> tuple[Domain, ...]:
     """The cores of a host by their local memory, in the nodes' order."""
-    found: list[Domain] = []
+    parts: list[Domain] = []
     for node in host.numa:
         cpus = parse_cpus(node.cpus)
         if not cpus:
             continue
         hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
-        shared = next((domain for domain in found if set(domain.cpus) & set(cpus)), None)
+        shared = next((domain for domain in parts if set(domain.cpus) & set(cpus)), None)
         if shared:  # the same cores, as emulated nodes have
-            found[found.index(shared)] = Domain(
+            parts[parts.index(shared)] = Domain(
                 nodes=(*shared.nodes, node.node),
                 cpus=tuple(dict.fromkeys((*shared.cpus, *cpus))),
                 hbm=shared.hbm + hbm,
             )
         else:
-            found.append(Domain((node.node,), cpus, hbm))
-    return tuple(found)
+            parts.append(Domain((node.node,), cpus, hbm))
+    return tuple(parts)
 
 
 def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]:
@@ -143,7 +143,7 @@ def lay_out(
         communicates: whether there are other ranks, on this host or another.
         workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
             own if the rank has enough.
-        communication_cores: of each rank, which leaves one for a thread; None: 1 from
+        communication_cores: how many of each rank's, which leaves one for a thread; None: 1 from
             COMMUNICATION_FROM cores on. Not with oneCCL's workers.
     """
     used, _ = worthwhile(host)
@@ -163,14 +163,14 @@ def lay_out(
     )
     plans = []
     for index, (cpus, near) in enumerate(shares):
-        own = cpus[system:]
-        threads = max(1, (cores if floating else len(own)) - kept)
-        rank = RankPlan(format_cpus(own), threads, _memory(host, near))
+        usable = cpus[system:]
+        threads = max(1, (cores if floating else len(usable)) - kept)
+        rank = RankPlan(format_cpus(usable), threads, _memory(host, near))
         if workers:
             # the workers of ranks that share CPUs have different ones
-            last = len(own) - (index * workers % len(own) if floating else 0)
-            working = own[last - workers : last]
-            computing = [cpu for cpu in own if not kept or cpu not in working]
+            last = len(usable) - (index * workers % len(usable) if floating else 0)
+            working = usable[last - workers : last]
+            computing = [cpu for cpu in usable if not kept or cpu not in working]
             rank = replace(rank, cpus=format_cpus(computing), workers=format_cpus(working))
         plans.append(rank)
     whole = sum(len(domain.cpus) for domain in used)

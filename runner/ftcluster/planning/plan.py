@@ -16,7 +16,6 @@ from ftcluster.planning.backends import (
 )
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.host_checks import (
-    allocator_of,
     check_addresses,
     check_allocator,
     choose_precision,
@@ -69,7 +68,7 @@ class HostPlan:
         address: for mpirun and the ranks.
         interface: its network interface with that address, or "".
         network: what it has for MPI.
-        placement: of each of its ranks, by local rank.
+        placement: where each of its ranks is, by local rank.
         allocator: the allocator's library for LD_PRELOAD, or "".
         openmp: Intel's OpenMP library for LD_PRELOAD, or "".
     """
@@ -136,11 +135,6 @@ class LaunchPlan:
     def world_size(self) -> int:
         """Ranks on all hosts together."""
         return sum(host.ranks for host in self.hosts)
-
-    @property
-    def master_address(self) -> str:
-        """The address of the ranks' rendezvous; its port is chosen on the head at the launch."""
-        return self.hosts[0].address
 
     @property
     def interface(self) -> str:
@@ -245,7 +239,7 @@ def plan(
         decisions.append(
             Decision("ranks", str(len(layout.ranks)), chosen[host.name].why, (host.name,))
         )
-        preloaded = allocator_of(host, recipe)
+        preloaded = "" if recipe and recipe.allocator == "libc" else host.tcmalloc
         of_host = {
             "threads per rank": explain.threads(
                 host, layout, world, workers, _asked(recipe, "communication_cores", None, tuned)

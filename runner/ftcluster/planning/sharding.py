@@ -59,7 +59,7 @@ def choose_sharding(
         return asked, tuned.reason(recipe, "training.shard_optimizer")
     sharded = replace(batch, sharded=True)
     more = choose_counts(facts, requested, sharded)
-    world, world_sharded = (sum(c.ranks for c in found.values()) for found in (counts, more))
+    world, world_sharded = (sum(c.ranks for c in placed.values()) for placed in (counts, more))
     if world_sharded == 1:
         return False, "there is only one rank"
     full = [

@@ -79,10 +79,10 @@ def plan_with_spares(
         hosts = replace(facts, hosts=(*facts.hosts[:-1], spare))
         other = plan(hosts, recipe, stacks, ranks, model, trains, tuned)
         for what, place in COMMON.items():
-            own, its = getattr(decided, what), getattr(other, what)
-            if own != its:
+            value, new = getattr(decided, what), getattr(other, what)
+            if value != new:
                 raise PlanError(
-                    f"{spare.name} cannot be a spare: {what} is {own}, but {its} with that host",
+                    f"{spare.name} cannot be a spare: {what} is {value}, but {new} with that host",
                     f"set {place}, or use fewer spares",
                 )
         planned.append(other.hosts[-1])

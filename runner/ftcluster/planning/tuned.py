@@ -29,20 +29,15 @@ class Tuned:
 
     def applied_to(self, recipe: Recipe) -> Recipe:
         """The recipe with these settings."""
-        top = {name: value for name, value in self.settings.items() if not _of_training(name)}
-        training = {
-            name.removeprefix(TRAINING): value
-            for name, value in self.settings.items()
-            if _of_training(name)
-        }
+        top: dict[str, Any] = {}
+        training: dict[str, Any] = {}
+        for name, value in self.settings.items():
+            section = training if name.startswith(TRAINING) else top
+            section[name.removeprefix(TRAINING)] = value
         return replace(recipe, training=replace(recipe.training, **training), **top)
 
 
 UNTUNED = Tuned()
-
-
-def _of_training(name: str) -> bool:
-    return name.startswith(TRAINING)
 
 
 def written(settings: Mapping[str, Any]) -> str:
@@ -75,8 +70,8 @@ def choose_tuned(
             why = f"{on}: of {tuning.trials} trials none was faster by more than their spread"
             return UNTUNED, ("the plan's default", f"{why}, {tuning.spread:.1%}")
         value = f"{tuning.speed_up:.2f} x the plan's default"
-        found = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
-        return Tuned(tuning.settings, f"tuned: {on}"), (value, found)
+        source = f"{on}, {tuning.trials} trials: {written(tuning.settings)}"
+        return Tuned(tuning.settings, f"tuned: {on}"), (value, source)
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)

@@ -67,7 +67,7 @@ class RunProgress:
         state: running, done, failed or stopped.
         start: the event `start`: world_size, backend, precision, steps, epochs, ...
         step: the latest event `step`.
-        losses: of every event `step`.
+        losses: those of all events `step`.
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.

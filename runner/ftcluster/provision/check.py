@@ -29,7 +29,7 @@ class Found:
         facts: results of the module `host_facts`, by host.
         problems: what preflight found wrong, by host.
         notices: what preflight found slow, by host.
-        failures: of hosts, the task that failed.
+        failures: the task that failed, by host.
         report: verify's, or None where no rank was started.
     """
 
@@ -69,35 +69,35 @@ def collect(
         FtclusterError: Ansible could not begin, or it took too long.
         Interrupted: the user stopped it.
     """
-    inventory, known = address(paths, options, view)
+    inventory, variables = address(paths, options, view)
     say_unchecked(inventory, view)
     began = time.monotonic()
-    found, outcome = _run(inventory, known, options, view)
+    results, outcome = _run(inventory, variables, options, view)
     refused = refused_hosts(outcome) if outcome.state == "failed" else ()
     if refused and meet("check", inventory, refused, options, view, accept_new):
-        found, outcome = _run(inventory, known, options, view)
-    found.seconds = time.monotonic() - began
+        results, outcome = _run(inventory, variables, options, view)
+    results.seconds = time.monotonic() - began
     if outcome.state == "stopped":
         raise Interrupted("stopped: the cluster is unchanged")
-    if outcome.state == "failed" and not found.failures:
+    if outcome.state == "failed" and not results.failures:
         raise FtclusterError(f"check failed; output of ansible:\n{outcome.output.strip()}")
-    return found
+    return results
 
 
 def _run(
-    inventory: Inventory, known: ClusterVariables, options: Sequence[str], view: View
+    inventory: Inventory, variables: ClusterVariables, options: Sequence[str], view: View
 ) -> tuple[Found, Outcome]:
-    found = Found(inventory)
+    results = Found(inventory)
     progress = SetupProgress()
     # connections of its own: Ansible would wait 15 s for one that an earlier command has left open
     # to a host that is off now
     with private_folder() as sockets:
         settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(
-            Check(), inventory, known, options, view, progress, found.add, TIME_LIMIT_SECONDS,
+            Check(), inventory, variables, options, view, progress, results.add, TIME_LIMIT_SECONDS,
             settings,
         )  # fmt: skip
     progress.finished = True
     view.close()
     raise_timeout("check", outcome, progress, TIME_LIMIT_SECONDS)
-    return found, outcome
+    return results, outcome

@@ -12,19 +12,19 @@ from ftcluster_common.finding import Finding
 FORMAT = 1
 
 
-def document(found: Found) -> dict[str, Any]:
+def document(results: Found) -> dict[str, Any]:
     """The result as JSON-ready data."""
-    problems, warnings = list(_problems(found)), list(_warnings(found))
-    report = found.report or {}
+    problems, warnings = list(_problems(results)), list(_warnings(results))
+    report = results.report or {}
     links = report.get("links", [])
     # --limit can leave the head out, which starts the ranks all the same
-    head = next((row["name"] for row in report.get("hosts", [])), found.inventory.head)
+    head = next((row["name"] for row in report.get("hosts", [])), results.inventory.head)
     return {
         "format": FORMAT,
         "state": "unfit" if problems else "fit",
-        "inventory": found.inventory.name,
+        "inventory": results.inventory.name,
         "head": head,
-        "hosts": [_host(name, found) for name in _names(found)],
+        "hosts": [_host(name, results) for name in _names(results)],
         "pairs": links,
         "latency_us": spread([link["latency_us"] for link in links]),
         "mb_per_second": spread([link["mb_per_second"] for link in links]),
@@ -32,7 +32,7 @@ def document(found: Found) -> dict[str, Any]:
         "packages": report.get("packages", 0),
         "problems": [asdict(finding) for finding in problems],
         "warnings": [asdict(finding) for finding in warnings],
-        "seconds": round(found.seconds, 1),
+        "seconds": round(results.seconds, 1),
     }
 
 
@@ -43,15 +43,15 @@ def spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"min": min(values), "median": round(median(values), 2), "max": max(values)}
 
 
-def _names(found: Found) -> list[str]:
+def _names(results: Found) -> list[str]:
     """The hosts that were checked, and the head where --limit left it out."""
-    measured = [row["name"] for row in (found.report or {}).get("hosts", [])]
-    return list(dict.fromkeys([*found.inventory.hosts, *measured]))
+    measured = [row["name"] for row in (results.report or {}).get("hosts", [])]
+    return list(dict.fromkeys([*results.inventory.hosts, *measured]))
 
 
-def _host(name: str, found: Found) -> dict[str, Any]:
-    facts = found.facts.get(name, {})
-    rows = (found.report or {}).get("hosts", [])
+def _host(name: str, results: Found) -> dict[str, Any]:
+    facts = results.facts.get(name, {})
+    rows = (results.report or {}).get("hosts", [])
     row: dict[str, Any] = next((row for row in rows if row["name"] == name), {})
     interface = row.get("interface") or facts.get("network_interface", "")
     speeds = {nic["name"]: nic["speed_mbits"] for nic in facts.get("nics", [])}
@@ -78,9 +78,9 @@ def _host(name: str, found: Found) -> dict[str, Any]:
     }
 
 
-def _problems(found: Found) -> Iterator[Finding]:
-    for name in found.inventory.hosts:
-        failure = found.failures.get(name)
+def _problems(results: Found) -> Iterator[Finding]:
+    for name in results.inventory.hosts:
+        failure = results.failures.get(name)
         if failure and failure.kind == "unreachable":
             *_, reason = ["", *failure.message.strip().splitlines()]
             what = f"it does not answer: {reason}"
@@ -88,28 +88,28 @@ def _problems(found: Found) -> Iterator[Finding]:
             yield Finding(name, what, hint, "unreachable")
         elif failure:
             yield Finding(name, failure.problem, "", "ansible")
-        for problem in found.problems.get(name, []):
+        for problem in results.problems.get(name, []):
             yield Finding(name, problem["what"], problem["hint"], "preflight")
-        facts = found.facts.get(name)
+        facts = results.facts.get(name)
         if facts and not facts.get("current"):
             what = f"no stack is set up in {facts.get('prefix', '')}"
             yield Finding(name, what, "run ftcluster setup", "stack")
-    for problem in (found.report or {}).get("problems", []):
+    for problem in (results.report or {}).get("problems", []):
         yield Finding(**problem)
 
 
-def _warnings(found: Found) -> Iterator[Finding]:
-    for name in found.inventory.hosts:
-        for notice in found.notices.get(name, []):
+def _warnings(results: Found) -> Iterator[Finding]:
+    for name in results.inventory.hosts:
+        for notice in results.notices.get(name, []):
             yield Finding(name, notice["what"], notice["hint"], "preflight")
-        facts = found.facts.get(name, {})
+        facts = results.facts.get(name, {})
         if facts.get("current") and not facts.get("tcmalloc"):
             what = "it has no tcmalloc; a training step takes 15 to 35 % longer without it"
             hint = "install it (libtcmalloc-minimal4), or run ftcluster setup as a user with root"
             yield Finding(name, what, hint, "allocator")
-    head = found.inventory.head
-    if found.report is None and head in found.failures:
+    head = results.inventory.head
+    if results.report is None and head in results.failures:
         what = "nothing was measured, because the head starts the ranks of all hosts"
         yield Finding(head, what, "fix the head first", "unmeasured")
-    for warning in (found.report or {}).get("warnings", []):
+    for warning in (results.report or {}).get("warnings", []):
         yield Finding(**warning)

@@ -58,11 +58,11 @@ def figures(document: Document) -> dict[str, dict[str, Any]]:
     for pair in document["pairs"]:
         for name in pair["hosts"]:
             best[name] = max(best.get(name, 0.0), pair["mb_per_second"])
-    found = {}
+    values = {}
     for host in document["hosts"]:
         speed, name = host["speed"], host["name"]
         if speed and name not in busy:
-            found[name] = {
+            values[name] = {
                 "cpu": speed["cpu"],
                 "threads": speed["threads"],
                 "torch": host["versions"].get("torch", ""),
@@ -74,7 +74,7 @@ def figures(document: Document) -> dict[str, dict[str, Any]]:
                 "mb_per_second": best.get(name),
                 "memory_bytes": host["memory_bytes"],
             }
-    return found
+    return values
 
 
 def compared(document: Document, history: History) -> Document:
@@ -144,19 +144,19 @@ def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> s
 
 def read_history(inventory: str) -> History:
     """The kept figures of an inventory's hosts."""
-    known: dict[str, dict[str, list[dict[str, Any]]]] = _read()
-    return known.get(inventory, {})
+    history: dict[str, dict[str, list[dict[str, Any]]]] = _read()
+    return history.get(inventory, {})
 
 
 def keep(document: Document) -> None:
     """Add what a check has measured to the kept figures."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     with locked_state():
-        known, inventory = _read(), document["inventory"]
-        of_hosts = known.setdefault(inventory, {})
+        history, inventory = _read(), document["inventory"]
+        of_hosts = history.setdefault(inventory, {})
         for name, one in figures(document).items():
             of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
-        content = json.dumps({"format": FORMAT, "inventories": known}, indent=1)
+        content = json.dumps({"format": FORMAT, "inventories": history}, indent=1)
         write_atomically(_file(), content + "\n")
 
 
@@ -170,13 +170,17 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
     Raises:
         TypeError, LookupError, AttributeError: it has another form.
     """
-    found: dict[str, dict[str, list[dict[str, Any]]]] = document["inventories"]
-    for one in (one for hosts in found.values() for checks in hosts.values() for one in checks):
+    kept: dict[str, dict[str, list[dict[str, Any]]]] = document["inventories"]
+    for one in (one for hosts in kept.values() for checks in hosts.values() for one in checks):
         numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
-        known = all(isinstance(number, int | float | None) for number in numbers)
-        if not known or not isinstance(one["date"], str) or not set(COMPARED_FIELDS) <= one.keys():
+        numeric = all(isinstance(number, int | float | None) for number in numbers)
+        if (
+            not numeric
+            or not isinstance(one["date"], str)
+            or not set(COMPARED_FIELDS) <= one.keys()
+        ):
             raise TypeError(one)
-    return found
+    return kept
 
 
 def _file() -> Path:

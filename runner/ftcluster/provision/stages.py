@@ -38,7 +38,7 @@ class StagesResult:
 
     Attributes:
         progress: the counts of each host.
-        facts: of each host by name, where a stage has gathered them.
+        facts: those of each host by name, where a stage has gathered them.
         table: the lines of verify's table.
         records: the text of the cluster's record of each host that was looked at; only the head
             has one.
@@ -66,10 +66,10 @@ class StagesResult:
         if gathered := take(FACTS, event):
             (facts,) = gathered
             stack = stack_name(facts.get("current") or "")
-            known = {**facts, "stack": stack} if stack else facts
+            with_stack = {**facts, "stack": stack} if stack else facts
             if stack:
                 self.set_up.add(event.host)
-            self.facts[event.host] = HostFacts.from_dict(known)
+            self.facts[event.host] = HostFacts.from_dict(with_stack)
             self.records[event.host] = facts.get("record", "")
         if record := take(MEASURED, event) or take(RECORDED, event):
             (self.records[event.host],) = record
@@ -102,15 +102,15 @@ def run_stages(
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    inventory, known = address(paths, options, view)
+    inventory, variables = address(paths, options, view)
     if inventory.pattern:
         view.say(f"hosts: {inventory.pattern} ({len(inventory.cluster)})")
     say_unchecked(inventory, view)
     name, began = playbook.name, time.monotonic()
-    result, outcome = _run(playbook, inventory, known, options, view)
+    result, outcome = _run(playbook, inventory, variables, options, view)
     refused = refused_hosts(outcome) if outcome.state == "failed" and not unreachable else ()
     if refused and meet(name, inventory, refused, options, view, accept_new):
-        result, outcome = _run(playbook, inventory, known, options, view)
+        result, outcome = _run(playbook, inventory, variables, options, view)
     progress = result.progress
     result.seconds = time.monotonic() - began
     if outcome.state == "stopped":
@@ -135,7 +135,7 @@ def run_stages(
 def _run(
     playbook: Stages,
     inventory: Inventory,
-    known: ClusterVariables,
+    variables: ClusterVariables,
     options: Sequence[str],
     view: View,
 ) -> tuple[StagesResult, Outcome]:
@@ -144,7 +144,7 @@ def _run(
     outcome = show_playbook(
         playbook,
         inventory,
-        known,
+        variables,
         options,
         view,
         result.progress,
@@ -152,7 +152,7 @@ def _run(
         TIME_LIMIT_SECONDS,
     )
     if result.locked and outcome.state != "done":
-        _unlock(inventory, known, options)
+        _unlock(inventory, variables, options)
     result.progress.finished = outcome.state == "done"
     view.close()
     return result, outcome
@@ -161,7 +161,7 @@ def _run(
 def show_playbook(
     playbook: Stages,
     inventory: Inventory,
-    known: ClusterVariables,
+    variables: ClusterVariables,
     options: Sequence[str],
     view: View,
     progress: SetupProgress,
@@ -180,7 +180,7 @@ def show_playbook(
         return run_playbook(
             playbook.qualified,
             inventory.paths,
-            {**playbook.variables(), **known.variables()},
+            {**playbook.variables(), **variables.variables()},
             show,
             options=options,
             on_tick=view.tick,
@@ -199,12 +199,12 @@ def raise_timeout(
         raise FtclusterError(f"{playbook} took longer than {limit_seconds:.0f} s, at {where}")
 
 
-def _unlock(inventory: Inventory, known: ClusterVariables, options: Sequence[str]) -> None:
+def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence[str]) -> None:
     """Release the lock on all hosts that answer; the earlier failure is reported anyway."""
     run_playbook(
         Unlock().qualified,
         inventory.paths,
-        known.variables(),
+        variables.variables(),
         lambda _: None,
         options=[*options, "--tags", "verify"],
         time_limit_seconds=UNLOCK_SECONDS,

@@ -76,12 +76,12 @@ def encoding_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...
         files = files_of(Path(recipe.data)) if Path(recipe.data).exists() else {}
         splits = used_splits(files, recipe.options, purpose) if files else ()
         tables = [f for name in splits for f in files.get(name, ()) if f.suffix in DELIMITED]
-        found = [(file.name, encoding_of(file)) for file in tables]
+        encodings = [(file.name, encoding_of(file)) for file in tables]
     except DataError:  # check_data says more of it
         return ()
     return tuple(
         f"{name} is not UTF-8 and is read as {ENCODINGS[encoding]}"
-        for name, encoding in found
+        for name, encoding in encodings
         if encoding in ENCODINGS
     )
 
@@ -120,8 +120,8 @@ def _by_use(options: Options, columns: Sequence[str], answered: bool) -> Columns
             named = preference_columns(options, columns)._asdict()
             uses = {use: (name,) for use, name in named.items() if name}
             uses["tools"] = tuple(name for name in columns if name == "tools")
-    known = {name for names in uses.values() for name in names}
-    uses[UNREAD] = tuple(name for name in columns if name not in known)
+    read_names = {name for names in uses.values() for name in names}
+    uses[UNREAD] = tuple(name for name in columns if name not in read_names)
     return {use: names for use, names in uses.items() if names}
 
 

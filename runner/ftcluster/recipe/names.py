@@ -63,14 +63,14 @@ def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] 
     plain = name.removeprefix(SECTION)
     if plain in OTHER_VALUES:
         key, values = OTHER_VALUES[plain]
-        known = isinstance(value, bool | str) and value in values
-        return (key, values[value]) if known else (f"{SECTION}{plain}", value)
+        is_known = isinstance(value, bool | str) and value in values
+        return (key, values[value]) if is_known else (f"{SECTION}{plain}", value)
     for fixed, names in ((True, SWITCHED_ON), (False, SWITCHED_OFF), (0, ZERO)):
         if value is fixed and plain in names:
             return None
     name = OTHER_NAMES.get(plain, name)
-    known = name in keys or (f"{SECTION}{name}" not in keys and name not in UNSUPPORTED)
-    return (name if known else f"{SECTION}{name}"), value
+    is_known = name in keys or (f"{SECTION}{name}" not in keys and name not in UNSUPPORTED)
+    return (name if is_known else f"{SECTION}{name}"), value
 
 
 def nearest(name: str, keys: Collection[str]) -> str:

@@ -13,7 +13,7 @@ from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
 from ftcluster.recipe.names import meaning_of, nearest
 from ftcluster.recipe.schema import Key, keys_of
-from ftcluster.recipe.tasks import Contradiction, glue_defaults, metric_names
+from ftcluster.recipe.tasks import GLUE, Contradiction, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
@@ -61,9 +61,9 @@ def find_recipe(name: str) -> Path:
     Raises:
         RecipeError: there is none, with the known ones and the nearest; or it is a script.
     """
-    known = known_recipes()
-    if name in known:
-        return known[name]
+    recipes = known_recipes()
+    if name in recipes:
+        return recipes[name]
     path = Path(name)
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
@@ -71,13 +71,13 @@ def find_recipe(name: str) -> Path:
         if path.exists():  # `recipe_text` says what else it is
             return path
         raise RecipeError(f"recipe file {name} does not exist")
-    beside = [found for found in (f"{name}.yml", f"{name}.yaml") if Path(found).is_file()]
+    beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
-    guesses = beside or difflib.get_close_matches(name, known, n=1) or [RECIPES[t] for t in task]
+    guesses = beside or difflib.get_close_matches(name, recipes, n=1) or [RECIPES[t] for t in task]
     guess = f"did you mean {guesses[0]}? " if guesses else ""
     raise RecipeError(
         f"unknown recipe '{name}'",
-        f"{guess}known recipes: {', '.join(known)}; a script of your own trains anything else: "
+        f"{guess}known recipes: {', '.join(recipes)}; a script of your own trains anything else: "
         "ftcluster run",
     )
 
@@ -138,8 +138,8 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
             problems.append(f"{lines[key]}: {error}")
     training, contradictions = with_own_names(_section("training.", accepted))
     problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
-    if accepted.get("glue_task"):
-        accepted = {**glue_defaults(accepted["glue_task"]), **accepted}
+    if glue := accepted.get("glue_task"):
+        accepted = {**vars(GLUE[glue]), "data_config": glue, **accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {key.meaning}"
         for key in schema.values()
@@ -320,11 +320,11 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    known = metric_names(options)
-    if metric and metric not in known:
+    metrics = metric_names(options)
+    if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",
-            f"'{metric}' is not a metric of this task: {', '.join(sorted(known))}",
+            f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
     if isinstance(options, SentenceSimilarity):
         if recipe.training.sync == "local":

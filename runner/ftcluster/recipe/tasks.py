@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from ftcluster_common.recipe import (
     CausalLm,
@@ -116,8 +115,3 @@ GLUE: dict[str, Glue] = {
     "rte": Glue(("sentence1", "sentence2")),
     "wnli": Glue(("sentence1", "sentence2")),
 }
-
-
-def glue_defaults(glue_task: str) -> dict[str, Any]:
-    """Return the values that `glue_task` sets, by the recipe's keys."""
-    return {**vars(GLUE[glue_task]), "data_config": glue_task}

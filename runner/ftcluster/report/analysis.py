@@ -171,8 +171,8 @@ def rank_hosts(placed: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -
     """The inventory's name of each rank's host.
 
     Args:
-        placed: of the event `placement`, with hostnames.
-        record: of the run; hosts may have the same hostname, and then the plan's order counts.
+        placed: the ranks of the event `placement`, with hostnames.
+        record: the run's; hosts may have the same hostname, and then the plan's order counts.
     """
     named = {host["hostname"]: host["name"] for host in record.get("facts", ())}
     if len(named) == len(record.get("facts", ())):

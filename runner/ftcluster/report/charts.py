@@ -166,8 +166,8 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
 
     Args:
         points: measured, with the fields x, y and run.
-        ideal: of the line through the smallest point and 0.
-        expected: of a line from the largest point to what is predicted.
+        ideal: points of the line through the smallest point and 0.
+        expected: points of a line from the largest point to what is predicted.
     """
 
     def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:

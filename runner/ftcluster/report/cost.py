@@ -17,7 +17,7 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
     """Format the cost of a run.
 
     Args:
-        seconds: of the whole run.
+        seconds: time of the whole run.
         epoch: seconds of an epoch.
 
     >>> cost_line(1800, 450, Price(8.0, "USD"), 2)
@@ -76,10 +76,10 @@ class Shape:
     def epoch(self) -> dict[str, Any]:
         """Return the time and the price for `--json`."""
         time = self.time
-        known = {"source": time.source, "why": time.why, "run": time.run}
+        origin = {"source": time.source, "why": time.why, "run": time.run}
         return {
             "price": price_document(self.price),
-            "epoch": {**epoch_document(time.seconds, self.price), **known},
+            "epoch": {**epoch_document(time.seconds, self.price), **origin},
         }
 
     def shown_time(self) -> str:
@@ -139,6 +139,6 @@ def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
         if word == "cheapest" and len(currencies) > 1:
             yield f"not compared by cost: the prices are in {' and '.join(sorted(currencies))}"
             continue
-        known = [n for n, shape in enumerate(shapes) if value(shape) is not None]
-        if len(known) > 1:
-            yield f"{word}: {1 + min(known, key=lambda n: value(shapes[n]))}"
+        numbers = [n for n, shape in enumerate(shapes) if value(shape) is not None]
+        if len(numbers) > 1:
+            yield f"{word}: {1 + min(numbers, key=lambda n: value(shapes[n]))}"

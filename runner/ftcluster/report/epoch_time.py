@@ -13,7 +13,6 @@ from ftcluster.planning.plan import LaunchPlan
 from ftcluster.report.analysis import OPERATIONS, step_parts
 from ftcluster.report.files import ended_here
 from ftcluster.report.history import History, history_of, totals
-from ftcluster_common.rank_times import Interval
 from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
@@ -33,10 +32,10 @@ class PastRun:
         ranks: CPU and threads of each.
         how: precision, and how ranks exchange what they learn.
         samples_per_second: after the warm-up, without evaluation and checkpoints.
-        epoch_samples: of the training data.
-        tokens: of a sample without padding, a mean.
+        epoch_samples: rows of the training data.
+        tokens: mean of a sample's, without padding.
         weights: in the model's matrix products.
-        gflops: of the products alone, by rank; none where they were not measured.
+        gflops: speed of the products alone, by rank; none where they were not measured.
         limit_share: the part of the products' speed that it reached; 0 where that is not known.
     """
 
@@ -64,7 +63,7 @@ class EpochTime:
     """The time of an epoch, with its source.
 
     Attributes:
-        seconds: of the training loop, without start, evaluation and checkpoints; None if unknown.
+        seconds: time of the training loop without start, evaluation and checkpoints; None: unknown.
         source: MEASURED, ESTIMATED or "".
         why: by which run and how; or why it is not known, and how to measure it.
         run: that run, or "".
@@ -91,11 +90,12 @@ def epoch_time(
     CPU, and the step takes as much longer as that training's.
 
     Args:
-        fields: of the recipe.
+        fields: those of the recipe.
         hosts: all that the plan has ranks on, and maybe more.
         runs: the newest first.
     """
-    batch, ranks = batch_of(plan), ranks_of(plan, hosts)
+    batch, cpus = batch_of(plan), {host.name: host.cpu_model for host in hosts}
+    ranks = tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
     same = [run for run in runs if is_same(run.recipe, fields)]
     how = how_of(plan.precision, plan.ipex, plan.shard_optimizer, fields)
     for run in same:
@@ -133,12 +133,6 @@ def epoch_time(
 def batch_of(plan: LaunchPlan) -> int:
     """Samples of a step of all ranks."""
     return sum(rank.samples or 0 for host in plan.hosts for rank in host.placement)
-
-
-def ranks_of(plan: LaunchPlan, hosts: Sequence[HostFacts]) -> Ranks:
-    """CPU and threads of each rank."""
-    cpus = {host.name: host.cpu_model for host in hosts}
-    return tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -213,15 +207,10 @@ def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun |
         {**recipe, "batch_size": batch},
         ranks,
         how_of(plan["precision"], plan["ipex"], plan["shard_optimizer"], recipe),
-        samples_per_second(whole, batch),
+        whole.steps * batch / whole.seconds,
         history.start["train_samples"],
         whole.tokens / (whole.steps * batch),
         history.products.get("weights", 0),
         tuple(history.products.get("gflops", ())),
         parts.limit_share or 0.0,
     )
-
-
-def samples_per_second(whole: Interval, batch: int) -> float:
-    """Return the speed of a training whose steps have so many samples."""
-    return whole.steps * batch / whole.seconds

@@ -21,7 +21,7 @@ class RunFiles:
 
     Attributes:
         record: run.json, or what job.json on the head has of it.
-        events: of events.jsonl.
+        events: those of events.jsonl.
         source: the host that they were read from; "" for this control node.
     """
 

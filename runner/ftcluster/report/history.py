@@ -26,8 +26,8 @@ class History:
     """The events of a run, sorted by what they are about.
 
     Attributes:
-        began: of its first event, in seconds since 1970.
-        ended: of its last event.
+        began: when its first event was, in seconds since 1970.
+        ended: when its last event was.
         start: the last event `start`; likewise `result`, `products` and `end`.
         ranks: where each rank ran in the end.
         steps: events `step`, without those that were repeated after a restart; likewise

@@ -27,7 +27,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
     """Render the page.
 
     Args:
-        files: of each run, in the order of the page.
+        files: those of each run, in the order of the page.
         bench: the document of `bench scaling --json`, or nothing.
     """
     runs = [RunPage(label, one) for label, one in zip(labels(files), files, strict=True)]
@@ -79,10 +79,13 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("metrics", lambda run: metrics(run.last_metrics))
     yield row("hosts", lambda run: short_names(list(dict.fromkeys(run.hosts))))
     yield row("ranks", _ranks)
-    yield row("precision, backend", _backend)
+    yield row(
+        "precision, backend",
+        lambda run: f"{at['precision']}, {at['backend']}" if (at := run.history.start) else "",
+    )
     fields = [fields_of(run.record.get("recipe", {})) for run in runs]
     for name in (*SHOWN, *differing(fields)):
-        yield name, [str(known.get(name, "")) for known in fields]
+        yield name, [str(recipe.get(name, "")) for recipe in fields]
     yield row("steps", _steps)
     yield row("goodput", lambda run: percent(run.history.goodput) if run.history.steps else "")
     yield row(
@@ -116,8 +119,8 @@ def differing(fields: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> differing([{"model": "a", "training.lr": 1}, {"model": "b", "training.lr": 1}])
     ['model']
     """
-    names = dict.fromkeys(name for known in fields for name in known if name not in SHOWN)
-    return [name for name in names if len({json.dumps(known.get(name)) for known in fields}) > 1]
+    names = dict.fromkeys(name for recipe in fields for name in recipe if name not in SHOWN)
+    return [name for name in names if len({json.dumps(recipe.get(name)) for recipe in fields}) > 1]
 
 
 def _when(seconds: float) -> str:
@@ -134,11 +137,6 @@ def _ranks(run: RunPage) -> str:
     if not start:
         return ""
     return f"{start['world_size']}, {counted(start['threads_per_rank'], 'thread')} each"
-
-
-def _backend(run: RunPage) -> str:
-    start = run.history.start
-    return f"{start['precision']}, {start['backend']}" if start else ""
 
 
 def _steps(run: RunPage) -> str:

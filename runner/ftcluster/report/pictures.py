@@ -180,11 +180,11 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
     if bars:
         note = "while it computes and reads: what it would have if it waited for no other"
         yield picture("Samples per second by rank", charts.bars(bars, "samples/s"), note)
-    known = [(run, run.parts) for run in runs if run.parts]
-    if known:
+    with_parts = [(run, run.parts) for run in runs if run.parts]
+    if with_parts:
         rows = [
             {"name": run.label, "part": part, "value": value}
-            for run, parts in known
+            for run, parts in with_parts
             for part, value in (
                 ("products", parts.products), ("other work", parts.other),
                 ("communication", parts.communication), ("input", parts.input),

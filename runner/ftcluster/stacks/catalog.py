@@ -139,7 +139,7 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
         StacksError: the file cannot be read, or is not what tests/unit/stacks makes sure of.
     """
     files = collection() / "roles" / "torch_stack" / "files"
-    known = load_advisories(files / "advisories.yml")
+    advisories = load_advisories(files / "advisories.yml")
     path = path or files / "stacks.yml"
     try:
         document = parse_yaml(path.read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
             for key, note in document["warnings"].items()
         }
         return {
-            name: _stack(name, data, notes, document["indexes"], known)
+            name: _stack(name, data, notes, document["indexes"], advisories)
             for name, data in document["stacks"].items()
         }
     except DAMAGED as error:
@@ -180,7 +180,7 @@ def _stack(
     data: dict[str, Any],
     notes: dict[str, Note],
     indexes: dict[str, str],
-    known: dict[str, Any],
+    advisories: dict[str, Any],
 ) -> Stack:
     lists = {key: tuple(data.get(key, ())) for key in ("backends", "cpu_flags", "python",
                                                        "unverified", "yanked")}  # fmt: skip
@@ -193,8 +193,8 @@ def _stack(
         warnings=tuple(notes[key] for key in data.get("warnings", ())),
         indexes={p: url for p, url in indexes.items() if p in data["packages"]},
         advisories=tuple(
-            Advisory(**advisory, looked_at=known["looked_at"])
-            for advisory in advisories_of(data["packages"], known["advisories"])
+            Advisory(**advisory, looked_at=advisories["looked_at"])
+            for advisory in advisories_of(data["packages"], advisories["advisories"])
         ),
         **lists,
     )

@@ -38,10 +38,10 @@ def cut(text: Text, width: int, indent: int) -> list[Text]:
     ['  one two three and', '    a_word_that_is_longer']
     """
     plain = text.plain
-    own = len(plain) - len(plain.lstrip())
-    before = own + indent if width - own - indent >= NARROWEST else own
+    margin = len(plain) - len(plain.lstrip())
+    before = margin + indent if width - margin - indent >= NARROWEST else margin
     words = textwrap.wrap(
-        plain[own:], max(NARROWEST, width - own), subsequent_indent=" " * (before - own),
+        plain[margin:], max(NARROWEST, width - margin), subsequent_indent=" " * (before - margin),
         break_long_words=False, break_on_hyphens=False, replace_whitespace=False,
         expand_tabs=False,
     )  # fmt: skip
@@ -50,6 +50,6 @@ def cut(text: Text, width: int, indent: int) -> list[Text]:
     for words_of_part in words:
         begin = plain.index(words_of_part.strip(), begin)
         end = begin + len(words_of_part.strip())
-        parts.append(Text(" " * (before if parts else own)) + text[begin:end])
+        parts.append(Text(" " * (before if parts else margin)) + text[begin:end])
         begin = end
     return parts or [Text()]

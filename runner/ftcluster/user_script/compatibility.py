@@ -65,7 +65,8 @@ def incompatibilities(
     """Everything that a script uses and the stack does not have.
 
     Args:
-        source: of the script; None if it is only on the hosts. Then nothing is certain.
+        source: what the script's text says; None if it is only on the hosts: nothing is certain
+            then.
     """
     flags = _flags(words)
     if source is None:

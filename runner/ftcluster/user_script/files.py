@@ -31,7 +31,7 @@ class Copied:
 
     Attributes:
         files: names in it, sorted.
-        size_bytes: of all of them.
+        size_bytes: size of all of them.
         left_out: files and folders of tools, which are not copied.
     """
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftcluster.export.pods import GIB, STACK, TCMALLOC, VOLUME, as_pods, resources
+from ftcluster.export.pods import GIB, STACK, TCMALLOC, VOLUME, as_pod, resources
 from ftcluster.planning.plan import plan
 from ftcluster_common.cpu_list import parse_cpus
 from tests.unit.clusters import STACKS, cluster, host, nodes
@@ -15,7 +15,7 @@ NODE = host("node1", cores=32, numa_nodes=2, memory_bytes=256 * GIB)
 def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
     assert NODE.threads == 64
     assert vars(resources(cluster(NODE))) == {"cpus": 62, "memory_gib": 230}
-    [pod] = as_pods(cluster(NODE)).hosts
+    pod = as_pod(NODE)
     assert [node.cpus for node in pod.numa] == ["1-15", "16-31"]
     assert (pod.cores, pod.threads, pod.memory_bytes) == (31, 62, 230 * GIB)
     assert (pod.prefix, pod.tcmalloc, pod.rdma) == (VOLUME, TCMALLOC, ())
@@ -46,7 +46,7 @@ def test_the_plan_has_no_more_than_what_the_pod_requests() -> None:
     )
     same = tuple(replace(node, cpus="0-31", cores=32) for node in NODE.numa)
     for numa in (NODE.numa, turns, same):
-        facts = as_pods(cluster(replace(NODE, numa=numa)))
+        facts = cluster(as_pod(replace(NODE, numa=numa)))
         [decided] = plan(facts, None, STACKS).hosts
         used = [cpu for rank in decided.placement for cpu in parse_cpus(rank.cpus)]
         assert sorted(used) == list(range(1, 32))

@@ -38,7 +38,7 @@ def test_one_rank_a_numa_node_with_its_cores() -> None:
     assert (second.ranks, cpus(second), second.threads_per_rank) == (1, ["0-31"], 31)
     assert [rank.memory for rank in second.placement] == [()]  # there is one node
     assert launch.world_size == 3
-    assert launch.master_address == "a"
+    assert launch.hosts[0].address == "a"
 
 
 def test_the_command_line_overrides_the_recipe() -> None:
