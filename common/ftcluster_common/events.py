@@ -68,6 +68,16 @@ EVENTS: dict[str, dict[str, Any]] = {
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
+    # a saved model that was loaded again and found to be the trained one: its tensors, their bytes
+    # that were mapped from its files, and the relative difference of outputs, null where they were
+    # not computed
+    "reloaded": {
+        "folder": str,
+        "tensors": int,
+        "mapped_bytes": int,
+        "difference": Number | None,
+        "seconds": Number,
+    },
     # model: "" where it was not trained; of a prediction also `predictions`, a folder
     "result": {
         "model": str,

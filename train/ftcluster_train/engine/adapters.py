@@ -2,12 +2,14 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import DecoderTuning, Recipe
@@ -148,6 +150,44 @@ def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tenso
         return {name: saved[f"{PREFIX}{name}.weight"] for name in trained_weights(model)}
     loaded: dict[str, torch.Tensor] = type(model).from_pretrained(folder).state_dict()
     return loaded
+
+
+def add_saved_adapters(
+    model: PreTrainedModel, folder: Path
+) -> tuple[dict[str, torch.Tensor], list[str]]:
+    """Add what a folder has to the layers of a plain model, as its files say and peft does.
+
+    Returns:
+        The adapters, by the names of their tensors in a model that has them, and what is wrong.
+    """
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    scale = config["lora_alpha"] / config["r"]
+    found = {
+        name.removeprefix(PREFIX).removesuffix(".weight"): tensor
+        for name, tensor in load_file(folder / WEIGHTS).items()
+    }
+    weights, problems = dict(found), []
+    for name, layer in model.named_modules():
+        if any(_is_meant(name, target) for target in config["target_modules"]):
+            down, up = (found.pop(f"{name}.{part}", None) for part in PARTS)
+            if down is None or up is None:
+                problems.append(f"layer {name} has no adapter")
+            elif adapter := getattr(layer.weight, "adapter", None):
+                if adapter.scale != scale:
+                    problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
+            else:
+                layer.register_forward_hook(partial(_plus_adapter, down, up, scale))
+    problems += [f"adapter {name} is of no layer" for name in found]
+    return weights, problems[:SHOWN]
+
+
+def _plus_adapter(
+    down: torch.Tensor, up: torch.Tensor, scale: float,
+    _layer: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """A forward hook of a linear layer."""
+    low = functional.linear(inputs[0].to(down.dtype), down)
+    return output + scale * functional.linear(low, up)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -24,6 +24,7 @@ from ftcluster_train.engine.adapters import (
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.state import State, exhaust
 from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.saved_check import NotAsTrainedError, SavedCheck
 from ftcluster_train.engine.state_files import write_state
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.train_state import TrainState
@@ -39,9 +40,13 @@ class Checkpoints:
 
     Args:
         resumed: the step after which this training goes on.
+        check: of the first one that is written.
     """
 
-    def __init__(self, job: Job, resumed: int, world: World, log: ProgressLog) -> None:
+    def __init__(
+        self, job: Job, resumed: int, world: World, log: ProgressLog, check: SavedCheck | None
+    ) -> None:
+        self._check = check
         folder = self._folder = job.run_dir / "checkpoints"
         self._limit = job.recipe.training.save_total_limit
         self._world, self._log = world, log
@@ -102,6 +107,11 @@ class Checkpoints:
             saved = sum(p.nbytes for p in saved_parameters(model))
             check_space(folder.parent, tensors.nbytes + saved)
             save_model(model, task, folder, write_more)
+            if self._check:
+                self._check.check(folder, model, self._check.outputs(model))
+                self._check = None
+        except NotAsTrainedError:
+            raise
         except TrainError as error:
             return error.message
         except (OSError, SafetensorError) as error:

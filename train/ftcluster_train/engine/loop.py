@@ -28,6 +28,7 @@ from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.resume import resume, state_folders
+from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.snapshots import Snapshots
 from ftcluster_train.engine.step import StepResult, enable_gradient_checkpointing, make_step
 from ftcluster_train.engine.step_times import StepTimes
@@ -60,7 +61,7 @@ def train(
     job: Job, task: Task, model: PreTrainedModel, train_set: Samples,
     validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
-    stop_asked: Callable[[], bool] = lambda: False,
+    stop_asked: Callable[[], bool] = lambda: False, check: SavedCheck | None = None,
 ) -> tuple[TrainResult, PreTrainedModel]:  # fmt: skip
     """Train `model`; returns it in fp32 on rank 0.
 
@@ -68,6 +69,7 @@ def train(
         model: in fp32.
         optimizations: all of them, except for measurements.
         stop_asked: whether this rank was asked to stop; once one was, all stop after a step.
+        check: of the first checkpoint that this rank writes.
 
     Raises:
         TrainingStopped: a rank was asked to stop; the state is saved.
@@ -105,7 +107,7 @@ def train(
     state = resume(job, optimizer, world, new_state(job, model, train_set, batches, world), log)
     if state.step:
         set_step(schedule, state.step)
-    checkpoints = Checkpoints(job, state.step, world, log)
+    checkpoints = Checkpoints(job, state.step, world, log, check)
     first_step, seconds_before = state.step + 1, state.seconds
     choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
     compared = False  # whether ranks were compared after weights changed

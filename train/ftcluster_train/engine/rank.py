@@ -44,6 +44,7 @@ from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
+from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
@@ -97,25 +98,32 @@ def run(job: Job) -> None:
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(log, job, model, length, world.size)
     merged = tuning is not None and tuning.merge_adapters
-    trackers = None
+    trackers = check = None
     if world.rank == 0:
         saved = model.parameters() if merged else saved_parameters(model)
         check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
         trackers = make_trackers(job.recipe.training, job.run_dir, job.run, log.notice)
         log = ProgressLog(events, trackers)
+        plain = not (job.recipe.from_scratch or job.recipe.load_in_4bit)
+        check = SavedCheck(
+            task, next(iter(samples.values()), train_set), inputs.model if plain else "", log
+        )
     try:
         done, trained = train(
-            job, task, model, train_set, samples, world, log, stop_asked=stop_asked
+            job, task, model, train_set, samples, world, log, stop_asked=stop_asked, check=check
         )
     finally:
         if trackers:
             trackers.close(failed=sys.exc_info()[0] is not None)
-    if world.rank == 0:
+    if check:
         log.write("phase", doing="saving the model")
         folder = job.run_dir / "model"
+        outputs = check.outputs(trained)
         if merged:
             merge_adapters(trained)
         save_model(trained, task, folder)
+        log.write("phase", doing="comparing the saved model with the trained one")
+        check.check(folder, trained, outputs)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:

@@ -19,6 +19,7 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
+COMPARED_TOKENS = 64
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
 
 
@@ -150,6 +151,20 @@ class Task(ABC):
     def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:  # noqa: ARG002
         """The context of forward passes without gradients."""
         return KernelMode()
+
+    def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Arguments with which a saved model is compared with the one in memory.
+
+        Plain ones, and not many where each token has logits of the whole vocabulary.
+        """
+        if not self.large_vocabulary:
+            return self.collate(samples).inputs
+        length = min(samples[0].get("documents", [COMPARED_TOKENS])[0], COMPARED_TOKENS)
+        return {"input_ids": torch.tensor([samples[0]["input_ids"][:length]]), "use_cache": False}
+
+    def saved_problems(self, folder: Path) -> list[str]:  # noqa: ARG002
+        """What is wrong with the files of `write_files` in a saved model."""
+        return []
 
     @abstractmethod
     def collate(self, samples: Sequence[Sample]) -> Batch:

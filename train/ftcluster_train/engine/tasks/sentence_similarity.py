@@ -206,6 +206,13 @@ class SentenceSimilarityTask(Task):
             path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
+    def saved_problems(self, folder: Path) -> list[str]:
+        saved = read_modules(folder)
+        same = saved and (saved.pooling, saved.normalize) == (
+            self.modules.pooling, self.modules.normalize
+        )  # fmt: skip
+        return [] if same else [f"its files say {saved}, it was trained with {self.modules}"]
+
 
 @dataclass(frozen=True)
 class Search:

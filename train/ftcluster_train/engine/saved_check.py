@@ -1,0 +1,169 @@
+"""Whether a saved model, loaded as users load it, is the one that was trained."""
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from ftcluster_common.sentence_modules import read_modules
+from ftcluster_train.engine.adapters import adapted_layers, add_saved_adapters, trained_weights
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.models import call_model, dtype_keyword
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.patching.kernel_mode import KernelMode
+
+SAMPLES = 4  # that both models compute
+SHOWN = 3  # names of weights in a message
+# the relative difference of outputs. In fp32 sums in another order; measured: 1e-6. In bf16 a value
+# has 8 bits, and each layer rounds again: adapters that are merged differ by up to 2 %
+ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.05}
+
+
+class NotAsTrainedError(TrainError):
+    """A saved model is not the one that was trained."""
+
+
+class SavedCheck:
+    """Loads saved models with transformers alone and compares them with the one in memory.
+
+    Every weight has to be the same, and the outputs for some samples. Weights are read from the
+    mapped file, so that they take no memory that the kernel cannot free.
+
+    Args:
+        samples: the first of them are computed.
+        base: the folder of the model that adapters are loaded on; "" where only their weights are
+            compared, as plain transformers does not compute with the same base: one in NF4, or
+            with random weights.
+    """
+
+    def __init__(self, task: Task, samples: Samples, base: str, log: ProgressLog) -> None:
+        self._task, self._base, self._log = task, base, log
+        few = [samples[i] for i in range(min(SAMPLES, len(samples)))]
+        self._inputs = task.inputs_to_compare(few)
+
+    def outputs(self, model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
+        """What a model in memory computes of the samples; its adapters need our kernels."""
+        with KernelMode():
+            return self._compute(model)
+
+    def check(
+        self, folder: Path, model: PreTrainedModel, outputs: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Compare a saved model with `model`, which it was made of, and log what that cost.
+
+        Args:
+            outputs: of `model`, or of the one before adapters were merged.
+
+        Raises:
+            NotAsTrainedError: it cannot be loaded, or it differs; says in what.
+        """
+        began = time.perf_counter()
+        adapters = bool(adapted_layers(model))
+        try:
+            weights, problems, loaded = self._loaded(folder, model, adapters)
+        except Exception as error:  # from_pretrained raises whatever its many readers raise
+            raise _refusal(folder, [f"it cannot be loaded: {first_line(error)}"]) from error
+        trained = trained_weights(model)
+        problems += _named("it lacks", trained.keys() - weights.keys())
+        problems += _named("it has besides", weights.keys() - trained.keys())
+        common = trained.keys() & weights.keys()
+        differing = [name for name in common if not _same(trained[name], weights[name])]
+        problems += _named("other values are in", differing)
+        difference = None
+        if loaded is not None and not problems:
+            difference = _difference(self._compute(loaded), outputs)
+            dtype = loaded.get_input_embeddings().weight.dtype
+            allowed = ALLOWED.get(dtype, ALLOWED[torch.bfloat16])
+            if not difference <= allowed:
+                what = f"its outputs differ by {difference:.2%}"
+                problems.append(f"{what}, though all weights are the same ({allowed:.1%} may)")
+        if problems:
+            raise _refusal(folder, problems)
+        self._log.write(
+            "reloaded",
+            folder=str(folder),
+            tensors=len(common),
+            mapped_bytes=sum(weights[name].nbytes for name in common),
+            difference=difference,
+            seconds=round(time.perf_counter() - began, 3),
+        )
+
+    def _loaded(
+        self, folder: Path, model: PreTrainedModel, adapters: bool
+    ) -> tuple[Mapping[str, torch.Tensor], list[str], PreTrainedModel | None]:
+        """The saved weights, what is wrong with them, and the model if it computes the same."""
+        dtype = {dtype_keyword(transformers.__version__): "auto"}
+        if adapters:
+            base = None
+            if self._base:
+                base = self._task.model_class.from_pretrained(
+                    self._base, **self._task.recipe.config_overrides, **dtype
+                ).requires_grad_(False)
+            return *add_saved_adapters(base if base is not None else model, folder), base
+        loaded, info = self._task.model_class.from_pretrained(
+            folder, output_loading_info=True, **dtype
+        )
+        problems = [
+            problem
+            for what, names in info.items()
+            for problem in _named(f"{what.replace('_', ' ')}:", map(str, names))
+        ]
+        if type(loaded).__name__ != type(model).__name__:
+            problems.append(f"it is a {type(loaded).__name__}, not a {type(model).__name__}")
+        problems += self._task.saved_problems(folder)
+        return loaded.state_dict(), problems, loaded
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def _compute(self, model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
+        training = model.training
+        model.eval()
+        low = model.get_input_embeddings().weight.dtype != torch.float32
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            found: ModelOutput = call_model(model, self._inputs)
+        model.train(training)
+        return {
+            name: value.float() for name, value in found.items() if isinstance(value, torch.Tensor)
+        }
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all bits are; equal NaNs are too."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    bits = [tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*bits)
+
+
+def _difference(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:
+    """The largest of the relative differences of outputs; NaNs in the same places are equal."""
+    differences = []
+    for name, tensor in expected.items():
+        other = found.get(name)
+        if other is None or other.shape != tensor.shape:
+            return float("inf")
+        unlike = (tensor - other).masked_fill(tensor.isnan() & other.isnan(), 0)
+        size = tensor.nan_to_num().norm()
+        differences.append(float(unlike.norm() / size) if size else float(unlike.norm()))
+    return max(differences)
+
+
+def _named(what: str, names: Any) -> list[str]:
+    listed = sorted(names)
+    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return [f"{what} {', '.join(listed[:SHOWN])}{more}"] if listed else []
+
+
+def _refusal(folder: Path, problems: Sequence[str]) -> NotAsTrainedError:
+    return NotAsTrainedError(
+        f"the model saved in {folder}, loaded again with transformers "
+        f"{transformers.__version__}, is not the one that was trained: {'; '.join(problems)}",
+        "it is kept for a look, do not use it; the weights of the training are in "
+        "state.safetensors of the newest folder in checkpoints or snapshots beside it",
+    )
