@@ -19,7 +19,6 @@ epoch with ours and with stock by turns, and measures both models with the same 
 speed of the whole epoch; --turns 0 leaves out the rest.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -27,16 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import (
-    ROOT,
-    Bench,
-    arguments,
-    machine,
-    quality_table,
-    rank_variables,
-    run_module,
-    write,
-)
+from bench.quality import quality_table
+from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 RECIPE = ("embed", "model={encoder}", "data={data}/squad")
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -57,14 +48,8 @@ class Runner:
 
     def run(self, **options: Any) -> dict[str, Any]:
         """One training."""
-        environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}:{self.site}",
-            "OMP_NUM_THREADS": str(self.bench.threads),
-            "HF_HUB_OFFLINE": "1",
-        }
-        if options.get("tcmalloc"):
-            environment |= rank_variables()
-        return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, environment)
+        variables = environment(self.bench.threads, options.get("tcmalloc", False), self.site)
+        return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, variables)
 
 
 def main() -> int:
@@ -81,10 +66,12 @@ def main() -> int:
     bench = Bench(
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
-    results: dict[str, Any] = {"machine": machine(), "batch": options.batch}
+    site = options.site.absolute()
+    of_machine = machine(options.prefix, options.threads, site)
+    results: dict[str, Any] = {"machine": of_machine, "batch": options.batch}
     with tempfile.TemporaryDirectory() as folder:
         run_dir = bench.prepare(Path(folder) / "run", (*RECIPE, f"batch_size={options.batch}"))
-        runner = Runner(bench, options.site.absolute(), run_dir)
+        runner = Runner(bench, site, run_dir)
         if options.turns:
             results["speed"] = measure(runner, options.turns, options.steps)
             print(table(results["speed"]), flush=True)
