@@ -14,7 +14,7 @@ all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack
 Both train the same model on the same pairs with the same loss (MultipleNegativesRankingLoss, scale
 20), batch, length and rate; each run is a process, runs are interleaved, numbers are medians.
 `stock` has the batch sampler NO_DUPLICATES and bf16; `stock, fp32` is the same without bf16, and
-`stock, tcmalloc` with the allocator that planned runs, and so `ours`, have. --seeds also trains an
+`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an
 epoch with ours and with stock by turns, and measures both models with the same code, beside the
 speed of the whole epoch; --turns 0 leaves out the rest.
 """
@@ -33,7 +33,7 @@ RECIPE = ("embed", "model={encoder}", "data={data}/squad")
 VARIANTS: dict[str, dict[str, Any]] = {
     "stock": {"engine": "stock", "bf16": True},
     "stock, fp32": {"engine": "stock", "bf16": False},
-    "stock, tcmalloc": {"engine": "stock", "bf16": True, "tcmalloc": True},
+    "tuned": {"engine": "stock", "bf16": True, "tcmalloc": True},
     "ours": {"engine": "ours", "tcmalloc": True},
 }
 

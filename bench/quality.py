@@ -86,10 +86,10 @@ def main() -> int:
                 print(run, file=sys.stderr, flush=True)
                 shutil.rmtree(run_dir)
         lines = options.runs.read_text(encoding="utf-8").splitlines()
-        found = summary([run for run in map(json.loads, lines) if run["case"] in CASES])
-        print(table(found))
+        compared = summary([run for run in map(json.loads, lines) if run["case"] in CASES])
+        print(table(compared))
         of_machine = machine(options.prefix, options.threads)
-        write(options.results, {"machine": of_machine, "quality": found})
+        write(options.results, {"machine": of_machine, "quality": compared})
     return 0
 
 

@@ -136,15 +136,22 @@ def machine(prefix: Path, threads: int, site: Path | None = None) -> dict[str, A
     variables = environment(threads, site=site)
     measured = run_module("bench.engine_run", prefix, Path(), options, variables)
     return {
+        **cpu(),
+        "threads": threads,
+        "precision": precision(),
+        "products_per_second": measured["operations_per_second"],
+        "versions": measured["versions"],
+    }
+
+
+def cpu() -> dict[str, Any]:
+    """CPU and load of this machine."""
+    return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "cpu": _cpuinfo().get("model name", ""),
         "cores": len(os.sched_getaffinity(0)),
         "instructions": instructions(),
         "load": os.getloadavg()[0],
-        "threads": threads,
-        "precision": precision(),
-        "products_per_second": measured["operations_per_second"],
-        "versions": measured["versions"],
     }
 
 

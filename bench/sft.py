@@ -14,9 +14,10 @@ The model has the shape of a published one (bench.sft_run.SHAPES), random weight
 BPE tokenizer of the data with ChatML as its template. Both train it on the same conversations with
 the same loss, batch and rate in bf16, without gradient checkpointing; each run is a process, runs
 are interleaved, numbers are medians. Tokens are those of conversations, without padding. `ours`
-runs with tcmalloc, as planned runs do; `trl, tcmalloc` shows what that alone is worth. --seeds also
-trains with both for --steps steps, and measures both with the same code. Variants with NF4 need
---lora-r; where no variant is TRL's, the others are compared with the first one.
+runs with tcmalloc, as planned runs do, and so does `trl, tuned`, whose batches are grouped by
+length as well. --seeds also trains with both for --steps steps, and measures both with the same
+code. Variants with NF4 need --lora-r; where no variant is TRL's, the others are compared with the
+first one.
 """
 
 import statistics
@@ -30,13 +31,13 @@ from bench.runs import arguments, environment, machine, run_module, write
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "trl": {"engine": "trl"},
-    "trl, tcmalloc": {"engine": "trl", "tcmalloc": True},
+    "trl, tuned": {"engine": "trl", "tcmalloc": True, "group_by_length": True},
     "ours": {"engine": "ours", "tcmalloc": True},
     # of adapters only, with --lora-r
     "trl, NF4": {"engine": "trl", "tcmalloc": True, "load_in_4bit": True},
     "ours, NF4": {"engine": "ours", "tcmalloc": True, "load_in_4bit": True},
 }
-USUAL = ("trl", "trl, tcmalloc", "ours")
+USUAL = ("trl", "trl, tuned", "ours")
 
 
 @dataclass(frozen=True)
