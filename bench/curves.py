@@ -14,14 +14,13 @@ training loss and the validation loss, mean and standard deviation over the seed
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, Bench, arguments, machine, run_module, write
+from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 WAYS = ("fp32", "stock bf16", "ours")
 LOSSES = {"train_loss": "training loss", "eval_loss": "validation loss"}
@@ -72,14 +71,22 @@ def main() -> int:
             case: bench.prepare(Path(folder) / case, (*CASES[case], steps)) for case in cases
         }
         for key in missing:
-            run = key | train(options.prefix, run_dirs[key["case"]], key, options.threads)
+            run_dir, variables = run_dirs[key["case"]], environment(options.threads)
+            run = key | run_module("bench.curves_run", options.prefix, run_dir, key, variables)
             with options.runs.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(run) + "\n")
             said = ", ".join(f"{words} {run[name]:.4f}" for name, words in LOSSES.items())
             print(f"{key['case']}, {key['way']}, seed {key['seed']}: {said}", file=sys.stderr)
     found = summary([run for key in wanted for run in done(key, options.runs)])
     print(table(found))
-    write(options.results, {"machine": machine(), "steps": options.steps, "curves": found})
+    write(
+        options.results,
+        {
+            "machine": machine(options.prefix, options.threads),
+            "steps": options.steps,
+            "curves": found,
+        },
+    )
     return 0
 
 
@@ -87,15 +94,6 @@ def done(key: Run, path: Path) -> list[Run]:
     """The line of a run in the file, if it is done."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [run for run in map(json.loads, lines) if run.items() >= key.items()][:1]
-
-
-def train(prefix: Path, run_dir: Path, options: Run, threads: int) -> Run:
-    """One run; see bench.curves_run."""
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
-        "OMP_NUM_THREADS": str(threads),
-    }
-    return run_module("bench.curves_run", prefix, run_dir, options, environment)
 
 
 def summary(runs: list[Run]) -> dict[str, dict[str, Any]]:
@@ -128,6 +126,13 @@ def spread(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
+def mean_and_spread(values: list[float], form: str) -> str:
+    """Mean and standard deviation, or nothing where nothing was measured."""
+    if not values:
+        return ""
+    return f"{statistics.mean(values):{form}} ± {spread(values):{form.lstrip('+')}}"
+
+
 def table(found: dict[str, dict[str, Any]]) -> str:
     """Mean and standard deviation over the seeds, and the mean difference to fp32's same seeds."""
     lines = [
@@ -139,11 +144,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
             cells = []
             for name in LOSSES:
                 loss = numbers[name]
-                cells.append(f"{loss['mean']:.4f} ± {loss['deviation']:.4f}")
                 paired = loss["beside_fp32"] if way != "fp32" else []
-                cells.append(
-                    f"{statistics.mean(paired):+.4f} ± {spread(paired):.4f}" if paired else ""
-                )
+                cells += [mean_and_spread(loss["values"], ".4f"), mean_and_spread(paired, "+.4f")]
             lines.append(f"| {case} | {way} | {len(numbers['seeds'])} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

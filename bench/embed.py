@@ -14,12 +14,11 @@ all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack
 Both train the same model on the same pairs with the same loss (MultipleNegativesRankingLoss, scale
 20), batch, length and rate; each run is a process, runs are interleaved, numbers are medians.
 `stock` has the batch sampler NO_DUPLICATES and bf16; `stock, fp32` is the same without bf16, and
-`stock, tcmalloc` with the allocator that planned runs, and so `ours`, have. --seeds also trains an
+`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an
 epoch with ours and with stock by turns, and measures both models with the same code, beside the
 speed of the whole epoch; --turns 0 leaves out the rest.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -27,22 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import (
-    ROOT,
-    Bench,
-    arguments,
-    machine,
-    quality_table,
-    rank_variables,
-    run_module,
-    write,
-)
+from bench.quality import quality_table
+from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 RECIPE = ("embed", "model={encoder}", "data={data}/squad")
 VARIANTS: dict[str, dict[str, Any]] = {
     "stock": {"engine": "stock", "bf16": True},
     "stock, fp32": {"engine": "stock", "bf16": False},
-    "stock, tcmalloc": {"engine": "stock", "bf16": True, "tcmalloc": True},
+    "tuned": {"engine": "stock", "bf16": True, "tcmalloc": True},
     "ours": {"engine": "ours", "tcmalloc": True},
 }
 
@@ -57,14 +48,8 @@ class Runner:
 
     def run(self, **options: Any) -> dict[str, Any]:
         """One training."""
-        environment = os.environ | {
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}:{self.site}",
-            "OMP_NUM_THREADS": str(self.bench.threads),
-            "HF_HUB_OFFLINE": "1",
-        }
-        if options.get("tcmalloc"):
-            environment |= rank_variables()
-        return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, environment)
+        variables = environment(self.bench.threads, options.get("tcmalloc", False), self.site)
+        return run_module("bench.embed_run", self.bench.prefix, self.run_dir, options, variables)
 
 
 def main() -> int:
@@ -81,10 +66,12 @@ def main() -> int:
     bench = Bench(
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
-    results: dict[str, Any] = {"machine": machine(), "batch": options.batch}
+    site = options.site.absolute()
+    of_machine = machine(options.prefix, options.threads, site)
+    results: dict[str, Any] = {"machine": of_machine, "batch": options.batch}
     with tempfile.TemporaryDirectory() as folder:
         run_dir = bench.prepare(Path(folder) / "run", (*RECIPE, f"batch_size={options.batch}"))
-        runner = Runner(bench, options.site.absolute(), run_dir)
+        runner = Runner(bench, site, run_dir)
         if options.turns:
             results["speed"] = measure(runner, options.turns, options.steps)
             print(table(results["speed"]), flush=True)

@@ -3,10 +3,10 @@
     PYTHON -m bench.engine_run RUN_DIR OPTIONS
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
-object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed` and
-`attention_dropout` (of the recipe), `pad` (`max` or `longest`, of stock), `evaluate`, `profile`;
-or `shapes` of matrix products, and their `precision`, to measure instead of a training. Prints one
-JSON object.
+object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed`,
+`precision` and `attention_dropout` (of the job), `tuned` (stock with dynamic padding and batches
+grouped by length), `steps` (default: the recipe's), `evaluate`, `profile`; or `shapes` of matrix
+products, and their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -15,8 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.health.product_speed import product_shapes, weights_of
 from ftcluster_train.io.inputs import read_inputs, write_inputs
 from ftcluster_train.patching.patch_model import Optimizations
@@ -46,6 +48,8 @@ WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel c
 PROFILED = 4  # steps after them
 PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm_", "mkldnn::_linear_pointwise")
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+# packages whose versions a result has
+COMPARED = ("torch", "transformers", "accelerate", "trl", "peft", "sentence-transformers")
 WORLD = World(rank=0, size=1, backend="gloo")
 
 
@@ -55,13 +59,11 @@ class Clock(ProgressLog, TrainerCallback):
     def __init__(self, profiler: profile | None) -> None:
         super().__init__()
         self.times: list[float] = []
-        self.losses: list[float] = []
         self._profiler = profiler
 
-    def write(self, event: str, **fields: Any) -> None:
+    def write(self, event: str, **_: Any) -> None:
         """Called by the engine."""
         if event == "step":
-            self.losses.append(fields["loss"])
             self.on_step_end()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
@@ -77,60 +79,65 @@ def main() -> int:
     run_dir, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     if "shapes" in options:
         dtype = DTYPES[options["precision"]]
-        print(json.dumps({"operations_per_second": products(options["shapes"], dtype)}))
+        print(
+            json.dumps(
+                {
+                    "operations_per_second": products(options["shapes"], dtype),
+                    "versions": versions() if options.get("versions") else {},
+                }
+            )
+        )
         return 0
     job = read_job(run_dir)
     if not (run_dir / "inputs.json").exists():
         write_inputs(run_dir, prepare(job))
     training = replace(
-        job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1)
+        job.recipe.training,
+        seed=options.get("seed", 1),
+        max_steps=options.get("steps", job.recipe.training.max_steps),
     )
     recipe = replace(
         job.recipe, training=training, attention_dropout=options.get("attention_dropout", True)
     )
-    job = replace(job, recipe=recipe)
+    job = replace(job, recipe=recipe, precision=options.get("precision", job.precision))
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
+    lengths = train_set.lengths("input_ids")
     flop_per_token = 6 * weights_of(product_shapes(model))
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    losses: list[float] = []
-    if options["engine"] == "stock":
-        times = _stock(job, task, model, train_set, options)
-    else:
-        times, losses, model = _ours(job, task, model, train_set, options)
-    counted = times[WARM_UP - 1 :]
-    lengths = train_set.lengths("input_ids")
-    speed = recipe.batch_size * (len(counted) - 1) / (counted[-1] - counted[0])
-    if options["engine"] == "ours":
-        speed *= length_share(job, lengths, "group_by_length" not in options.get("leave_out", ()))
+    way = _stock if options["engine"] == "stock" else _ours
+    with _profiler(options) as profiler:
+        clock = Clock(profiler)
+        tokens, epoch, model = way(job, task, model, train_set, options, clock)
+    counted = clock.times[WARM_UP - 1 :]
+    met = tokens[WARM_UP : len(clock.times)]
+    share = sum(met) / (len(met) * recipe.batch_size) / (sum(epoch) / len(lengths))
+    seconds = counted[-1] - counted[0]
     found: dict[str, Any] = {
         "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
-        "samples_per_second": speed,
-        "losses": losses[-1:],
+        # the few steps of a run meet longer or shorter batches than the epoch has
+        "samples_per_second": share * recipe.batch_size * (len(counted) - 1) / seconds,
+        "length_share": share,
+        "steps": len(clock.times),
+        "seconds": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if options.get("evaluate"):
-        found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16")
+        task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
+        found["metrics"] = evaluate(task, model, samples, WORLD, False)
     if options.get("profile"):
         found["profile"] = options["profile_found"]
     print(json.dumps(found))
     return 0
 
 
-def length_share(job: Job, lengths: list[int], group_by_length: bool) -> float:
-    """Padded tokens of a step that is counted, divided by those of an epoch's mean step.
-
-    The few steps of a run meet longer or shorter batches than the epoch has.
-    """
-    sampler = BatchSampler(lengths, job.recipe.batch_size, job.recipe.training, group_by_length)
-    counted = list(sampler)[WARM_UP:]
-    training = replace(job.recipe.training, max_steps=sampler.steps_per_epoch)
-    epoch = list(BatchSampler(lengths, job.recipe.batch_size, training, group_by_length))
-
-    def tokens(batches: list[list[int]]) -> float:
-        return statistics.mean(len(batch) * lengths[batch[0]] for batch in batches)
-
-    return tokens(counted) / tokens(epoch)
+def versions() -> dict[str, str]:
+    """Of what is compared, as far as it is installed."""
+    found = {}
+    for name in COMPARED:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
@@ -149,33 +156,50 @@ def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
     return work / seconds
 
 
+Trained = tuple[list[int], list[int], Any]  # padded tokens of the steps and of an epoch's; model
+
+
 def _ours(
-    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
-) -> tuple[list[float], list[float], Any]:
-    optimizations = Optimizations(**dict.fromkeys(options.get("leave_out", ()), False))
+    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
+) -> Trained:
+    left_out = options.get("leave_out", ())
     training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
-    job = replace(job, recipe=replace(job.recipe, training=training))
-    with _profiler(options) as profiler:
-        clock = Clock(profiler)
-        _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
-    return clock.times, clock.losses, trained
+    recipe = replace(job.recipe, training=training)
+    job, optimizations = (
+        replace(job, recipe=recipe),
+        Optimizations(**dict.fromkeys(left_out, False)),
+    )
+    _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
+    lengths, grouped = train_set.lengths("input_ids"), optimizations.group_by_length
+    sampler = BatchSampler(lengths, recipe.batch_size, training, grouped)
+    of_epoch = replace(training, max_steps=sampler.steps_per_epoch)
+    epoch = BatchSampler(lengths, recipe.batch_size, of_epoch, grouped)
+    met, all_ = ([len(one) * lengths[one[0]] for one in batches] for batches in (sampler, epoch))
+    return met, all_, trained
 
 
 def _stock(
-    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any]
-) -> list[float]:
-    """transformers' Trainer with what run_glue, run_qa and run_clm leave at its defaults."""
-    training, recipe = job.recipe.training, job.recipe
+    job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
+) -> Trained:
+    """transformers' Trainer as run_glue, run_qa and run_clm configure it, or `tuned`."""
+    training, recipe, tuned = job.recipe.training, job.recipe, options.get("tuned", False)
     arguments = TrainingArguments(
         output_dir=str(job.run_dir / "stock"),
         per_device_train_batch_size=recipe.batch_size,
+        gradient_accumulation_steps=training.gradient_accumulation_steps,
         learning_rate=training.learning_rate,
+        lr_scheduler_type=training.lr_scheduler_type,
+        lr_scheduler_kwargs=dict(training.lr_scheduler_kwargs),
         num_train_epochs=training.num_train_epochs,
         max_steps=training.max_steps,
         warmup_steps=training.warmup_steps or training.warmup_ratio,
+        optim="adamw_torch_fused",
         weight_decay=training.weight_decay,
+        adam_beta2=training.adam_beta2,
+        max_grad_norm=training.max_grad_norm,
         seed=training.seed,
         bf16=job.precision == "bf16",
+        train_sampling_strategy="group_by_length" if tuned else "random",
         use_cpu=True,
         report_to="none",
         save_strategy="no",
@@ -183,32 +207,33 @@ def _stock(
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    longest = task.options.max_length if not isinstance(task.options, CausalLm) else 0  # type: ignore[attr-defined]
+    causal = isinstance(recipe.options, CausalLm)
+    longest = 0 if causal or tuned else recipe.options.max_length  # type: ignore[attr-defined]
+    tokens: list[int] = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
         inputs, targets = task.collate(rows)
         names = {"start": "start_positions", "end": "end_positions", "labels": "labels"}
         labels = {names[name]: values for name, values in targets.items() if name in names}
-        if isinstance(task.options, CausalLm):  # type: ignore[attr-defined]
+        if causal:
             labels = {"labels": targets["tokens"]}
-        elif options.get("pad", "max") == "max":
-            short = longest - inputs["input_ids"].shape[1]
+        short = max(0, longest - inputs["input_ids"].shape[1])
+        if short:
             inputs = {
                 name: torch.nn.functional.pad(values, (0, short)) for name, values in inputs.items()
             }
+        tokens.append(inputs["input_ids"].numel())
         return {**inputs, **labels}
 
-    with _profiler(options) as profiler:
-        clock = Clock(profiler)
-        trainer = Trainer(
-            model,
-            arguments,
-            train_dataset=train_set,
-            data_collator=collate,
-            callbacks=[clock],
-        )
-        trainer.train()
-    return clock.times
+    trainer = Trainer(
+        model, arguments, train_dataset=train_set, data_collator=collate, callbacks=[clock]
+    )
+    trainer.train()
+    lengths = train_set.lengths("input_ids")
+    order, size = [lengths[index] for index in trainer._get_train_sampler()], recipe.batch_size
+    batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+    epoch = [len(batch) * (longest or max(batch)) for batch in batches]
+    return tokens, epoch, model
 
 
 @contextmanager

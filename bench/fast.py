@@ -1,7 +1,7 @@
 """Stock example scripts of transformers alone and with `--fast`, side by side on this machine.
 
     .venv-dev/bin/python -m bench.fast --scripts DIR --data DIR --encoder DIR [CASE ...] [--turns N]
-        [--without-allocator] [--seeds N] [--threads N] [--prefix DIR] [--results FILE]
+        [--seeds N] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, after `ftcluster setup localhost`. --scripts has run_glue.py, run_qa.py
 with its two modules and run_clm.py, of the version of transformers in the stack or the one before;
@@ -9,32 +9,26 @@ with its two modules and run_clm.py, of the version of transformers in the stack
 
 The scripts run as they are, with --bf16 where the CPU has instructions for it: each run is a
 process of bench.fast_run, runs are interleaved, numbers are medians. `alone` is python SCRIPT;
-`allocator` has tcmalloc, as every planned run, and can be left out; `fast` has it and our kernels.
-CPU seconds are given as well: with one thread other programs on the machine change them less. The
-rate of the model's products is measured in each turn. --seeds fine-tunes the encoder by run_glue
-with and without our kernels, and compares the metrics.
+`allocator` has tcmalloc, which `ftcluster run` brings by itself; `fast` has it and our kernels.
+`tuned` and `tuned, fast` are the last two of a script that was told to pad batches to their longest
+sample and to group them by length, where it can. CPU seconds are given as well: with one thread
+other programs on the machine change them less. The rate of the model's products is measured in each
+turn. --seeds fine-tunes the encoder by run_glue with and without our kernels, and compares the
+metrics.
 """
 
 import json
-import os
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.engine import (
-    CASES,
-    ROOT,
-    arguments,
-    machine,
-    precision,
-    quality_table,
-    rank_variables,
-    write,
-)
+from bench.engine import CASES
+from bench.quality import quality_table
+from bench.runs import ROOT, arguments, environment, machine, precision, write
 from ftcluster_common.launch import FAST_VARIABLE
 
 STARTUP = ROOT / "train/ftcluster_train/host/startup"
@@ -43,18 +37,40 @@ WORDS = (
     "--logging_strategy", "no", "--disable_tqdm", "true",
 )  # fmt: skip
 BF16_WORDS = {"bf16": ("--bf16",), "fp32": ()}
-VARIANTS = {"alone": (False, False), "allocator": (True, False), "fast": (True, True)}
+LONGEST = ("--pad_to_max_length", "false", "--train_sampling_strategy", "group_by_length")
 SHAPES = {"glue": "mrpc", "qa": "squad", "clm": "gpt2"}  # of bench.engine's cases
 
 
 @dataclass(frozen=True)
 class Case:
-    """A script with its arguments; its files are in the current folder."""
+    """A script with its arguments; its files are in the current folder.
+
+    Attributes:
+        tuned: what else its users can tell it.
+    """
 
     script: str
     words: tuple[str, ...]
     batch: int
     steps: int
+    tuned: tuple[str, ...] = ()
+
+    def variants(self) -> dict[str, "Variant"]:
+        """What is measured, by name."""
+        plain = {"alone": Variant(), "allocator": Variant(True), "fast": Variant(True, True)}
+        if not self.tuned:
+            return plain
+        tuned = Variant(True, words=self.tuned)
+        return plain | {"tuned": tuned, "tuned, fast": replace(tuned, fast=True)}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a script is run."""
+
+    allocator: bool = False
+    fast: bool = False
+    words: tuple[str, ...] = ()
 
 
 SCRIPTS = {
@@ -62,13 +78,13 @@ SCRIPTS = {
         "run_glue.py",
         ("--train_file", "mrpc-train.json", "--validation_file", "mrpc-validation.json",
          "--max_seq_length", "128", "--learning_rate", "1e-4"),
-        32, 6,
+        32, 6, LONGEST,
     ),
     "qa": Case(
         "run_qa.py",
         ("--train_file", "squad-train.json", "--validation_file", "squad-validation.json",
          "--max_seq_length", "384", "--doc_stride", "128", "--max_train_samples", "400"),
-        16, 6,
+        16, 6, LONGEST,
     ),
     "clm": Case("run_clm.py", ("--train_file", "shakespeare.txt", "--block_size", "512"), 4, 6),
 }  # fmt: skip
@@ -85,20 +101,13 @@ class Bench:
 
     def process(self, *words: str, allocator: bool = False, fast: bool = False) -> str:
         """The output of a module of bench, run by the stack's Python."""
-        path = (STARTUP, ROOT / "train", ROOT / "common", ROOT)
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "OMP_NUM_THREADS": str(self.threads),
-            "HF_HUB_OFFLINE": "1",
-            "HF_HOME": str(self.folder / "cache"),
-        }
-        if allocator:
-            environment |= rank_variables()
+        variables = environment(self.threads, allocator, STARTUP)
+        variables["HF_HOME"] = str(self.folder / "cache")
         if fast:
-            environment[FAST_VARIABLE] = "1"
+            variables[FAST_VARIABLE] = "1"
         done = subprocess.run(
             [self.prefix / "current/bin/python", "-m", *words],
-            env=environment, cwd=self.folder, capture_output=True, text=True, check=False,
+            env=variables, cwd=self.folder, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise SystemExit(done.stderr)
@@ -109,14 +118,16 @@ class Bench:
 
     def run(self, name: str, variant: str, *more: str, model: str = "") -> dict[str, Any]:
         """One run of a case's script; see bench.fast_run."""
-        case, (allocator, fast) = SCRIPTS[name], VARIANTS[variant]
+        case = SCRIPTS[name]
+        way = case.variants()[variant]
         with tempfile.TemporaryDirectory() as output:
             out = self.process(
                 "bench.fast_run", "run", str(self.scripts / case.script),
                 "--model_name_or_path", model or name, *case.words, *WORDS,
-                *BF16_WORDS[precision()], "--per_device_train_batch_size", str(case.batch), *more,
+                *BF16_WORDS[precision()], "--per_device_train_batch_size", str(case.batch),
+                *way.words, *more,
                 "--output_dir", f"{output}/out",
-                allocator=allocator, fast=fast,
+                allocator=way.allocator, fast=way.fast,
             )  # fmt: skip
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
@@ -136,16 +147,11 @@ def main() -> int:
     parser.add_argument("--scripts", type=Path, required=True)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--without-allocator", action="store_true")
     parser.add_argument("--seeds", type=int, default=0)
     options = parser.parse_args()
-    chosen = list(VARIANTS)
-    if options.without_allocator:
-        chosen.remove("allocator")
     encoder = options.encoder.absolute()
-    results: dict[str, Any] = {
-        "machine": machine(), "threads": options.threads, "speed": {}, "quality": {}
-    }  # fmt: skip
+    of_machine = machine(options.prefix, options.threads)
+    results: dict[str, Any] = {"machine": of_machine, "speed": {}, "quality": {}}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(
             Path(folder), options.scripts.absolute(), options.prefix.absolute(), options.threads
@@ -153,7 +159,7 @@ def main() -> int:
         data = options.data.absolute()
         bench.process("bench.fast_run", "prepare", folder, str(data), str(encoder))
         for name in options.cases or SCRIPTS if options.turns else ():
-            results["speed"][name] = measure(bench, name, options.turns, chosen)
+            results["speed"][name] = measure(bench, name, options.turns)
             print(table(name, results["speed"][name]), flush=True)
             write(options.results, results)
         quality: dict[str, dict[str, list[float]]] = {}
@@ -172,10 +178,11 @@ def main() -> int:
     return 0
 
 
-def measure(bench: Bench, name: str, turns: int, chosen: list[str]) -> dict[str, Any]:
+def measure(bench: Bench, name: str, turns: int) -> dict[str, Any]:
     """Run each variant `turns` times, interleaved; medians and all of them."""
     found: dict[str, dict[str, list[float]]] = {
-        variant: {"samples_per_second": [], "cpu_seconds_of_a_step": []} for variant in chosen
+        variant: {"samples_per_second": [], "cpu_seconds_of_a_step": []}
+        for variant in SCRIPTS[name].variants()
     }
     rates = []
     for _ in range(turns):

@@ -25,16 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.curves import done, spread
-from bench.engine import (
-    ROOT,
-    TUNED,
-    Bench,
-    arguments,
-    first_rows,
-    machine,
-    rank_variables,
-    write,
-)
+from bench.quality import TUNED, first_rows
+from bench.runs import ROOT, Bench, arguments, environment, machine, write
 from ftcluster_common.launch import BACKEND_VARIABLE, GLOO, IMPI
 
 RANKS = 2
@@ -93,7 +85,9 @@ def main() -> int:
             print(run, file=sys.stderr, flush=True)
     found = summary([run for key in wanted for run in done(key, options.runs)])
     print(table(found))
-    write(options.results, {"machine": machine(), "ranks": RANKS, "trainings": found})
+    write(
+        options.results, {"machine": machine(options.prefix, 1), "ranks": RANKS, "trainings": found}
+    )
     return 0
 
 
@@ -105,13 +99,10 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         words += [f"training.max_steps={steps}", "training.eval_strategy=no"]
     bench.prepare(run_dir, tuple(words))
     python = str(bench.prefix / "current/bin/python")
-    environment = os.environ | {
+    variables = {
+        **environment(1, tcmalloc=True),
         "PATH": f"{bench.prefix}/current/bin:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'train'}:{ROOT / 'common'}",
-        "OMP_NUM_THREADS": "1",
-        **rank_variables(),
         "I_MPI_PIN": "0",
-        "HF_HUB_OFFLINE": "1",
         BACKEND_VARIABLE: IMPI if key["seed"] > 1 else GLOO,
     }
     limit = ""
@@ -126,7 +117,7 @@ def train(bench: Bench, run_dir: Path, key: Run, way: tuple[str, ...]) -> Run:
         [python, "-m", "ftcluster_train.engine.prepare", str(run_dir)],
         ["unshare", "--net", "bash", "-c", script],
     ):
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+        run = subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
         if run.returncode != 0:
             raise SystemExit(run.stdout + run.stderr)
     (loopback,) = (line for line in run.stdout.splitlines() if line.strip().startswith("lo:"))

@@ -28,7 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, machine
+from bench.runs import ROOT, cpu
 from ftcluster.benchmark.scaling_model import Mode, Step, fit, prediction_errors
 from tests.testbed import Testbed
 
@@ -91,7 +91,7 @@ def find_rate(options: argparse.Namespace, alone: float) -> Iterator[list[Line]]
         found.append({**lines[0], "rate": rate, "steps": of_rate})
     yield found
     points = [(one["rate"], alone / seconds_of([one])) for one in found if one["rate"]]
-    yield [{"chosen_rate": round(interpolate(points, WANTED)), "points": points, **machine()}]
+    yield [{"chosen_rate": round(interpolate(points, WANTED)), "points": points, **cpu()}]
 
 
 def interpolate(points: Sequence[tuple[float, float]], wanted: float) -> float:

@@ -14,12 +14,12 @@ The model has the shape of a published one (bench.sft_run.SHAPES), random weight
 BPE tokenizer of the data with ChatML as its template. Both train it on the same conversations with
 the same loss, batch and rate in bf16, without gradient checkpointing; each run is a process, runs
 are interleaved, numbers are medians. Tokens are those of conversations, without padding. `ours`
-runs with tcmalloc, as planned runs do; `trl, tcmalloc` shows what that alone is worth. --seeds also
-trains with both for --steps steps, and measures both with the same code. Variants with NF4 need
---lora-r; where no variant is TRL's, the others are compared with the first one.
+runs with tcmalloc, as planned runs do, and so does `trl, tuned`, whose batches are grouped by
+length as well. --seeds also trains with both for --steps steps, and measures both with the same
+code. Variants with NF4 need --lora-r; where no variant is TRL's, the others are compared with the
+first one.
 """
 
-import os
 import statistics
 import sys
 import tempfile
@@ -27,17 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.engine import ROOT, arguments, machine, rank_variables, run_module, write
+from bench.runs import arguments, environment, machine, run_module, write
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "trl": {"engine": "trl"},
-    "trl, tcmalloc": {"engine": "trl", "tcmalloc": True},
+    "trl, tuned": {"engine": "trl", "tcmalloc": True, "group_by_length": True},
     "ours": {"engine": "ours", "tcmalloc": True},
     # of adapters only, with --lora-r
     "trl, NF4": {"engine": "trl", "tcmalloc": True, "load_in_4bit": True},
     "ours, NF4": {"engine": "ours", "tcmalloc": True, "load_in_4bit": True},
 }
-USUAL = ("trl", "trl, tcmalloc", "ours")
+USUAL = ("trl", "trl, tuned", "ours")
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,9 @@ class Runner:
 
     def run(self, **options: Any) -> dict[str, Any]:
         """One training, or what else the options ask for."""
-        sources = f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}:{self.site}"
-        environment = os.environ | {
-            "PYTHONPATH": sources,
-            "OMP_NUM_THREADS": str(self.threads),
-            "HF_HUB_OFFLINE": "1",
-        }
-        if options.get("tcmalloc"):
-            environment |= rank_variables()
+        variables = environment(self.threads, options.get("tcmalloc", False), self.site)
         options = {**self.common, **options}
-        return run_module("bench.sft_run", self.prefix, self.folder, options, environment)
+        return run_module("bench.sft_run", self.prefix, self.folder, options, variables)
 
 
 def main() -> int:
@@ -81,9 +74,10 @@ def main() -> int:
         "shape": options.shape, "lora_r": options.lora_r, "batch": options.batch,
         "steps": options.steps, "rate": options.rate,
     }  # fmt: skip
-    results: dict[str, Any] = {"machine": machine(), **common}
+    site = options.site.absolute()
+    of_machine = machine(options.prefix, options.threads, site)
+    results: dict[str, Any] = {"machine": of_machine, **common}
     with tempfile.TemporaryDirectory() as folder:
-        site = options.site.absolute()
         runner = Runner(options.prefix, site, Path(folder), options.threads, common)
         runner.run(engine="make", squad=str(options.data.absolute() / "squad"))
         if options.turns:

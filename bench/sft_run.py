@@ -3,8 +3,8 @@
     PYTHON -m bench.sft_run FOLDER OPTIONS
 
 OPTIONS is a JSON object: `engine` (`ours`, `trl`, or `make`, which writes data and model into
-FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`. Prints one
-JSON object.
+FOLDER), `shape`, `lora_r`, `load_in_4bit`, `batch`, `steps`, `rate`, `seed`, `evaluate`,
+`group_by_length` (of TRL). Prints one JSON object.
 """
 
 import json
@@ -111,7 +111,7 @@ def main() -> int:
         model, tokens = ours(job, task, model, train_set, clock)
     else:
         del model
-        model, tokens = trl(job, inputs, clock)
+        model, tokens = trl(job, inputs, clock, options.get("group_by_length", False))
     for name, times in (("second", clock.times), ("cpu_second", clock.cpu_times)):
         seconds = times[-1] - times[WARM_UP - 1]
         found[f"tokens_per_{name}"] = sum(tokens[WARM_UP : len(times)]) / seconds
@@ -170,8 +170,8 @@ def ours(
     return trained, [sum(lengths[i] for i in batch) for batch in batches]
 
 
-def trl(job: Job, inputs: Inputs, clock: Clock) -> tuple[Any, list[int]]:
-    """The same with SFTTrainer."""
+def trl(job: Job, inputs: Inputs, clock: Clock, grouped: bool) -> tuple[Any, list[int]]:
+    """The same with SFTTrainer; its batches may be grouped by length."""
     from datasets import Dataset
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
@@ -198,6 +198,7 @@ def trl(job: Job, inputs: Inputs, clock: Clock) -> tuple[Any, list[int]]:
         max_steps=training.max_steps,
         warmup_steps=training.warmup_ratio,
         seed=training.seed,
+        train_sampling_strategy="group_by_length" if grouped else "random",
         bf16=True,
         use_cpu=True,
         gradient_checkpointing=False,

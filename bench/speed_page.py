@@ -14,9 +14,9 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from bench.engine import ROOT
+from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
-from bench.time_to_quality import mean_and_spread
+from bench.runs import ROOT
 from ftcluster.report.charts import THEME
 
 RESULTS = ROOT / "bench/results"
@@ -38,29 +38,35 @@ SCRIPTS = {
     "qa": "run_qa.py on SQuAD, DistilBERT-base",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
 }
-WAYS = {"stock": "Trainer", "ours": "ftcluster"}
+WAYS = {"stock": "Trainer", "tuned": "Trainer, tuned", "ours": "ftcluster"}
+TUNED, AS_IT_COMES = "tuned", "as it comes, because tuned was not measured"
 PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Work that was done in two ways in one run.
+    """Work that was done in several ways in one run; numbers are in `unit`.
 
     Attributes:
         work: the model and its data.
         instead: what a user would take without ftcluster.
-        theirs, ours: in `unit`.
-        ratio: ours by theirs.
+        theirs: as it comes; None: not measured.
+        tuned: as far as its own options and the allocator go; None: not measured.
         limit: ours as a part of what the model's matrix products alone would reach; 0 if unknown.
     """
 
     work: str
     instead: str
-    theirs: float
+    theirs: float | None
+    tuned: float | None
     ours: float
     unit: str
-    ratio: float
     limit: float = 0.0
+
+    def ratios(self) -> tuple[float | None, float | None]:
+        """Ours by the tuned one, and by the one as it comes."""
+        by_tuned, by_theirs = (self.ours / by if by else None for by in (self.tuned, self.theirs))
+        return by_tuned, by_theirs
 
 
 def read(name: str) -> list[Any]:
@@ -79,65 +85,109 @@ def speeds(name: str) -> dict[str, Any]:
 def comparisons() -> Iterator[Comparison]:
     """All that were measured."""
     for name, found in speeds("engine").items():
-        stock, ours = found["stock"], found["ours"]
+        stock, tuned, ours = (
+            found.get(way, {}).get("samples_per_second") for way in ("stock", "tuned", "ours")
+        )
         yield Comparison(
-            ENGINE[name], "transformers' Trainer", stock["samples_per_second"],
-            ours["samples_per_second"], "samples/s", ours["ratio"], ours["share_of_limit"],
+            ENGINE[name], "transformers' Trainer", stock, tuned, ours, "samples/s",
+            found["ours"]["share_of_limit"],
         )  # fmt: skip
     for name, found in speeds("fast").items():
-        alone, fast = found["variants"]["alone"], found["variants"]["fast"]
+        script = {way: of["samples_per_second"] for way, of in found["variants"].items()}
+        instead = "`python SCRIPT`; tuned: `ftcluster run` without `--fast`"
         yield Comparison(
-            SCRIPTS[name], "the script without `--fast`", alone["samples_per_second"],
-            fast["samples_per_second"], "samples/s", fast["ratio"],
+            SCRIPTS[name], instead, script["alone"], script["allocator"], script["fast"],
+            "samples/s",
         )  # fmt: skip
+        if "tuned" in script:
+            work = f"{SCRIPTS[name]}, batches padded to their longest"
+            yield Comparison(
+                work, instead, None, script["tuned"], script["tuned, fast"], "samples/s"
+            )
     latest = {(one["shape"], one["lora_r"]): one for file in read("sft") for one in file}
     for found in latest.values():
-        trl, ours = found["speed"]["trl"], found["speed"]["ours"]
+        trl, tuned, ours = (
+            found["speed"].get(way, {}).get("tokens_per_second")
+            for way in ("trl", "trl, tuned", "ours")
+        )
         work = f"instruction tuning, {found['shape']}, "
         work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
-        yield Comparison(
-            work, "TRL's SFTTrainer", trl["tokens_per_second"], ours["tokens_per_second"],
-            "tokens/s", ours["tokens_per_second"] / trl["tokens_per_second"],
-        )  # fmt: skip
+        yield Comparison(work, "TRL's SFTTrainer", trl, tuned, ours, "tokens/s")
     embed = read("embed")[-1]
-    stock, ours = embed["speed"]["stock"], embed["speed"]["ours"]
+    # its name in older results
+    tuned = embed["speed"].get("tuned") or embed["speed"]["stock, tcmalloc"]
+    stock, tuned, ours = (
+        of["pairs_per_second"] for of in (embed["speed"]["stock"], tuned, embed["speed"]["ours"])
+    )
     yield Comparison(
         f"sentence embeddings, MiniLM, {embed['batch']} pairs of SQuAD",
-        "SentenceTransformerTrainer", stock["pairs_per_second"], ours["pairs_per_second"],
-        "pairs/s", stock["times_of_ours"],
+        "SentenceTransformerTrainer", stock, tuned, ours, "pairs/s",
     )  # fmt: skip
 
 
 def summary(found: list[Comparison]) -> str:
     """All comparisons as a Markdown table."""
     lines = [
-        "| training | instead of | there | with ftcluster | ratio | of the products' limit |",
-        "|---|---|---|---|---|---|",
+        "| training | instead of | as it comes | tuned | with ftcluster | ratio to tuned "
+        "| to as it comes | of the products' limit |",
+        "|---" * 8 + "|",
     ]
-    lines += [
-        f"| {one.work} | {one.instead} | {one.theirs:.3g} {one.unit} | {one.ours:.3g} "
-        f"| **{one.ratio:.1f}** | {f'{one.limit:.0%}' if one.limit else ''} |"
-        for one in found
-    ]
+    for one in found:
+        theirs, tuned = (f"{v:.3g}" if v else "not measured" for v in (one.theirs, one.tuned))
+        by_tuned, by_theirs = (f"{ratio:.1f}" if ratio else "" for ratio in one.ratios())
+        lines.append(
+            f"| {one.work} | {one.instead} | {theirs} | {tuned} | {one.ours:.3g} {one.unit} "
+            f"| {f'**{by_tuned}**' if by_tuned else ''} | {by_theirs} "
+            f"| {f'{one.limit:.0%}' if one.limit else ''} |"
+        )
     return "\n".join(lines)
 
 
+def machines() -> str:
+    """Where and with which versions each file of results was measured, as a Markdown table."""
+    lines = ["| results | CPU | products, TFLOP/s | versions |", "|---|---|---|---|"]
+    for name, files in FILES.items():
+        for file, found in zip(files, read(name), strict=True):
+            for machine in _machines_of(found):
+                rate = machine.get("products_per_second", 0) / 1e12
+                versions = ", ".join(map(" ".join, machine.get("versions", {}).items()))
+                lines.append(
+                    f"| {file} | {machine['cpu']}, {machine['cores']} cores, "
+                    f"{' '.join(machine['instructions'])} | {f'{rate:.2f}' if rate else ''} "
+                    f"| {versions or 'not noted'} |"
+                )
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _machines_of(found: Any) -> list[dict[str, Any]]:
+    return [one["machine"] for one in (found if isinstance(found, list) else [found])]
+
+
 def picture(found: list[Comparison]) -> str:
-    """The ratios as SVG."""
-    rows = [
-        {"training": one.work.replace("`", ""), "ratio": round(one.ratio, 2), "place": place}
-        for place, one in enumerate(found)
-    ]
+    """The ratios as SVG: to what is tuned, and where that was not measured to what is not."""
+    rows = []
+    for place, one in enumerate(found):
+        by_tuned, by_theirs = one.ratios()
+        against = TUNED if by_tuned else AS_IT_COMES
+        work = one.work.replace("`", "")
+        ratio = round(by_tuned or by_theirs or 0.0, 2)
+        rows.append({"training": work, "ratio": ratio, "place": place, "against": against})
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("training:N", sort=alt.SortField("place"), title=None,
                 axis=alt.Axis(labelLimit=420, domain=False, ticks=False)),
         x=alt.X("ratio:Q", title="times as fast as what it is instead of"),
     )  # fmt: skip
+    bars = base.mark_bar(height=16).encode(
+        color=alt.Color(
+            "against:N", title=None, legend=alt.Legend(orient="bottom"),
+            scale=alt.Scale(domain=[TUNED, AS_IT_COMES], range=["#2563eb", "#9db7ee"]),
+        )
+    )  # fmt: skip
     ratios = base.mark_text(align="left", dx=4, fontSize=13).encode(
         text=alt.Text("ratio:Q", format=".1f")
     )
     same = alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color="#9aa3af").encode(x="x:Q")
-    chart = (base.mark_bar(color="#2563eb", height=16) + same + ratios).properties(width=420)
+    chart = (bars + same + ratios).properties(width=420)
     spec = chart.to_dict()
     spec["config"] = {**THEME, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)
@@ -148,8 +198,8 @@ def products_of_steps() -> str:
     """Where a step's time goes, as a Markdown table."""
     lines = ["| milliseconds of a step | all | products | anything else |", "|---|---|---|---|"]
     for name, found in speeds("engine").items():
-        for way in ("stock", "ours"):
-            profile = found[way].get("profile")
+        for way in WAYS:
+            profile = found.get(way, {}).get("profile")
             if profile:
                 other = profile["all"] - profile["products"]
                 lines.append(
@@ -189,6 +239,7 @@ def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
         "summary": summary(found),
+        "machines": machines(),
         "steps": products_of_steps(),
         "time": times_to_a_metric(),
     }

@@ -22,19 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bench.curves import done, spread
-from bench.engine import (
-    ROOT,
-    TUNED,
-    Bench,
-    arguments,
-    first_rows,
-    machine,
-    rank_variables,
-    run_module,
-    write,
-)
+from bench.curves import done, mean_and_spread, spread
 from bench.local_sync import METRICS
+from bench.quality import TUNED, first_rows
+from bench.runs import Bench, arguments, environment, machine, run_module, write
 
 STOCK, SHORT = "stock", "short"
 # a new head of 5 times the size, so that gradients reach the encoder from the first steps on
@@ -95,7 +86,8 @@ def main() -> int:
             print(run, file=sys.stderr, flush=True)
     found = summary([run for key in wanted for run in done(key, options.runs)])
     print(table(found))
-    write(options.results, {"machine": machine(), "threads": options.threads, "trainings": found})
+    of_machine = machine(options.prefix, options.threads)
+    write(options.results, {"machine": of_machine, "trainings": found})
     return 0
 
 
@@ -104,13 +96,8 @@ def train(bench: Bench, run_dir: Path, key: Run) -> Run:
     recipe = (*TUNED[key["case"]], *WAYS[key["case"]][key["way"]])
     seed = f"training.seed={key['seed']}"
     bench.prepare(run_dir, (*recipe, *AT_THE_END, seed, "training.logging_steps=1"))
-    environment = os.environ | {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'train'}:{ROOT / 'common'}",
-        "OMP_NUM_THREADS": str(key["threads"]),
-        "HF_HUB_OFFLINE": "1",
-        **rank_variables(),
-    }
-    found = run_module("bench.time_to_quality_run", bench.prefix, run_dir, {}, environment)
+    variables = environment(key["threads"], tcmalloc=True)
+    found = run_module("bench.time_to_quality_run", bench.prefix, run_dir, {}, variables)
     return found | {"load": os.getloadavg()[0]}
 
 
@@ -162,13 +149,6 @@ def table(found: dict[str, dict[str, Run]]) -> str:
             ]
             lines.append(f"| {way} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def mean_and_spread(values: list[float], form: str) -> str:
-    """Mean and standard deviation, or nothing where nothing was measured."""
-    if not values:
-        return ""
-    return f"{statistics.mean(values):{form}} ± {spread(values):{form.lstrip('+')}}"
 
 
 if __name__ == "__main__":

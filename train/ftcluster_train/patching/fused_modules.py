@@ -14,7 +14,7 @@ from torch.nn import functional
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.activations import TORCH, activate
 from ftcluster_train.kernels.norm import rms_norm
-from ftcluster_train.patching.registry import ObjectPatch, computes_same
+from ftcluster_train.patching.registry import ObjectPatch, computes_same, has_hooks
 
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
@@ -50,7 +50,10 @@ def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
     return functional.gelu(values, approximate="tanh")
 
 
-def _gated_mlp(module: nn.Module, x: torch.Tensor, activation: str) -> Any:
+def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module]) -> Any:
+    activation, act_fn = setting
+    if module.act_fn is not act_fn or has_hooks(act_fn):  # both may come after the model was fused
+        return type(module).forward(module, x)
     return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
 
 
@@ -73,9 +76,9 @@ def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
     for module in _unpatched(model):
         own = vars(module)
         if own["_modules"].keys() == GATED and not own["_parameters"]:
-            activation = _activation_of(module)
+            activation = None if has_hooks(module.act_fn) else _activation_of(module)
             if activation is not None:
-                yield FusedForward(module, _gated_mlp, activation)
+                yield FusedForward(module, _gated_mlp, (activation, module.act_fn))
 
 
 def _activation_of(module: nn.Module) -> str | None:
@@ -91,9 +94,9 @@ def _activation_of(module: nn.Module) -> str | None:
     small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
     values = torch.linspace(-30, 40, 96).view(1, 32, 3)
     for activation in TORCH:
-        fused = FusedForward(small, _gated_mlp, activation)
+        fused = FusedForward(small, _gated_mlp, (activation, small.act_fn))
         if all(
-            computes_same(small.train(training), fused, values, rtol=1e-5, atol=1e-5)
+            computes_same(small.train(training).forward, fused, values, rtol=1e-5, atol=1e-5)
             for training in (True, False)
         ):
             return activation
@@ -112,7 +115,7 @@ def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
             continue
         fused = FusedForward(module, _rms_norm, epsilon)
         values = torch.linspace(-2, 3, 2 * module.weight.numel()).view(1, 2, -1)
-        if computes_same(module, fused, values, rtol=1e-3, atol=1e-5):
+        if computes_same(module.forward, fused, values, rtol=1e-3, atol=1e-5):  # calls no hooks
             yield fused
 
 

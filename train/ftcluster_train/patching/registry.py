@@ -78,6 +78,16 @@ class ObjectPatch(Generic[Place]):
         return len(places)
 
 
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+
+
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether someone has to see what the module gets or returns, in either pass."""
+    return any(vars(module)[hooks] for hooks in HOOKS)
+
+
 def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:
     """Have a class's method call `action` with the object at its end."""
     method = getattr(owner, name)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ftcluster_train.kernels.linear import MANY_ROWS
-from ftcluster_train.patching.registry import ObjectPatch
+from ftcluster_train.patching.registry import HOOKS, ObjectPatch
 
 # model types in which only masked attention mixes tokens, and whose classifier looks at the first
 FIRST_TOKEN = (
@@ -38,9 +38,6 @@ TORCH_MODULES = (
 )  # fmt: skip
 # whose hooks and wrappers read no hidden states
 LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
 
 
 class _Rows:
