@@ -43,6 +43,11 @@ class DataError(ValueError):
     """A file or a row cannot be used; says which one, with its line, and why."""
 
 
+def kind_of(path: Path) -> str:
+    """The ending of a file's name, which says what it holds, in small letters."""
+    return path.suffix.lower()
+
+
 def files_of(path: Path) -> dict[str, Files]:
     """The files with rows of each split.
 
@@ -55,8 +60,8 @@ def files_of(path: Path) -> dict[str, Files]:
         DataError: a split has files of several formats.
     """
     if path.is_file():
-        return {TRAIN: (path,)} if path.suffix in TABLES else {}
-    tables = sorted(file for file in path.glob("*") if file.suffix in TABLES and file.is_file())
+        return {TRAIN: (path,)} if kind_of(path) in TABLES else {}
+    tables = sorted(file for file in path.glob("*") if kind_of(file) in TABLES and file.is_file())
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")
     splits: dict[str, Files] = {}
@@ -67,7 +72,7 @@ def files_of(path: Path) -> dict[str, Files]:
         if nameless:
             splits = {TRAIN: sum((splits.pop(name) for name in nameless), ())} | splits
     for name, files in splits.items():
-        if len({file.suffix for file in files}) > 1:
+        if len(set(map(kind_of, files))) > 1:
             names = ", ".join(file.name for file in files)
             raise DataError(f"{path} has several formats of {name}: {names}; leave one of them")
     return splits
@@ -80,13 +85,13 @@ def texts_of(path: Path) -> dict[str, Files]:
         path: a file, or a folder: all texts but validation.txt are those of `train`.
     """
     if path.is_file():
-        return {TRAIN: (path,)} if path.suffix == TEXT else {}
-    texts = sorted(path.glob(f"*{TEXT}"))
-    if any(_split_of(file) == TRAIN for file in path.glob("*") if file.suffix in TABLES):
+        return {TRAIN: (path,)} if kind_of(path) == TEXT else {}
+    texts = sorted(file for file in path.glob("*") if kind_of(file) == TEXT)
+    if any(_split_of(file) == TRAIN for file in path.glob("*") if kind_of(file) in TABLES):
         texts = []
     splits: dict[str, Files] = {}
     for file in texts:
-        split = VALIDATION if WORDS.get(file.stem) == VALIDATION else TRAIN
+        split = VALIDATION if WORDS.get(file.stem.lower()) == VALIDATION else TRAIN
         splits[split] = (*splits.get(split, ()), file)
     return splits
 
@@ -126,7 +131,7 @@ class Table:
         """
         for path in self.paths:
             try:
-                for where, row in _READERS[path.suffix](path):
+                for where, row in _READERS[kind_of(path)](path):
                     usable = isinstance(row, dict | DataError)
                     yield where, row if usable else DataError(f"{where}: not a JSON object")
             except UnicodeDecodeError as error:
@@ -189,7 +194,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         if not said:
             lines.seek(0)
         others = [mark for mark in ("\t", ";") if mark in first and "," not in first]
-        delimiter = said[1] if said else "\t" if path.suffix == ".tsv" else [*others, ","][0]
+        delimiter = said[1] if said else "\t" if kind_of(path) == ".tsv" else [*others, ","][0]
         reader = csv.reader(
             lines,
             delimiter=delimiter,

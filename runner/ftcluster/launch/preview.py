@@ -8,10 +8,11 @@ from rich.text import Text
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.launch.mpirun import as_shell
 from ftcluster.planning.plan import HostPlan, LaunchPlan
-from ftcluster.recipe.data_columns import Columns, columns_line
+from ftcluster.recipe.data_columns import columns_line
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
+from ftcluster_common.column_uses import Columns
 from ftcluster_common.job import Purpose
 from ftcluster_common.launch import Launch
 from ftcluster_common.model_package import PACKAGE

@@ -12,7 +12,7 @@ from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, launch_and_follow
 from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster.recipe.data_columns import Columns
+from ftcluster_common.column_uses import Columns
 from ftcluster_common.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
 

@@ -1,45 +1,23 @@
 """Which columns of data of this machine a task reads, and what for."""
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ftcluster.recipe.dataset_checks import used_splits
-from ftcluster_common.columns import (
-    answering_columns,
-    classification_columns,
-    embedded_column,
-    ranking_columns,
-    search_columns,
-    text_column,
-)
-from ftcluster_common.conversations import conversation_columns, preference_columns
+from ftcluster_common.column_uses import UNREAD, Columns, column_uses
 from ftcluster_common.data_files import (
     PARQUET,
     DataError,
     Table,
     encoding_of,
     files_of,
+    kind_of,
     texts_of,
 )
 from ftcluster_common.job import PREDICT, Purpose
-from ftcluster_common.recipe import (
-    CausalLm,
-    InstructionTuning,
-    Options,
-    PreferenceTuning,
-    QuestionAnswering,
-    Recipe,
-    SentenceSimilarity,
-    TextClassification,
-    TextRanking,
-)
+from ftcluster_common.recipe import CausalLm, Recipe
 
-UNREAD = "not read"
 DELIMITED = (".csv", ".tsv")
 ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
-ANSWERING = ("question", "context", "answers")
-
-Columns = Mapping[str, tuple[str, ...]]  # by what they are for
 
 
 def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
@@ -49,7 +27,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
     """
     names = header(recipe, purpose)
     try:
-        return _by_use(recipe.options, names, purpose != PREDICT) if names else {}
+        return column_uses(recipe.options, names, purpose != PREDICT) if names else {}
     except DataError:  # check_data says more of it
         return {}
 
@@ -62,7 +40,7 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     try:
         files = files_of(path)
         splits = [name for name in used_splits(files, options, purpose) if name in files]
-        readable = [f for name in splits[:1] for f in files[name] if f.suffix != PARQUET]
+        readable = [f for name in splits[:1] for f in files[name] if kind_of(f) != PARQUET]
         for _, row in Table(tuple(readable)).with_places():
             return [] if isinstance(row, DataError) else list(map(str, row))
     except DataError:
@@ -75,7 +53,7 @@ def encoding_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...
     try:
         files = files_of(Path(recipe.data)) if Path(recipe.data).exists() else {}
         splits = used_splits(files, recipe.options, purpose) if files else ()
-        tables = [f for name in splits for f in files.get(name, ()) if f.suffix in DELIMITED]
+        tables = [f for name in splits for f in files.get(name, ()) if kind_of(f) in DELIMITED]
         encodings = [(file.name, encoding_of(file)) for file in tables]
     except DataError:  # check_data says more of it
         return ()
@@ -84,45 +62,6 @@ def encoding_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...
         for name, encoding in encodings
         if encoding in ENCODINGS
     )
-
-
-def _by_use(options: Options, columns: Sequence[str], answered: bool) -> Columns:
-    """The columns of a task by what they are for, and those that it does not read."""
-    uses: dict[str, tuple[str, ...]]
-    match options:
-        case TextClassification():
-            texts, label = classification_columns(options, columns, answered)
-            uses = {"text": texts, "label": (label,) if answered else ()}
-        case QuestionAnswering():
-            read = zip(ANSWERING, answering_columns(options, answered), strict=False)
-            uses = {use: (name,) for use, name in read}
-        case CausalLm():
-            uses = {"text": (text_column(options, columns),)}
-        case SentenceSimilarity() if answered:
-            pair = search_columns(options, columns)
-            uses = {
-                "query": (pair.query,),
-                "positive": (pair.positive,),
-                "negative": pair.negatives,
-                "label": (pair.label,) if pair.label else (),
-            }
-        case SentenceSimilarity():
-            uses = {"text": (embedded_column(options, columns),)}
-        case TextRanking():
-            (query, text, negatives, _), label = ranking_columns(options, columns, answered)
-            uses = {"query": (query,), "text": (text,), "negative": negatives}
-            uses["label"] = (label,) if label else ()
-        case InstructionTuning():
-            named = conversation_columns(options, columns)._asdict()
-            uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in columns if name == "tools")
-        case PreferenceTuning():
-            named = preference_columns(options, columns)._asdict()
-            uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in columns if name == "tools")
-    read_names = {name for names in uses.values() for name in names}
-    uses[UNREAD] = tuple(name for name in columns if name not in read_names)
-    return {use: names for use, names in uses.items() if names}
 
 
 def columns_line(columns: Columns) -> str:

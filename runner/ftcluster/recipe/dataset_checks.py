@@ -18,6 +18,7 @@ from ftcluster_common.data_files import (
     Files,
     Table,
     files_of,
+    kind_of,
     texts_of,
 )
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
@@ -61,7 +62,9 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
-            problems += _check_text(file) if file.suffix == TEXT else _check_rows(file, make_check)
+            problems += (
+                _check_text(file) if kind_of(file) == TEXT else _check_rows(file, make_check)
+            )
     if isinstance(options, TextClassification) and answered and not options.regression:
         rows = next((files[split] for split in used if split in files), ())
         problems = problems or _check_scores(rows, options)
@@ -108,7 +111,7 @@ def _listing(folder: Path) -> str:
 
 def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
     """The problems of a file with rows."""
-    if file.suffix == PARQUET:
+    if kind_of(file) == PARQUET:
         with file.open("rb") as content:
             good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
         return [] if good else [f"{file} is not a file of Parquet"]
@@ -137,7 +140,7 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
     """The first label that is no class, of text files whose labels are all numbers."""
     scores: list[str] = []
-    if any(file.suffix == PARQUET for file in files):
+    if any(kind_of(file) == PARQUET for file in files):
         return scores
     for where, row in Table(files).with_places():
         assert not isinstance(row, DataError), "the rows have been checked"

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster.recipe.data_columns import UNREAD, encoding_notes, find_columns
+from ftcluster.recipe.data_columns import encoding_notes, find_columns
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.column_uses import UNREAD
 from ftcluster_common.job import PREDICT
 
 QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "answer_start": []}}

@@ -19,6 +19,7 @@ from ftcluster_common.data_files import (
     Row,
     Table,
     files_of,
+    kind_of,
     texts_of,
 )
 from ftcluster_common.given_files import parse_json
@@ -87,7 +88,7 @@ def load_rows(data: str, config: str | None) -> dict[str, Rows]:
     if not Path(data).exists():
         return _from_hub(data, config)
     rows: dict[str, Rows] = {
-        split: ParquetRows(files) if files[0].suffix == PARQUET else Table(files)
+        split: ParquetRows(files) if kind_of(files[0]) == PARQUET else Table(files)
         for split, files in files_of(Path(data)).items()
     }
     if not rows:
