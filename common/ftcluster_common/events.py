@@ -96,6 +96,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "milliseconds": dict,
         "left_out": str,
     },
+    # of torch.distributed, of the process group that a user's script has made
+    "backend": {"name": str},
     # what rank 0 of a user's script prints, to stdout or stderr
     "output": {"rank": int, "stream": str, "text": str},
     # of what guardians report also `step` and `cause`, see ftcluster_train.host.rank_life

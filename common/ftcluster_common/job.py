@@ -95,16 +95,30 @@ class ScriptJob:
         prefix: the cluster's folder on the hosts.
         program: the arguments of Python.
         start: the folder that it starts in.
+        local_rank: the option that each rank is given with its local rank, or "".
     """
 
     run: str
     prefix: str
     program: tuple[str, ...]
     start: str
+    local_rank: str = ""
+
+    def arguments(self, local_rank: str) -> list[str]:
+        """Those of Python for a rank, as torch.distributed.launch gives them.
+
+        >>> ScriptJob("", "", ("-m", "train", "--x"), "", "--local-rank").arguments("1")
+        ['-m', 'train', '--local-rank=1', '--x']
+        """
+        behind = 2 if self.program[0] == "-m" else 1
+        given = [f"{self.local_rank}={local_rank}"] if self.local_rank else []
+        return [*self.program[:behind], *given, *self.program[behind:]]
 
     def to_dict(self) -> dict[str, Any]:
         """The content of job.json, which `read_script_job` reads."""
-        script = {"program": list(self.program), "start": self.start}
+        script = {
+            "program": list(self.program), "start": self.start, "local_rank": self.local_rank,
+        }  # fmt: skip
         return {"run": self.run, "prefix": self.prefix, "script": script}
 
 
@@ -117,6 +131,8 @@ def read_script_job(run_dir: Path) -> ScriptJob:
 
     def job(data: Any) -> ScriptJob:
         script = data["script"]
-        return ScriptJob(data["run"], data["prefix"], tuple(script["program"]), script["start"])
+        local_rank = str(script.get("local_rank", ""))
+        program = tuple(script["program"])
+        return ScriptJob(data["run"], data["prefix"], program, script["start"], local_rank)
 
     return read_form(run_dir / "job.json", job)

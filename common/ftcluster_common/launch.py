@@ -25,6 +25,7 @@ RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
 RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
 CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
 BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
+ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # Accelerate's own
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages

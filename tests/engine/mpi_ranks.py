@@ -294,6 +294,45 @@ def libraries() -> None:
     assert found == [expected] * len(found), found
 
 
+def planned_backend() -> None:
+    """A script's libraries have it where they name none, and their own where they name one."""
+    from accelerate import Accelerator, PartialState
+    from accelerate.state import AcceleratorState
+    from accelerate.utils import InitProcessGroupKwargs
+    from transformers import HfArgumentParser, TrainingArguments
+
+    def parsed(*words: str) -> object:
+        words = ("--output_dir", "out", *words)
+        return HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(list(words))
+
+    def named(name: str) -> Accelerator:
+        return Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend=name)])
+
+    made: Sequence[tuple[Callable[[], object], str]] = (
+        (dist.init_process_group, "impi"),
+        (lambda: dist.init_process_group("gloo"), "gloo"),
+        (Accelerator, "impi"),
+        (PartialState, "impi"),
+        (lambda: named("gloo"), "gloo"),
+        (lambda: named("impi"), "impi"),
+        (lambda: TrainingArguments("out"), "impi"),
+        (lambda: parsed("--ddp_backend", "gloo"), "gloo"),
+        (lambda: parsed("--ddp_backend", "impi"), "impi"),
+        (lambda: (dist.init_process_group("gloo"), Accelerator()), "gloo"),
+    )
+    os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(RANK)}
+    for port, (make, expected) in zip(os.environ["SPARE_PORTS"].split(","), made, strict=True):
+        os.environ["MASTER_PORT"] = port
+        AcceleratorState._reset_state(reset_partial_state=True)
+        make()
+        found = PartialState()
+        assert (dist.get_backend(), dist.get_world_size()) == (expected, SIZE), (port, made)
+        assert (found.backend, found.num_processes) == (expected, SIZE)
+        dist.barrier()
+        dist.destroy_process_group()
+    join()
+
+
 def optimizers() -> None:
     """A sharded one, and gradients in bf16, learn what the whole one learns."""
     from tests.engine.ranks import Case, learn

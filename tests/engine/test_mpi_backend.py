@@ -18,22 +18,28 @@ from torch.distributed import DistBackendError
 
 from ftcluster_train.comm.mpi_backend import register
 from ftcluster_train.comm.mpi_job import Member, check, check_shared_memory
+from ftcluster_train.host.script import STARTUP
 from tests.engine.ranks import on_ranks as on_forked_ranks
 from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
 PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi_ranks")
+SPARE_PORTS = 10  # of the case planned_backend
 SECONDS = 300  # for all cases, also where other tests take the CPUs
 
 
 def environment(cases: int = 1) -> dict[str, str]:
-    ports = [str(port) for port in free_ports(cases)]
+    ports = [str(port) for port in free_ports(cases + SPARE_PORTS)]
     return {
         **os.environ,
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}",
+        "PYTHONPATH": f"{STARTUP}:{os.environ.get('PYTHONPATH', '')}:{ROOT}",
+        "FTCLUSTER_BACKEND": "impi",
+        "ACCELERATE_USE_CPU": "true",
+        "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": ports[0],
-        "MASTER_PORTS": ",".join(ports),
+        "MASTER_PORTS": ",".join(ports[:cases]),
+        "SPARE_PORTS": ",".join(ports[cases:]),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }
@@ -48,8 +54,8 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 
 
 # in one launch, because a rank takes seconds to start
-CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "optimizers",
-         "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
+CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "planned_backend",
+         "optimizers", "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
          "ends_late")  # fmt: skip
 
 
@@ -63,6 +69,13 @@ def test_every_collective_is_gloos_and_libraries_learn_the_same(
 ) -> None:
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("is done") == 3
+
+
+def test_the_backend_is_reported_once_for_each_group_of_the_world(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
+    said = re.findall(r"FTCLUSTER-BACKEND (\w+)", done.stdout)
+    assert (said.count("gloo"), said.count("impi")) == (4, len(CASES) + 6 - 1)
 
 
 def test_calls_that_differ_between_ranks_are_named_on_each(

@@ -17,7 +17,12 @@ from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import FAST_VARIABLE, LAYER_VARIABLE, Launch
+from ftcluster_common.launch import (
+    ACCELERATE_CPU_VARIABLE,
+    FAST_VARIABLE,
+    LAYER_VARIABLE,
+    Launch,
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class ScriptRun(Run):
     Attributes:
         script: what every rank runs.
         copied: the files of this machine that the ranks get a copy of, or None.
+        local_rank: the option that each rank is given with its local rank, or "".
         layer: the packages of its own requirements, or None.
         hub_token: the ranks' token for the Hugging Face Hub, or "".
     """
 
     script: Script
     copied: Copied | None
+    local_rank: str = ""
     layer: Layer | None = None
     hub_token: str = field(default="", repr=False)
 
@@ -46,7 +53,8 @@ class ScriptRun(Run):
     @property
     def job(self) -> dict[str, Any]:
         start = start_folder(self.plan, self.id, self.script)
-        return ScriptJob(self.id, self.plan.prefix, self.script.program, start).to_dict()
+        program = self.script.program
+        return ScriptJob(self.id, self.plan.prefix, program, start, self.local_rank).to_dict()
 
     @property
     def look(self) -> tuple[str, ...]:
@@ -118,7 +126,7 @@ def render_script(
     script = {
         "FTCLUSTER_PRECISION": plan.precision,
         # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
-        "ACCELERATE_USE_CPU": "true",
+        ACCELERATE_CPU_VARIABLE: "true",
         "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
     }
     env = launch.env | script | token | packages | kernels
@@ -177,12 +185,16 @@ def run_script(
 
 
 def script_result(run: ScriptRun, progress: RunProgress) -> dict[str, Any]:
-    """The result of `run --json`; exit_code is None where no rank was started."""
+    """The result of `run --json`.
+
+    exit_code is None where no rank was started, backend where the script made no process group.
+    """
     return {
         "run": run.id,
         "state": progress.state,
         "exit_code": progress.end.get("exit_code"),
         "world_size": run.plan.world_size,
+        "backend": progress.backend or None,
         "seconds": progress.seconds,
         "logs": run.logs,
     }

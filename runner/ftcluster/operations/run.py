@@ -1,6 +1,6 @@
 """Runs a user's own script on every rank of a cluster."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -8,7 +8,6 @@ from typing import Any, Literal
 from packaging.version import Version
 from rich.text import Text
 
-from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import UsageError
 from ftcluster.launch.ask import find_script, read_stack
 from ftcluster.launch.follow import new_run_id
@@ -36,10 +35,14 @@ from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import Stack, load_stacks
 from ftcluster.text.plural import counted
 from ftcluster.user_script.command import USAGE, Script, doubtful_paths, read_words
-from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
+from ftcluster.user_script.compatibility import (
+    Incompatibility,
+    incompatibilities,
+    other_backends,
+)
 from ftcluster.user_script.files import choose_files
 from ftcluster.user_script.requirements import read_requirements
-from ftcluster.user_script.source import read_source
+from ftcluster.user_script.source import LOCAL_RANK, Source, read_source
 from ftcluster_common.launch import FAST_VARIABLE
 
 __all__ = ["USAGE"]
@@ -179,8 +182,9 @@ class RunResult:
             return [run.id]
         head = run.cluster.facts.head
         where = "" if head.connection == "local" else f"{head.name}:"
+        backend = f", backend {self.progress.backend}" if self.progress.backend else ""
         return [
-            f"done: run {run.id} on {counted(run.plan.world_size, 'rank')}, "
+            f"done: run {run.id} on {counted(run.plan.world_size, 'rank')}{backend}, "
             f"{duration(self.progress.seconds)}; output of all ranks: {where}{run.logs}"
         ]
 
@@ -221,16 +225,19 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     cluster = cluster_of(request.connection, view)
     facts = first_hosts(cluster.usable, request.nodes)
     spares = next_hosts(cluster.usable, request.nodes, request.spares)
+    source = read_source(script.source, script.folder) if script.source and script.folder else None
+    stack = stack_of(facts, stacks)
     if request.fast:
-        _check_fast(stack_of(facts, stacks))
+        _check_fast(stack)
     here_only = len(facts.hosts) == 1 and facts.head.connection == "local"
     notes = [
-        *_check_script(script, facts, request.force),
+        *_check_script(source, script, stack, stacks, request.force),
         *doubtful_paths(script, here, here_only),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
     decided = plan_with_spares(facts, spares, None, stacks, request.ranks_per_host)
     decided = with_drained(decided, cluster)
+    notes += other_backends(source, script.arguments, stack, decided.backend)
     run_id = new_run_id(script.name)
     token = find_token() if request.hub_token else ""
     hosts = tuple(host.name for host in decided.prepared)
@@ -238,19 +245,21 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
     layer = _layer_of(request, place, view)
     launch = render_script(decided, run_id, request.hub_token, layer, request.fast)
-    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, layer, token)
+    local_rank = source.local_rank if source else ""
+    if any(word.partition("=")[0] in LOCAL_RANK for word in script.arguments):
+        local_rank = ""
+    prepared = ScriptRun(run_id, cluster, decided, launch, script, copied, local_rank, layer, token)
     return request.launch.applied_to(prepared), place, notes
 
 
-def _check_script(script: Script, facts: ClusterFacts, force: bool) -> list[str]:
+def _check_script(
+    source: Source | None, script: Script, stack: Stack, stacks: Mapping[str, Stack], force: bool
+) -> list[str]:
     """What the user should know about a script before it runs on these hosts.
 
     Raises:
         UsageError: it would fail on every rank; names every reason.
     """
-    source = read_source(script.source, script.folder) if script.source and script.folder else None
-    stacks = load_stacks()
-    stack = stack_of(facts, stacks)
     problems = incompatibilities(source, script.arguments, stack, stacks)
     if source and source.syntax_error:
         problems.insert(0, Incompatibility(source.syntax_error, "correct it"))

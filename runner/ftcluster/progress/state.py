@@ -72,6 +72,7 @@ class RunProgress:
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
         notices: the message of every event `notice`, `slow_host` and `restart`.
+        backend: of the process group that a script has made; "" for none.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
         end: the event `end`: state, exit_code, seconds.
@@ -87,6 +88,7 @@ class RunProgress:
     result: dict[str, Any] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    backend: str = ""
     checkpoint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     end: dict[str, Any] = field(default_factory=dict)
@@ -122,6 +124,8 @@ class RunProgress:
                 self.doing = event["doing"]
             case "notice" | "slow_host":
                 self.notices.append(event["message"])
+            case "backend":
+                self.backend = event["name"]
             case "restart":
                 which = f"restart {event['restart']} of {event['max_restarts']}"
                 self.notices.append(f"{which}: {event['message']}")

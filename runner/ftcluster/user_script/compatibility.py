@@ -13,11 +13,9 @@ from ftcluster.user_script.source import Argument, Import, Source
 BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
 NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=torch.bfloat16)'
 NO_CCL = 'use the backend "impi" or "gloo", or os.environ["FTCLUSTER_BACKEND"]'
-# Trainer and Accelerate take a process group that there is already
-BEFORE_TRAINER = (
-    "gloo is used; for Intel MPI: torch.distributed.init_process_group("
-    'os.environ["FTCLUSTER_BACKEND"]) '
-    "before Trainer is made"
+PLANNED = "leave it out: the planned backend is used"
+NO_SPAWN = (
+    "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
 # the first release of transformers whose TrainingArguments do not have an argument, and what to
 # write instead; tests/engine compares it with the transformers of the stack in use
@@ -73,7 +71,54 @@ def incompatibilities(
         return [replace(problem, certain=False) for problem in _of_arguments(flags, stack, stacks)]
     parsed = [flag for flag in flags if flag.name not in source.own_flags]
     arguments = [*(parsed if source.parses_flags else ()), *source.arguments]
-    return _of_imports(source.imports, stack, stacks) + _of_arguments(arguments, stack, stacks)
+    return [
+        *_of_imports(source.imports, stack, stacks),
+        *_of_arguments(arguments, stack, stacks),
+        *_of_calls(source, stack),
+    ]
+
+
+def other_backends(
+    source: Source | None, words: Sequence[str], stack: Stack, planned: str
+) -> list[str]:
+    """Where a script asks for another backend than the planned one, which it then has."""
+    if source is None:
+        return []
+    arguments = [*(_flags(words) if source.parses_flags else ()), *source.arguments]
+    asked = [
+        *((one.where, one.text, one.backend) for one in source.backends),
+        *(
+            (one.where, f"ddp_backend={one.value}", one.value)
+            for one in arguments
+            if one.name == "ddp_backend" and one.value != "None"
+        ),
+    ]
+    return [
+        f"{where}{': ' * bool(where)}{text}: {backend} is used, and not the planned {planned}"
+        for where, text, backend in asked
+        if backend in stack.backends and backend != planned
+    ]
+
+
+def _has_only(stack: Stack) -> str:
+    return f"stack {stack.name} has only {', '.join(stack.backends)}"
+
+
+def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
+    """Calls may be behind a condition that is not true here."""
+    return [
+        *(
+            Incompatibility(
+                f"{call.where}: {call.text}: {_has_only(stack)}", PLANNED, certain=False
+            )
+            for call in source.backends
+            if call.backend not in stack.backends
+        ),
+        *(
+            Incompatibility(f"{call.where}: {call.text} starts more ranks", NO_SPAWN, certain=False)
+            for call in source.spawns
+        ),
+    ]
 
 
 def _flags(words: Sequence[str]) -> list[Argument]:
@@ -99,11 +144,9 @@ def _of_arguments(
         off = flag.value.lower() in ("false", "0", "no")
         why = hint = ""
         names = ("ddp_backend", "xpu_backend")
-        if flag.name in names and flag.value == "ccl" and not stack.has_ccl:
-            why = f"stack {stack.name} does not have oneccl_bind_pt"
-            hint = f"leave it out: {BEFORE_TRAINER}; {_stack_with((CCL,), stacks)}"
-        elif flag.name in names and flag.value == "impi":
-            why, hint = "TrainingArguments takes only backends of its list", BEFORE_TRAINER
+        if flag.name in names and flag.value and flag.value not in stack.backends:
+            why = _has_only(stack)
+            hint = f"{PLANNED}; {_stack_with((CCL,), stacks)}" if flag.value == "ccl" else PLANNED
         elif instead and version >= removed:
             why, hint = f"{transformers} does not have it", instead
         elif flag.name == "use_ipex" and not off and not stack.has_ipex:

@@ -12,6 +12,9 @@ from typing import Any
 
 MAX_MODULES = 200  # of the script's own
 NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
+LOCAL_RANK = {"--local_rank", "--local-rank"}  # what torch.distributed.launch gives
+MAKE_GROUPS = {"init_process_group", "InitProcessGroupKwargs"}
+SPAWN = {"mp.spawn", "multiprocessing.spawn", "torch.multiprocessing.spawn"}
 PARSERS = {"HfArgumentParser", "TrlParser"}  # they make options of TrainingArguments
 
 
@@ -47,6 +50,21 @@ class Argument:
     others: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Call:
+    """A call in the source.
+
+    Attributes:
+        text: the function, with the argument that matters.
+        where: file:line.
+        backend: of torch.distributed, that it asks for; "" for none.
+    """
+
+    text: str
+    where: str
+    backend: str = ""
+
+
 @dataclass
 class Source:
     """The imports, flags and arguments of a script and its own modules.
@@ -55,6 +73,9 @@ class Source:
         imports: the imports of modules that are not its own.
         own_flags: the options that it defines itself, such as `no_cuda`.
         arguments: those of TrainingArguments in the source.
+        backends: the calls that ask for a backend of torch.distributed by its name.
+        spawns: the calls that start further processes for ranks.
+        local_rank: how it spells the option --local-rank, where it defines that, or "".
         parses_flags: whether its options become arguments of TrainingArguments.
         syntax_error: file, line and error if the script cannot be read as Python, or "".
     """
@@ -62,6 +83,9 @@ class Source:
     imports: list[Import] = field(default_factory=list)
     own_flags: set[str] = field(default_factory=set)
     arguments: list[Argument] = field(default_factory=list)
+    backends: list[Call] = field(default_factory=list)
+    spawns: list[Call] = field(default_factory=list)
+    local_rank: str = ""
     parses_flags: bool = False
     syntax_error: str = ""
 
@@ -136,15 +160,30 @@ def _add(node: ast.AST, source: Source, name: str) -> None:
                 if isinstance(inner, ast.AnnAssign) and isinstance(inner.target, ast.Name)
             }
         case ast.Call():
-            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            source.own_flags |= {
-                text.lstrip("-").split("/")[0].replace("-", "_")
-                for text in texts
-                if isinstance(text, str) and text.startswith("-")
-            }
+            texts = [_text(arg) for arg in node.args]
+            flags = [text for text in texts if text.startswith("-")]
+            source.own_flags |= {flag.lstrip("-").split("/")[0].replace("-", "_") for flag in flags}
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            where = f"{name}:{node.lineno}"
             if called.endswith("TrainingArguments"):
                 source.arguments += _arguments(node, name)
+            elif called == "add_argument" and not source.local_rank:
+                source.local_rank = next((flag for flag in flags if flag in LOCAL_RANK), "")
+            elif called in MAKE_GROUPS:
+                named = [_text(word.value) for word in node.keywords if word.arg == "backend"]
+                first = texts[:1] if called == "init_process_group" else []
+                source.backends += [
+                    Call(f'{called}("{backend}")', where, backend)
+                    for backend in (named or first)
+                    if backend and ":" not in backend
+                ]
+            elif (text := ast.unparse(node.func)) in SPAWN:
+                source.spawns.append(Call(text, where))
+
+
+def _text(node: ast.expr) -> str:
+    """A text that is written there, or ""."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _arguments(call: ast.Call, name: str) -> Iterator[Argument]:

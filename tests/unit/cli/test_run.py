@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -243,6 +244,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
 
 
 OUTPUT = [
+    {"event": "backend", "name": "gloo"},
     {"event": "output", "rank": 0, "stream": "stdout", "text": "loss 1\nlo"},
     {"event": "output", "rank": 0, "stream": "stderr", "text": "50 %\r"},
     {"event": "output", "rank": 0, "stream": "stdout", "text": "ss 0, grün\n"},
@@ -260,7 +262,7 @@ def test_the_output_of_rank_0_is_shown(hosts: Hosts, capsys: pytest.CaptureFixtu
     captured = capsys.readouterr()
     assert captured.out == "loss 1\nloss 0, grün\n"
     assert "50 %\r" in captured.err
-    assert captured.err.splitlines()[-1].startswith("done: run train-")
+    assert re.match(r"done: run train-\S+ on 1 rank, backend gloo, ", captured.err.splitlines()[-1])
     assert hosts.playbooks == ["run"]
 
 
@@ -271,7 +273,7 @@ def test_the_result_as_json(hosts: Hosts, capsys: pytest.CaptureFixture[str]) ->
     result = json.loads(captured.out)
     run = result.pop("run")
     assert result == {
-        "state": "done", "exit_code": 0, "world_size": 1, "seconds": 7.5,
+        "state": "done", "exit_code": 0, "world_size": 1, "backend": "gloo", "seconds": 7.5,
         "logs": f"/opt/ftcluster/runs/{run}/logs",
     }  # fmt: skip
     assert captured.err.startswith("loss 1\nlo50 %\rss 0, grün\n")  # all that is not the result

@@ -27,9 +27,9 @@ def environment() -> dict[str, str]:
     return {"PYTHONPATH": NODE_PATH, "RANK": "5"}
 
 
-def write_job(folder: Path, *words: str, start: Path | None = None) -> str:
+def write_job(folder: Path, *words: str, start: Path | None = None, **more: str) -> str:
     """The job of a run whose folder is where the script starts."""
-    script = {"program": ["script.py", *words], "start": str(start or folder)}
+    script = {"program": ["script.py", *words], "start": str(start or folder), **more}
     (folder / "job.json").write_text(json.dumps({"run": "r-1", "prefix": "/p", "script": script}))
     return str(folder)
 
@@ -59,6 +59,12 @@ def test_the_script_starts_in_its_folder_with_its_words(tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path} {words} 5\n"
     assert done.returncode == 0
     assert reported(done.stderr).code == 0
+
+
+def test_it_is_given_its_local_rank_where_it_declares_the_option(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
+    write_job(tmp_path, "--x", local_rank="--local-rank")
+    assert start(tmp_path, LOCAL_RANK="3").stdout == "['--local-rank=3', '--x']\n"
 
 
 @pytest.mark.parametrize(

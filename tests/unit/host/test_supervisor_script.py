@@ -4,9 +4,11 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from ftcluster_common.launch import Launch, RankCores, RankHost
-from ftcluster_train.host.monitors import watch_of
-from ftcluster_train.host.mpi_output import RankEnd
+from ftcluster_train.host.monitors import Watch, watch_of
+from ftcluster_train.host.mpi_output import BACKEND_MARKER, RankEnd
 from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.io.events import EventWriter
 from tests.programs import wait_for
@@ -51,11 +53,13 @@ def test_a_good_script(run_dir: Path) -> None:
         run_dir,
         f"{say(run_dir, 0, 'half ')}; {say(run_dir, 1, 'other')};"
         f"{say(run_dir, 0, 'a line')}; echo;"
-        f"{say(run_dir, 0, 'a warning')} >&2; {ended(run_dir, 0)}; {ended(run_dir, 1)}; env >&2",
+        f"{say(run_dir, 0, 'a warning')} >&2; {say(run_dir, 0, BACKEND_MARKER + 'impi')} >&2;"
+        f"echo >&2; {ended(run_dir, 0)}; {ended(run_dir, 1)}; env >&2",
     )
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("done", 0)
     assert output(run_dir) == {"stdout": "half a line\n", "stderr": "a warning"}
+    assert [one["name"] for one in events(run_dir) if one["event"] == "backend"] == ["impi"]
     assert (run_dir / "logs/rank-1.log").read_text() == "other"
     log = (run_dir / "logs/rank-0.log").read_text()
     assert log in ("half a line\na warning", "a warninghalf a line\n")  # two pipes, one moment
@@ -79,12 +83,29 @@ def test_the_exit_code_of_the_rank_that_failed_first(run_dir: Path) -> None:
     assert str(error["hint"]).endswith("/logs/rank-1.log")
 
 
-def test_a_package_that_the_stack_does_not_have_can_be_given(run_dir: Path) -> None:
-    failed = "ModuleNotFoundError: No module named x"
-    launch(run_dir, f"{say(run_dir, 0, failed)}; {ended(run_dir, 0, 1)}; exit 1")
-    until_end(run_dir)
-    [error] = errors(run_dir)
-    assert "ftcluster run --requirements FILE" in str(error["hint"])
+def watched(run_dir: Path) -> Watch:
+    launch = Launch(str(run_dir), (), {}, (RankHost("head", ""),), "", "", script=True)
+    return watch_of(launch, EventWriter(run_dir))
+
+
+@pytest.mark.parametrize(
+    ("last", "hint"),
+    [
+        ("ModuleNotFoundError: No module named x", "ftcluster run --requirements FILE"),
+        ('  File "/r/script/train.py", line 8, in <module>\n'
+         '  File "/s/lib/python3.11/site-packages/torch/cuda/__init__.py", line 4, in _lazy_init\n'
+         "AssertionError: Torch not compiled with CUDA enabled", "a device (/r/script/train.py:8)"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "no GPU"),
+        ("DistNetworkError: ... code: -98, name: EADDRINUSE", "(mp.spawn) is to call"),
+    ],
+)  # fmt: skip
+def test_what_to_do_about_a_scripts_last_words(run_dir: Path, last: str, hint: str) -> None:
+    watch, label = watched(run_dir), f"[{run_dir.name} 0] "
+    said = f"{last}\n{RankEnd(0, 'head', 1).line()}"
+    watch.feed("stderr", "".join(label + line for line in said.splitlines(True)).encode())
+    watch.close()
+    [error] = watch.ending(1).errors
+    assert hint in error["hint"]
 
 
 def test_a_rank_that_failed_ends_those_that_would_wait_for_it(run_dir: Path) -> None:
@@ -162,8 +183,7 @@ Current thread 0x00007f298f (most recent call first):
 
 
 def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path) -> None:
-    launch = Launch(str(run_dir), (), {}, (RankHost("head", ""),), "", "", script=True)
-    watch = watch_of(launch, EventWriter(run_dir))
+    watch = watched(run_dir)
     torch = "/s/torch/distributed/distributed_c10d.py"
     hung = [Trouble("head", rank, 0, "hung", "hung in script") for rank in (2, 0, 1)]
     impi = (

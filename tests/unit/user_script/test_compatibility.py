@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.user_script.compatibility import Incompatibility, incompatibilities
+from ftcluster.user_script.compatibility import (
+    Incompatibility,
+    incompatibilities,
+    other_backends,
+)
 from ftcluster.user_script.source import read_source
 from tests.unit.clusters import STACKS
 
@@ -41,6 +45,69 @@ def test_flags_by_stack(tmp_path: Path, stack: str, words: str, names: str) -> N
     assert all(one.certain and one.hint for one in problems)
     joined = [f"--{n.replace('_', '-')}={values.get(n, '')}" for n in words.split()]
     assert found(tmp_path, stack, " ".join(joined)) == problems
+
+
+@pytest.mark.parametrize(
+    ("stack", "backend", "hint"),
+    [
+        ("native", "mpi", "leave it out: the planned backend is used"),
+        ("native", "ccl", "leave it out: the planned backend is used; stacks with it: intel-2.7"),
+        ("native", "gloo", ""),
+        ("native", "impi", ""),
+        ("intel-2.7", "ccl", ""),
+    ],
+)
+def test_backends_that_a_stack_does_not_have(
+    tmp_path: Path, stack: str, backend: str, hint: str
+) -> None:
+    for words, text in (
+        (f"--ddp_backend {backend}", PARSER),
+        ("", f'TrainingArguments("x", ddp_backend="{backend}")'),
+    ):
+        problems = found(tmp_path, stack, words, text)
+        assert [one.hint.startswith(hint) and one.certain for one in problems] == [True] * bool(
+            hint
+        )
+
+
+def test_what_may_fail_is_a_note(tmp_path: Path) -> None:
+    text = (
+        "import torch.multiprocessing as mp\nif cuda:\n    dist.init_process_group('nccl')\n"
+        "else:\n    mp.spawn(train, nprocs=2)\n"
+    )
+    problems = found(tmp_path, "native", "", text)
+    assert [(one.what.partition(": ")[0], one.certain) for one in problems] == [
+        ("train.py:3", False),
+        ("train.py:5", False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "where"),
+    [
+        ("", "dist.init_process_group('gloo')", "train.py:1: "),
+        ("", "dist.init_process_group(backend='gloo')", "train.py:1: "),
+        ("", "Accelerator(kwargs_handlers=[InitProcessGroupKwargs(backend='gloo')])",
+         "train.py:1: "),
+        ("", "TrainingArguments('x', ddp_backend='gloo')", "train.py:1: "),
+        ("--ddp_backend gloo", PARSER, "ddp_backend=gloo: "),
+        ("--ddp_backend impi", PARSER, ""),
+        ("--ddp_backend gloo", "parser.add_argument('--ddp_backend')", ""),
+        ("", "dist.init_process_group(os.environ['FTCLUSTER_BACKEND'])", ""),
+        ("", "dist.init_process_group('nccl' if cuda else 'gloo')", ""),
+        ("", "dist.init_process_group()", ""),
+    ],
+)  # fmt: skip
+def test_another_backend_than_the_planned_one_is_said(
+    tmp_path: Path, words: str, text: str, where: str
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    source = read_source(tmp_path / "train.py", tmp_path)
+    said = other_backends(source, words.split(), STACKS["native"], "impi")
+    assert [one.startswith(where) for one in said] == [True] * bool(where)
+    assert other_backends(source, words.split(), STACKS["native"], "gloo") == (
+        ["ddp_backend=impi: impi is used, and not the planned gloo"] if "impi" in words else []
+    )
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,16 @@ def test_arguments_of_training_arguments(tmp_path: Path) -> None:
         ("bf16", "", "train.py:3"),
     ]
     assert found[0].others == {"no_cuda", "bf16", "**"}
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled"),
+    [
+        ("parser.add_argument('--local-rank', type=int, required=True)", "--local-rank"),
+        ("parser.add_argument('-l', '--local_rank')", "--local_rank"),
+        ("@dataclass\nclass Mine:\n    local_rank: int = -1", ""),
+        ("print('--local-rank')", ""),
+    ],
+)
+def test_the_option_that_torchs_launcher_gives(tmp_path: Path, text: str, spelled: str) -> None:
+    assert source(tmp_path, text).local_rank == spelled

@@ -10,7 +10,6 @@ import transformers
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ftcluster_common.sentence_modules import read_modules
 from ftcluster_train.engine.adapters import adapted_layers, add_saved_adapters, trained_weights
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.models import call_model, dtype_keyword

@@ -25,8 +25,24 @@ from ftcluster_train.host.stop_request import EXIT_CODE
 from ftcluster_train.io.events import EventWriter
 
 LAST_LINES = 12
-NO_MODULE = re.compile(r"^ModuleNotFoundError: ", re.MULTILINE)
-PACKAGE = "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; "
+# of a script's last output, and what to do
+HINTS = (
+    (
+        re.compile(r"^ModuleNotFoundError: ", re.MULTILINE),
+        "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; ",
+    ),
+    (
+        re.compile(r"not compiled with CUDA|NCCL built in|Found no NVIDIA driver"),
+        'the hosts have no GPU: torch.device("cpu") where the script sets a device{at}, and no '
+        "backend's name; ",
+    ),
+    (
+        re.compile(r"EADDRINUSE"),
+        "ftcluster starts a process for each rank, with RANK, WORLD_SIZE and MASTER_PORT: a script "
+        "that starts more (mp.spawn) is to call the function itself; ",
+    ),
+)
+OWN_LINE = re.compile(r'File "(?!<|[^"]*/lib/python3)([^"]+)", line (\d+)')
 KILLED = re.compile(rb"=   RANK (\d+) PID \d+ RUNNING AT ")  # in a message of mpirun
 
 
@@ -167,7 +183,10 @@ class _ScriptWatch(Watch):
         return bool(output.failure or output.errors) or len(output.ends) >= self._ranks
 
     def feed(self, stream: Stream, data: bytes) -> None:
+        before = self._output.backend
         self._output.feed(stream, data)
+        if self._output.backend != before:
+            self._write("backend", name=self._output.backend)
         self._output.flush()
 
     def pause(self) -> None:
@@ -177,8 +196,11 @@ class _ScriptWatch(Watch):
         self._output.close()
 
     def _write_output(self, stream: Stream, text: str) -> None:
+        self._write("output", rank=0, stream=stream, text=text)
+
+    def _write(self, kind: str, **fields: Any) -> None:
         with contextlib.suppress(OSError):  # disk full
-            self._events.write("output", rank=0, stream=stream, text=text)
+            self._events.write(kind, **fields)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
         """Of a script that hangs, the ranks that are in no collective: the others wait for them."""
@@ -210,11 +232,13 @@ class _ScriptWatch(Watch):
         last = self._output.last_lines(failure.rank)
         output = f"; its last output:\n{last}" if last else " without output"
         memory = "Linux does so when memory is short; " if failure.signal == "SIGKILL" else ""
-        package = PACKAGE if NO_MODULE.search(last) else ""
+        lines = OWN_LINE.findall(last)
+        at = f" ({lines[-1][0]}:{lines[-1][1]})" if lines else ""
+        hint = "".join(text.format(at=at) for sign, text in HINTS if sign.search(last))
         log = f"{self._where}/rank-{failure.rank}.log"
         return {
             "message": f"{failure.description}{output}",
-            "hint": f"{package}{memory}its whole output is in {log}",
+            "hint": f"{hint}{memory}its whole output is in {log}",
             "host": failure.host,
             "rank": failure.rank,
         }

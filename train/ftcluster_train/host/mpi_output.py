@@ -24,7 +24,8 @@ from ftcluster_train.errors import MARKER, read_error_line
 Stream = Literal["stdout", "stderr"]
 
 END_MARKER = "FTCLUSTER-RANK "
-MARKERS = (END_MARKER.encode(), MARKER.encode())
+BACKEND_MARKER = "FTCLUSTER-BACKEND "
+MARKERS = (END_MARKER.encode(), BACKEND_MARKER.encode(), MARKER.encode())
 FLUSH_SECONDS = 0.2  # rank 0's output is handed on this often, not write by write
 FLUSH_CHARACTERS = 65536
 LAST_BYTES = 8192  # kept of each rank for `last_lines`
@@ -185,7 +186,11 @@ def read_end(line: str) -> RankEnd | None:
 
 
 class RankOutput:
-    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0 to `write`."""
+    """Writes each rank's output to logs/rank-N.log, and hands on that of rank 0 to `write`.
+
+    Attributes:
+        backend: of the process group that the script has made; "" for none.
+    """
 
     def __init__(
         self,
@@ -196,6 +201,7 @@ class RankOutput:
     ) -> None:
         self.ends: list[RankEnd] = []
         self.errors: list[dict[str, object]] = []
+        self.backend = ""
         self._logs = logs
         self._write = write
         self._clock = clock
@@ -282,6 +288,8 @@ class RankOutput:
             self._log(rank, stream, own)
             self.ends += filter(None, map(read_end, lines))
             self.errors += filter(None, map(read_error_line, lines))
+            for line in lines:
+                self.backend = line.partition(BACKEND_MARKER)[2].strip() or self.backend
 
     def _log(self, rank: int | None, stream: Stream, data: bytes) -> None:
         if not data:

@@ -68,7 +68,9 @@ def run(run_dir: Path) -> int:
         rank_status.keep_from_children()
         found = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
-        os.execv(sys.executable, [sys.executable, *job.program])
+        os.execv(
+            sys.executable, [sys.executable, *job.arguments(os.environ.get("LOCAL_RANK", "0"))]
+        )
 
     rank_status.report(0, rank_status.SCRIPT, child)
 

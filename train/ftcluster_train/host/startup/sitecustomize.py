@@ -3,6 +3,8 @@
 The packages of its own requirements come behind the stack's, see `add_layer`. With `--fast` our
 kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
 
+A script that names no backend of torch.distributed has the planned one, see `script_backend`.
+
 The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
 
 A script that hangs is asked for its Python stacks, see `rank_status`.
@@ -23,6 +25,7 @@ import time
 from pathlib import Path
 
 from ftcluster_common.launch import FAST_VARIABLE
+from ftcluster_train.host.script_backend import use_planned_backend
 from ftcluster_train.host.startup_hooks import (
     RENDEZVOUS,
     add_layer,
@@ -61,6 +64,7 @@ def _enable_fast() -> None:
 add_layer()
 if os.environ.get(FAST_VARIABLE):
     after_import("torch", _enable_fast)
+use_planned_backend()
 after_import(RENDEZVOUS, listen_at_one_address)
 rank_status.write_stacks_on_signal()
 atexit.register(_settle)  # handlers run in reverse order, so this is the last
