@@ -98,6 +98,7 @@ ELEMENTS: dict[str, Any] = {
     "gflops": Number,
     "input_seconds": Number,
     "metrics": Number,
+    "milliseconds": Number,
     "ranks": dict | int,
     "used": str,
     "waited_seconds": Number,

@@ -70,7 +70,7 @@ def row(host, facts):
         f"{memory / 1e9:.0f} GB" if memory else "",
         speed(facts),
         host["python"],
-        host["versions"]["torch"],
+        host["versions"].get("torch", ""),
         host["kernel"],
     )
 
