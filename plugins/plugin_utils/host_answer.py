@@ -18,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema impo
 Lines = NewType("Lines", str)  # a text for people, with any characters
 MOST_SHOWN = 60  # characters of a value
 MOST_NUMBER = 1 << 63
+SIGNED = ("clock_offset_seconds",)
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # values that become part of a path, an address or a line of a file
@@ -82,14 +83,17 @@ def _wrong(name: str, value: Any, kind: Any) -> list[str]:
         kind, _ = get_args(kind)
         if value is None:
             return []
-    of = get_origin(kind)
+    if kind is Any:
+        return []
+    of = list if get_origin(kind) is tuple else get_origin(kind)
     plain = of or (dict if is_dataclass(kind) else str if kind is Lines else kind)
+    value = list(value) if isinstance(value, tuple) else value
     # Python takes true for a whole number
     right = isinstance(value, (int, float) if plain is float else plain)
     if not right or isinstance(value, bool) != (plain is bool):
         return [f"{name} is not of type {plain.__name__}: {_shown(value)}"]
     if plain is list:
-        (inner,) = get_args(kind)
+        inner, *_ = get_args(kind)
         return [said for one in value for said in _wrong(name, one, inner)]
     if of is dict:
         keys, inner = get_args(kind)
@@ -98,7 +102,8 @@ def _wrong(name: str, value: Any, kind: Any) -> list[str]:
         return [said for pair in pairs for said in _wrong(*pair)]
     if plain is dict:
         return known_facts(value, kind)[1]
-    if plain in (int, float) and not (0 <= value < MOST_NUMBER and math.isfinite(value)):
+    least = -MOST_NUMBER if name in SIGNED else 0
+    if plain in (int, float) and not (least <= value < MOST_NUMBER and math.isfinite(value)):
         return [f"{name} is {_shown(value)}"]
     free = plain is not str or kind is Lines
     if not free and (CONTROL.search(value) or not re.fullmatch(FORMS.get(name, ".*"), value)):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +28,7 @@ from ftcluster.launch.ask import common_stack
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.place import place_of
+from ftcluster.operations.facts_file import read_facts
 from ftcluster.planning.plan import plan
 from ftcluster.progress.state import SetupProgress
 from ftcluster.provision import check_report, check_text
@@ -35,7 +37,7 @@ from ftcluster.provision.host_history import compared
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.printable import printable
-from tests.fuzz.parsers import EVENTS_SEEN, JOB, STACK, Parser, dumped, of_json, of_text
+from tests.fuzz.parsers import EVENTS_SEEN, JOB, STACK, Parser, dumped, of_file, of_json, of_text
 from tests.unit.check_documents import FACTS as CHECKED
 from tests.unit.check_documents import report
 from tests.unit.clusters import VM, cluster, host
@@ -149,6 +151,10 @@ HOST_ANSWERS = {
         of_json(planned),
         (dumped({name: fact["sample"] for name, fact in DOCUMENTED.items()}),),
         (FtclusterError,),
+    ),
+    "plan of --facts": Parser(
+        of_file(lambda path: render(plan(read_facts(path), RECIPE, STACKS), "r-1"), "facts.json"),
+        (dumped({"hosts": [asdict(VM)]}),), (FtclusterError,),
     ),
     **{
         f"answer to a task: {kind}": Parser(
