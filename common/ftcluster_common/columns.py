@@ -193,7 +193,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
     label = row[columns.label]
     try:
         number = float(label)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
         raise DataError(f"{columns.label} is {label!r}, not a number from 0 to 1")

@@ -262,7 +262,7 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         for number, row in enumerate(_flat(document), start=1):
             yield f"{path}: row {number}", row
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not as SQuAD has its paragraphs: {error!r}") from error
 
 

@@ -110,6 +110,7 @@ ELEMENTS: dict[str, Any] = {
     "gflops": Number,
     "input_seconds": Number,
     "metrics": Number,
+    "milliseconds": Number,
     "ranks": dict | int,
     "used": str,
     "waited_seconds": Number,

@@ -121,7 +121,7 @@ def is_number(label: Any) -> bool:
     """Whether a label is a number, also as a text."""
     try:
         return not isinstance(label, bool) and math.isfinite(float(label))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False
 
 

@@ -18,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
     environment_words,
     execute,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema import read_report
 
 OUR_PORTS = range(29800, 30000)  # those that the firewall closes and nothing else uses
 CALL_SECONDS = 1.0
@@ -25,6 +26,7 @@ CALL_SECONDS = 1.0
 MARK = "ftcluster-report:"
 BEGIN = "printf 'ftcluster-%s\n' report: && cd /"
 PAUSE_SECONDS = 0.2
+MOST_SAID = 4000  # characters
 
 
 def ports_to_open(local_ports: Iterable[str]) -> list[int]:
@@ -104,7 +106,13 @@ class ActionModule(ActionBase):
             program = f"{shlex.quote(self._task.args['python'])} -m ftcluster_train.health.verify"
             command = f"{BEGIN}; {environment_words(self)} {program}"
             done = execute(self, command, json.dumps(request).encode())
-        done["stdout"] = done["stdout"].rpartition(MARK)[2].lstrip()
-        result.update(done)
-        result.update(changed=False, reached=sorted(caller.reached))
+        text = done["stdout"].rpartition(MARK)[2].strip()
+        report, said = None, (done.get("stderr") or text).strip()[-MOST_SAID:]
+        if text.startswith("{"):
+            try:
+                names = [host["name"] for host in request["hosts"]]
+                report = read_report(text, names)
+            except ValueError as error:
+                said = f"it answers what is no report: {error}"
+        result.update(changed=False, report=report, said=said, reached=sorted(caller.reached))
         return result

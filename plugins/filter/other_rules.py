@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Whether the firewall's rules of a host are those of another cluster."""
+"""Whether a host's account or firewall rules are those of another cluster."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: other_rules
-short_description: Whether the firewall's rules of a host are those of another cluster
+short_description: Whether a host's account or firewall rules are those of another cluster
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 description:
-  - A host has one table of rules. Clusters in several folders can share it if they have the same
-    hosts and the same account; else the second one's setup would shut the first one's out.
+  - A host has one account's home, limits and table of rules. Clusters in several folders can share
+    them if they have the same hosts and the same account; else the second one's setup would take
+    them from the first one, or shut it out.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts), with the account C(rank_user).
@@ -24,6 +25,10 @@ options:
     type: list
     elements: str
     required: true
+  closes:
+    description: Whether this setup makes rules.
+    type: bool
+    default: true
 """
 
 EXAMPLES = r"""
@@ -39,28 +44,29 @@ _value:
 """
 
 
-def other_rules(facts: Mapping[str, Any], addresses: Collection[str]) -> list[dict[str, str]]:
-    """The problem of a host whose rules another cluster needs, if there is one."""
-    rules = facts["firewall_hosts"]
+def other_rules(
+    facts: Mapping[str, Any], addresses: Collection[str], closes: bool = True
+) -> list[dict[str, str]]:
+    """The problem of a host whose account or rules another cluster needs, if there is one."""
     others = facts["other_clusters"]
-    if not rules or not others:
-        return []
+    rules = facts["firewall_hosts"] if closes and others else []
     shut = [address for address in rules if address not in addresses]
     accounts = sorted({one["user"] for one in others} - {facts["rank_user"]})
     if not shut and not accounts:
         return []
     folders = ", ".join(one["prefix"] for one in others)
-    needs = " and ".join([
-        *([f"lets in {', '.join(shut)}"] if shut else []),
-        *([f"is for the account {', '.join(accounts)}"] if accounts else []),
+    has = " and ".join([
+        *([f"its home, limits and firewall are those of the account {', '.join(accounts)}"]
+          if accounts else []),
+        *([f"its firewall lets in {', '.join(shut)}"] if shut else []),
     ])  # fmt: skip
+    keep = "" if accounts else "; to leave the rules as they are: -e ftcluster_firewall=false"
     return [
         {
-            "what": f"its firewall, of which a host has one, {needs} for the cluster in {folders}, "
-            "which this setup would shut out",
+            "what": f"{has} for the cluster in {folders}, which this setup would shut out; a host "
+            "has one of each",
             "hint": "tear that cluster down, or set both up with the same hosts and account; one "
-            "that is gone is forgotten by removing its file in /etc/ftcluster/clusters; to leave "
-            "the rules as they are: -e ftcluster_firewall=false",
+            f"that is gone is forgotten by removing its file in /etc/ftcluster/clusters{keep}",
         }
     ]
 

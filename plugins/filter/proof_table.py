@@ -73,7 +73,7 @@ def row(host: Mapping[str, Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
         f"{memory / 1e9:.0f} GB" if memory else "",
         speed(facts),
         host["python"],
-        host["versions"]["torch"],
+        host["versions"].get("torch", ""),
         host["kernel"],
     )
 

@@ -47,8 +47,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-stdout:
-  description: What verify printed.
+report:
+  description: What verify has found, checked against its form; none where it printed no report.
+  returned: always
+  type: dict
+said:
+  description: What else it printed, or why its report was refused.
   returned: always
   type: str
 reached:

@@ -1,16 +1,24 @@
 # Apache-2.0 (see LICENSE)
-"""Validates the facts of a host, which could be any text, against their schema."""
+"""Validates what a host answers, which could be any text, against a schema: facts, reports."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NewType, get_args, get_origin, get_type_hints
 
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import HostFacts
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
+    HostFacts,
+    Python,  # noqa: F401 - of the example
+)
 
+Lines = NewType("Lines", str)  # a text for people, with any characters
 MOST_SHOWN = 60  # characters of a value
+MOST_NUMBER = 1 << 63
+SIGNED = ("clock_offset_seconds",)
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # values that become part of a path, an address or a line of a file
@@ -19,7 +27,8 @@ NAME = r"[\w+-][\w.+-]*|"
 FORMS = {
     "addresses": r"[0-9A-Fa-f:.]*",
     "cpu_flags": r"\w+",
-    "cpus": r"[0-9,-]*",
+    # numbers that are short, so that a range is
+    "cpus": r"(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?",
     "current": NAME,
     "driver": r"[\w+-]*",
     "firewall_hosts": r"[0-9a-fA-F:.]+",
@@ -53,7 +62,19 @@ def known_facts(answer: Any, schema: type[Any] = HostFacts) -> tuple[dict[str, A
     missing = [f"{name} is missing" for name in types if name not in answer]
     found = {name: value for name, value in answer.items() if name in types}
     wrong = [said for name, value in found.items() for said in _wrong(name, value, types[name])]
+    if schema is HostFacts and not missing + wrong:
+        wrong = _wrong_cores(found)
     return found, missing + wrong
+
+
+def _wrong_cores(facts: dict[str, Any]) -> list[str]:
+    """What no plan can be made of: a host or a NUMA node with more cores than CPUs."""
+    of = [(node["cores"], number_list(node["cpus"])) for node in facts["numa"]]
+    cpus: set[int] = set().union(*(here for _, here in of))
+    wrong = [(cores, len(here)) for cores, here in of if cores > len(here)]
+    if not 0 < facts["cores"] <= len(cpus):
+        wrong = [(facts["cores"], len(cpus))]
+    return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"] if wrong else []
 
 
 def _wrong(name: str, value: Any, kind: Any) -> list[str]:
@@ -62,17 +83,30 @@ def _wrong(name: str, value: Any, kind: Any) -> list[str]:
         kind = get_args(kind)[0]
         if value is None:
             return []
-    plain = list if get_origin(kind) is list else dict if is_dataclass(kind) else kind
+    if kind is Any:
+        return []
+    of = list if get_origin(kind) is tuple else get_origin(kind)
+    plain = of or (dict if is_dataclass(kind) else str if kind is Lines else kind)
+    value = list(value) if isinstance(value, tuple) else value
     # Python takes true for a whole number
     right = isinstance(value, (int, float) if plain is float else plain)
     if not right or isinstance(value, bool) != (plain is bool):
         return [f"{name} is not of type {plain.__name__}: {_shown(value)}"]
     if plain is list:
-        (inner,) = get_args(kind)
+        inner, *_ = get_args(kind)
         return [said for one in value for said in _wrong(name, one, inner)]
+    if of is dict:
+        keys, inner = get_args(kind)
+        pairs = [(name, key, keys) for key in value]
+        pairs += [(name, one, inner) for one in value.values()]
+        return [said for pair in pairs for said in _wrong(*pair)]
     if plain is dict:
         return known_facts(value, kind)[1]
-    if plain is str and (CONTROL.search(value) or not re.fullmatch(FORMS.get(name, ".*"), value)):
+    least = -MOST_NUMBER if name in SIGNED else 0
+    if plain in (int, float) and not (least <= value < MOST_NUMBER and math.isfinite(value)):
+        return [f"{name} is {_shown(value)}"]
+    free = plain is not str or kind is Lines
+    if not free and (CONTROL.search(value) or not re.fullmatch(FORMS.get(name, ".*"), value)):
         return [f"{name} is {_shown(value)}"]
     return []
 

@@ -15,8 +15,12 @@ from tests.programs import ROOT
 
 sys.path[:0] = [str(ROOT / name) for name in ("runner", "common", "train")]
 import tests.unit.conftest  # noqa: E402, F401  the collection by its name
-from tests.fuzz.inputs import PIECES, damaged, problem  # noqa: E402
-from tests.fuzz.parsers import NASTY, PARSERS  # noqa: E402
+from tests.fuzz.host_answers import HOST_ANSWERS  # noqa: E402
+from tests.fuzz.inputs import PIECES, answered, damaged, problem  # noqa: E402
+from tests.fuzz.parsers import NASTY  # noqa: E402
+from tests.fuzz.parsers import PARSERS as FILES  # noqa: E402
+
+PARSERS = FILES | HOST_ANSWERS
 
 SECONDS = 3.0
 MEMORY = 4 << 30
@@ -44,6 +48,8 @@ def main() -> int:
         turn = tried // len(names)
         if turn < len(pool):
             data = pool[turn]
+        elif chance.random() < 0.5:
+            data = answered(chance.choice(PARSERS[name].seeds), chance)
         else:
             changes = [
                 (chance.random(), chance.choice((0, 1, 4, 40)),

@@ -1,13 +1,17 @@
 """Damaged inputs, and what a reader did with one."""
 
 import contextlib
+import copy
 import io
+import json
+import random
 import shutil
 import signal
 import tempfile
 import traceback
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -19,6 +23,13 @@ PIECES = (
     b"!!python/object:os.system ",
 )  # fmt: skip
 WAIT_SECONDS = 120.0  # for something that does not come, on a machine that is busy
+# what a host may answer instead of what it was asked for
+HOSTILE: tuple[Any, ...] = (
+    "..", "../x", "/etc/passwd", "a/b", "", ".", "-rf", "a\nb", "a\0b", "\ud800", "x" * 5000,
+    "~root", "{{ 1 }}", "\u202etxt", "\x1b[2J", "$(id)", "a b", "1", "0-9999", 0, -1, 1, 1.5, True,
+    None, [], {}, 1 << 53, 1 << 64, 10**400, 1e308, float("nan"), float("inf"), [[]], [None],
+    {"a": 1}, {"": []}, {"ansible_facts": {"run_hub_token": "x"}},
+)  # fmt: skip
 CHANGES = st.lists(
     st.tuples(
         st.floats(0, 1),
@@ -42,10 +53,47 @@ def damaged(seed: bytes, changes: list[tuple[float, int, bytes]]) -> bytes:
     return seed
 
 
+def answered(seed: bytes, chance: random.Random) -> bytes:
+    """JSON, or a line of JSON, in which one or two parts are left out, exchanged or hostile."""
+    lines = seed.split(b"\n")
+    at = chance.randrange(len(lines))
+    try:
+        value = [json.loads(lines[at])]
+    except (ValueError, RecursionError):
+        return seed
+    for _ in range(chance.randrange(1, 3)):
+        parts = _parts(value)
+        place, key = chance.choice(parts)
+        other, its = chance.choice(parts)
+        what = chance.randrange(6)
+        if not what and place is not value:
+            del place[key]
+        elif what == 1:
+            place[key] = copy.deepcopy(other[its])
+        elif what == 2:
+            place[key] = [place[key], copy.deepcopy(place[key])]
+        else:
+            place[key] = copy.deepcopy(chance.choice(HOSTILE))
+    lines[at] = json.dumps(value[0]).encode()
+    return b"\n".join(lines)
+
+
+def _parts(value: Any) -> list[tuple[Any, Any]]:
+    """Where each part of a document is: what has it, and its key there."""
+    keys = list(value) if isinstance(value, dict) else range(len(value))
+    below = [value[key] for key in keys if isinstance(value[key], dict | list)]
+    return [(value, key) for key in keys] + [one for part in below for one in _parts(part)]
+
+
 def inputs_of(parser: Parser) -> st.SearchStrategy[bytes]:
     """Seeds, and seeds that were damaged."""
     seeds = st.sampled_from((*parser.seeds, *NASTY))
-    return st.one_of(st.builds(damaged, seeds, CHANGES), st.binary(max_size=200))
+    chances = st.builds(random.Random, st.integers(0, 1 << 32))
+    return st.one_of(
+        st.builds(damaged, seeds, CHANGES),
+        st.builds(answered, st.sampled_from(parser.seeds), chances),
+        st.binary(max_size=200),
+    )
 
 
 def problem(parser: Parser, data: bytes, seconds: float) -> str:

@@ -60,7 +60,6 @@ from ftcluster.user_script.requirements import read_requirements
 from ftcluster_common.columns import (
     classification_columns,
     embedded_column,
-    ranked_texts,
     ranking_columns,
     search_columns,
     text_column,
@@ -77,7 +76,14 @@ from ftcluster_common.events import EVENTS
 from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.job import Job, ScriptJob, read_job, read_script_job
 from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, RankCores, RankHost, read_launch
-from ftcluster_common.recipe import CausalLm, SentenceSimilarity, TextClassification, TextRanking
+from ftcluster_common.recipe import (
+    TASKS,
+    CausalLm,
+    SentenceSimilarity,
+    TextClassification,
+    TextRanking,
+)
+from ftcluster_common.row_checks import row_check
 from ftcluster_common.run_state import RunState
 from ftcluster_common.sentence_modules import read_modules
 from ftcluster_common.timeouts import Timeouts
@@ -290,11 +296,16 @@ def columns_of(names: Any) -> list[object]:
     return found
 
 
-def ranked(row: Any) -> object:
-    """The texts of a row of searches."""
+def checked(row: Any) -> object:
+    """What each task says of a row, to learn from and to predict."""
     if not isinstance(row, dict):
         return None
-    return ranked_texts(row, ranking_columns(TextRanking(), list(row)))
+    said = []
+    for options in TASKS.values():
+        for answered in (True, False):
+            with contextlib.suppress(DataError):
+                said.append(row_check(options(), answered, list(row))(row))
+    return "" in said
 
 
 def split_output(data: bytes) -> list[Any]:
@@ -375,9 +386,10 @@ HOST = {
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
 }
 # a host's answer has more than what plans are made of
+NUMA = {**HOST["numa"][0], "near": None, "hbm": False}
 FACTS = get_type_hints(HostFacts).items()
 ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
-    "machine": "x86_64", "numa": [], "cpu_quota": None, "prefix_refused": None,
+    "machine": "x86_64", "cores": 1, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
     "python_refused": None,
 }  # fmt: skip
 CLUSTER = {"hosts": [HOST]}
@@ -398,7 +410,7 @@ EVENTS_SEEN["end"] |= {"time": 2.0, "state": "done"}
 ALL_EVENTS = b"".join(dumped(one) + b"\n" for one in EVENTS_SEEN.values())
 FILES_OF_RUN = {LAUNCH_FILE: LAUNCH, "job.json": SCRIPT_JOB, "events.jsonl": ALL_EVENTS}
 RUN_LISTED = asdict(RunState("r-1", "done", "r", ("a",), 1, 3, 9, 1.0, 2.0, "/m", "/c", "ops on b"))
-STACK = {"stack": "native", "python": "3.11.2", "glibc": "2.36", "machine": "x86_64",
+STACK = {"stack": "native", "python": "3.11", "glibc": "2.36", "machine": "x86_64",
          "packages": [{"name": "a", "version": "1", "extras": ["b"]}]}  # fmt: skip
 MESH = {"address": "10.0.0.1", "members": [{"name": "a", "address": "10.0.0.1", "port": 22,
         "user": "u", "host_keys": ["ssh-ed25519 AAAA"]}]}  # fmt: skip
@@ -561,11 +573,15 @@ PARSERS = {
         of_json(columns_of),
         (b'["text", "label"]', b'["query", "positive", "negative_1", "score"]'),
     ),
-    "row of a search": Parser(
-        of_json(ranked),
-        (dumped({"query": "a", "text": "b", "label": 0.5}),
-         dumped({"query": "a", "text": "b", "negative": ["c"]})),
-        (DataError,),
+    "row of a task": Parser(
+        of_json(checked),
+        tuple(map(dumped, (
+            {"text": "a", "label": 1}, {"messages": MESSAGES},
+            {"query": "a", "text": "b", "label": 0.5},
+            {"query": "a", "text": "b", "negative": ["c"]},
+            {"question": "a", "context": "b", "answers": {"text": ["b"], "answer_start": [0]}},
+            {"chosen": MESSAGES, "rejected": MESSAGES},
+        ))),
     ),
     "wheelhouse": Parser(
         of_file(wheelhouse, MANIFEST),

@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import MORE
+from tests.fuzz.host_answers import HOST_ANSWERS
 from tests.fuzz.inputs import inputs_of, problem
-from tests.fuzz.parsers import NASTY, PARSERS
+from tests.fuzz.parsers import NASTY
+from tests.fuzz.parsers import PARSERS as FILES
+
+PARSERS = FILES | HOST_ANSWERS
 
 HANG_SECONDS = 30.0  # of a machine that is busy
 

@@ -296,7 +296,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
 def _failure_text(result: dict[str, Any]) -> str:
     """The message of a failed task, with the last lines of its command's output."""
     parts = [str(result["msg"]).strip()] if result.get("msg") else []
-    for item in result.get("results", []):
+    results = result.get("results")
+    for item in results if isinstance(results, list) else []:
         if isinstance(item, dict) and item.get("failed"):
             parts.append(_failure_text(item))
     for stream in ("stderr", "module_stderr", "stdout", "module_stdout"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import UsageError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import launch_and_follow, new_run_id
 from ftcluster.launch.mpirun import run_dir
 from ftcluster.launch.run import failure, raise_if_stopped
@@ -24,6 +24,7 @@ from ftcluster_common.launch import CCL, IMPI, MPI
 MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # as in nccl-tests
 COPIES = 3  # of a size that a rank has at most: its own, gloo's or MPI's, and messages in flight
+LEAST_MS, MOST_MS = 1e-3, 1e9
 RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
 
 
@@ -45,6 +46,32 @@ class Measured:
             self.times.append(event)
         elif event["event"] == "link":
             self.links.append(event)
+
+    def raise_for_other_forms(self) -> None:
+        """Refuse what no result can be made of.
+
+        Raises:
+            FtclusterError: backends differ by size, or a number is impossible.
+        """
+        times = [one for one in self.times if not one["left_out"]]
+        ms = [value for one in times for value in one["milliseconds"].values()]
+        backends = {tuple(sorted(one["milliseconds"])) for one in times}
+        right = (
+            len(backends) < 2
+            and () not in backends
+            and all(value >= LEAST_MS for value in ms)
+            and all(one["bytes"] > 0 for one in times)
+            and all(link["mb_per_second"] > 0 for link in self.links)
+            and all(
+                len(link["ranks"]) == 2 and all(isinstance(rank, int) for rank in link["ranks"])
+                for link in self.links
+            )
+        )
+        if not right:
+            raise FtclusterError(
+                "what the head says that it has measured does not fit together",
+                "look at what is installed there, or run ftcluster setup",
+            )
 
 
 @dataclass(frozen=True)
@@ -163,7 +190,7 @@ def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured,
         reach: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
-        FtclusterError: it failed, or could not be launched.
+        FtclusterError: it failed, could not be launched, or reports what cannot be.
         Interrupted: the user stopped it; no rank is left running.
     """
     measured = Measured()
@@ -174,4 +201,5 @@ def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured,
         error = failure(bench.run, followed)
         error.details = details
         raise error
+    measured.raise_for_other_forms()
     return measured, followed.progress.seconds

@@ -97,10 +97,10 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
     }
     fastest = min(mean, key=lambda name: mean[name])
     ratios = {
-        key: round(geometric_mean(row[fastest][key] for row in rows), 3)
-        if rows[0][fastest][key] is not None
+        key: round(geometric_mean(row[fastest]["ms"] / row[other]["ms"] for row in rows), 3)
+        if other in rows[0]
         else None
-        for key in ("of_gloo", "of_mpi")
+        for key, other in (("of_gloo", GLOO), ("of_mpi", MPI))
     }
     return {"fastest": fastest, **ratios}
 

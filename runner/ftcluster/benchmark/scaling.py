@@ -11,6 +11,7 @@ from typing import Any
 
 from ftcluster.benchmark.scaling_model import Mode, Model, Step, fit, prediction_errors
 from ftcluster.cluster.price import Price, epoch_document
+from ftcluster.errors import FtclusterError
 from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
@@ -77,8 +78,12 @@ def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Average the events `communication` of a run over its steps, as fields of a Point.
 
     What comes before the first of them is the warm-up.
+
+    Raises:
+        FtclusterError: there are too few, or they do not fit together.
     """
-    first, last = events[0], events[-1]
+    if not events or not _fit(first := events[0], last := events[-1]):
+        raise FtclusterError("the run has not told of the steps that it is measured by")
     steps: int = last["step"] - first["step"]
 
     def of_step(field: str) -> float:
@@ -92,6 +97,11 @@ def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "latency": of_step("collectives") * last["latency_seconds"],
         "waited": tuple((after - before) / steps for before, after in pairs),
     }
+
+
+def _fit(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
+    grows = all(first[name] < last[name] for name in ("step", "train_seconds", "tokens"))
+    return grows and 0 < len(first["waited_seconds"]) == len(last["waited_seconds"])
 
 
 def doubled(most: int) -> list[int]:

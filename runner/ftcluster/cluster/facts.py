@@ -4,8 +4,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
+
 from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
 
+MOST_SAID = 3  # of what is wrong with a host
 SETUP, BENCH = "setup", "bench"  # the commands that measure an all-reduce
 
 
@@ -90,8 +93,11 @@ class HostFacts:
         """Read facts as the module returned them; unknown keys are ignored.
 
         Raises:
-            KeyError, TypeError: these are no facts.
+            KeyError, TypeError, ValueError: these are no facts.
         """
+        said = known_facts(data, cls)[1]
+        if wrong := [one for one in said if not one.endswith(" is missing")]:
+            raise ValueError("; ".join(wrong[:MOST_SAID]))
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         lists = {
             name: tuple(values.get(name, ())) for name in ("cpu_flags", "nics", "rdma_libraries")

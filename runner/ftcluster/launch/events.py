@@ -39,6 +39,7 @@ def _is_finite(item: tuple[str, Any]) -> bool:
     if name in MAY_DIVERGE:
         return True
     values = value if isinstance(value, list) else [value]
+    values = list(value.values()) if isinstance(value, dict) else values
     return all(math.isfinite(one) for one in values if isinstance(one, float))
 
 

@@ -111,6 +111,13 @@ def train(
         error = failure(run, followed)
         error.details = _known(run, progress)
         raise error
+    needed = {"start": progress.start or run.purpose != "train", "result": progress.result}
+    if missing := [name for name, there in needed.items() if not there]:
+        raise FtclusterError(
+            f"run {run.id} is done, and its events have no {' and no '.join(missing)}",
+            f"look at what is installed on its head, and at ftcluster logs {run.id}",
+            details=_known(run, progress),
+        )
     return progress
 
 

@@ -68,8 +68,11 @@ def _problems(host: Any) -> Iterator[str]:
         cpus = {cpu for node in facts.numa for cpu in parse_cpus(node.cpus)}
         if not 0 < facts.cores <= len(cpus):
             yield f"{facts.name} has {facts.cores} cores, but its NUMA nodes have {len(cpus)} CPUs"
+        for node in facts.numa:
+            if node.cores > len(parse_cpus(node.cpus)):
+                yield f"{facts.name}: NUMA node {node.node} has {node.cores} cores on {node.cpus!a}"
         price = facts.price_per_hour
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         yield f"{host['name']}: {error}"
         return
     try:

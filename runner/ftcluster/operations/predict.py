@@ -5,10 +5,12 @@ import io
 import json
 import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ftcluster.ansible.answers import json_object
 from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
 from ftcluster.launch.place import place_of
@@ -102,11 +104,14 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     place = replace(place_of(run.cluster), options=reach)
     with tempfile.TemporaryDirectory() as scratch:
         copied = Path(scratch) / "predictions"
-        fetch_model(place, run.id, progress.result["predictions"], copied)
-        [file] = copied.iterdir()
-        rows = file.read_text(encoding="utf-8")
+        fetch_model(place, run.id, str(progress.result.get("predictions")), copied)
+        rows = "".join(file.read_text("utf-8", "backslashreplace") for file in copied.iterdir())
     output = Path(request.output).absolute()
-    write_atomically(output, as_table(rows, FORMATS[output.suffix]), READABLE)
+    if mark := FORMATS[output.suffix]:
+        lines = filter(None, rows.split("\n"))
+        table = as_table([json_object(place.head, "a row", line.encode()) for line in lines], mark)
+    text = table if mark else rows
+    write_atomically(output, text.encode("utf-8", "backslashreplace"), READABLE)
     return PredictResult(run, progress, model, request.output, rows.count("\n"))
 
 
@@ -121,22 +126,19 @@ def _prepared(request: PredictRequest, view: View) -> TrainingRun:
     return run
 
 
-def as_table(rows: str, mark: str) -> str:
-    """JSON lines as they are, or as a table with a mark between columns.
+def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
+    """Rows as a table with a mark between columns.
 
     Texts that a spreadsheet would take for a formula get a ' in front; numbers stay as they are.
 
-    >>> as_table('{"a": "x, y", "b": [1]}\\n', ",")
+    >>> as_table([{"a": "x, y", "b": [1]}], ",")
     'a,b\\n"x, y",[1]\\n'
     """
-    if not mark:
-        return rows
-    objects = [json.loads(line) for line in rows.split("\n") if line]
-    columns = list(dict.fromkeys(name for row in objects for name in row))
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     table = io.StringIO()
     writer = csv.writer(table, delimiter=mark, lineterminator="\n")
     writer.writerow(map(_cell, columns))
-    for row in objects:
+    for row in rows:
         writer.writerow(_cell(row.get(name, "")) for name in columns)
     return table.getvalue()
 

@@ -24,6 +24,7 @@ from ftcluster_common.run_state import RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
 ALL_RANKS = "ranks.log"
+PIECE_BYTES = 1 << 20  # of a log, in memory at once
 
 
 def list_runs(
@@ -101,13 +102,15 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
         with destination.open("rb") as log:
 
             def take(incomplete: bool = False) -> None:
-                data = log.read()
-                if not incomplete:
+                while data := log.read(PIECE_BYTES):
+                    whole = len(data) == PIECE_BYTES
                     end = data.rfind(b"\n") + 1
+                    # a line may have no end, and the last one none yet
+                    end = len(data) if (incomplete and not whole) or (whole and not end) else end
                     log.seek(end - len(data), os.SEEK_CUR)
-                    data = data[:end]
-                if data:
-                    show(printable(data.decode(errors="replace")))
+                    if not end:
+                        return
+                    show(printable(data[:end].decode(errors="replace")))
 
             copy_log(place, run, file, destination, request.follow, take)
             take(incomplete=True)

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from ftcluster_common.recipe import Limits
 
+MOST = 1 << 63
+
 
 @dataclass(frozen=True)
 class Key:
@@ -62,8 +64,9 @@ class Key:
 
     def _check_number(self, value: float) -> None:
         low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most
-        if not math.isfinite(value):
-            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+        # a whole number of Python has no end
+        if (isinstance(value, int) and abs(value) > MOST) or not math.isfinite(value):
+            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r:.30}")
         if low is not None and high is not None and not low <= value <= high:
             raise ValueError(f"'{self.name}' is from {low:g} to {high:g}, not {value!r}")
         if low is not None and value < low:

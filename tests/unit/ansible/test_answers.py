@@ -28,6 +28,7 @@ STACK = {
     "stack": "native-1b2c3d4e5f60", "python": "3.11.2", "glibc": "2.36", "machine": "x86_64",
     "packages": [{"name": "torch", "version": "2.8.0", "extras": []}],
 }  # fmt: skip
+ALL = [one for one in vars(answers).values() if isinstance(one, Answer)]
 WORDS = st.sampled_from([
     "..", "../x", "/etc", "a/b", "", ".", "-rf", ".hidden", "a\nb", "a\0b", "\ud800", "x" * 5000,
     "é", "{{ 1 }}", "\u202etxt", "$(id)", "a b", "~root",
@@ -59,17 +60,17 @@ def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
     return taken[0] if taken else None
 
 
-@pytest.mark.parametrize(
-    ("answer", "value"),
-    [
-        (answers.RUNS_LISTED, page(ROW)),
-        (answers.JOBS_FOUND, {RUN: {}}),
-        (answers.STACK_DESCRIBED, STACK),
-        (answers.clean_removed([RUN]), [RUN]),
-        (answers.SCRIPT_FOUND, True),
-    ],
-)
-def test_only_the_task_that_asks_answers(answer: Answer[Any], value: Any) -> None:
+GOOD = {
+    answers.RUNS_LISTED: page(ROW), answers.JOBS_FOUND: {RUN: {}}, answers.STACK_DESCRIBED: STACK,
+    answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"], answers.TABLE: ["a"],
+    answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
+    answers.PREVIOUS: "/a", answers.MEASURED: "{}", answers.RECORDED: "{}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [*ALL, answers.clean_removed([RUN])], ids=lambda one: one.task)
+def test_only_the_task_that_asks_answers(answer: Answer[Any]) -> None:
+    value = GOOD.get(answer, [RUN] if answer.key == "clean_removed" else {"a": "b"})
     assert take(answer, event(answer, value)) is not None
     command = "ansible.builtin.command"
     assert take(answer, event(answer, value, action=command)) is None
@@ -143,10 +144,7 @@ def test_whatever_a_row_says_it_is_safe_or_refused(value: Any, name: str) -> Non
 
 @given(HOSTILE)
 def test_whatever_is_answered_it_is_refused_in_one_line(value: Any) -> None:
-    asked: tuple[Answer[Any], ...] = (
-        answers.JOBS_FOUND, answers.STACK_DESCRIBED, answers.clean_removed([RUN])
-    )  # fmt: skip
-    for answer in asked:
+    for answer in (*ALL, answers.clean_removed([RUN])):
         for shown in (value, [value], {RUN: value}, {**STACK, "packages": value}):
             taken_or_refused(answer, shown)
 

@@ -50,7 +50,12 @@ def test_no_host_adds_a_host_or_a_variable(tmp_path: Path, monkeypatch: pytest.M
     claims = {
         "add_host": {"host_name": "another", "groups": [], "host_vars": {"planted": "x"}},
         "add_group": "planted",
-        "ansible_facts": {"planted": "x"},
+        "ansible_facts": {"planted": "x", "ansible_python_interpreter": "/planted"},
+        "ansible_stats": {"data": {"planted": "x"}, "per_host": False, "aggregate": False},
+        "include": "/planted.yml",
+        "include_args": {"planted": "x"},
+        "_ansible_vars": {"planted": "x"},
+        "_ansible_notify": ["planted"],
     }
     outcome, events = answered(tmp_path, **claims)
     assert outcome.state == "done", outcome.output

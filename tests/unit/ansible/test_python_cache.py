@@ -1,5 +1,8 @@
 """Nobody else runs compiled Python that the training account can write."""
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,3 +34,30 @@ def test_verify(user: str, cache: str | None) -> None:
     words = task["environment"]["PYTHONPYCACHEPREFIX"]
     found = templated(words, verify_user=user, verify_cache="/opt/ftcluster/cache", omit="left out")
     assert found == (cache or "left out")
+
+
+def tasks_of(found: Any) -> Iterator[dict[str, Any]]:
+    """The plays, blocks and tasks of a file."""
+    for one in found if isinstance(found, list) else []:
+        if isinstance(one, dict):
+            yield one
+            for name in ("tasks", "pre_tasks", "block", "rescue", "always"):
+                yield from tasks_of(one.get(name))
+
+
+def test_no_task_of_root_has_such_a_cache() -> None:
+    """`become_user: root`, or `become: true`, which is root where no user is named."""
+    files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
+    tasks = [(file, one) for file in files for one in tasks_of(loaded(str(file)))]
+    cached = [
+        (file, one)
+        for file, one in tasks
+        if re.search("train_environment|PYTHONPYCACHEPREFIX", json.dumps(one.get("environment")))
+    ]
+    assert len(cached) > 2
+    wrong = [
+        (file, one["name"])
+        for file, one in cached
+        if one.get("become_user") == "root" or (one.get("become") and "become_user" not in one)
+    ]
+    assert wrong == []

@@ -101,6 +101,22 @@ def test_predictions_are_written_here(
     assert (tmp_path / name).read_text(encoding="utf-8") == text
 
 
+@pytest.mark.parametrize("sent", [b"[1]\n", b"{", b"\xff\n", b"[" * 60_000, None])
+def test_predictions_that_are_no_rows_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sent: bytes | None
+) -> None:
+    def fetch(_place: object, _run: str, _path: str, destination: Path) -> None:
+        destination.mkdir()
+        for name in ("a", "b"):
+            (destination / name).write_bytes(sent or b'{"a": "\\ud800"}\n')
+
+    monkeypatch.setattr(predict, "fetch_model", fetch)
+    words = ["predict", "classify", "--model", "model", "--data", "new.csv", "-o", "out.csv"]
+    assert main(words) == (1 if sent else 0)
+    assert Path("out.csv").exists() == (sent is None)
+    assert sent is None or "node0: a row of the run is no JSON object" in capsys.readouterr().err
+
+
 @pytest.fixture
 def remembers(tmp_path: Path) -> Path:
     """A model that ftcluster has trained, on columns with names of their own."""

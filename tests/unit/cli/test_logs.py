@@ -57,6 +57,18 @@ def test_what_is_cut_into_pieces_is_shown_whole_and_without_colours(
     assert capsys.readouterr().out == "[0] bold ü\\x1b[2J\n[1] half"
 
 
+def test_a_line_without_end_is_shown_as_it_comes(
+    written: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runs, "PIECE_BYTES", 8)
+    written += [b"a\nb" + b"x" * 20, b"x" * 5 + b"\nc\nd", b"e"]
+    shown: list[str] = []
+    monkeypatch.setattr(runs, "printable", lambda text: shown.append(text) or text)
+    assert main(["logs"]) == 0
+    assert capsys.readouterr().out == "a\nb" + "x" * 25 + "\nc\nde"
+    assert max(map(len, shown)) == 8
+
+
 def test_the_log_of_a_run_whose_head_is_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     said: Callable[[object], None],

@@ -1,5 +1,6 @@
 """The control node's calls at ports that the ranks of verify open."""
 
+import json
 import socket
 import time
 from typing import Any
@@ -64,7 +65,23 @@ def test_a_port_of_each_range_is_opened() -> None:
     assert len(prove.ports_to_open([])) == 1
 
 
-def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+REPORT: dict[str, Any] = {"hosts": [], "problems": [], "warnings": [], "packages": 0,
+                          "all_reduce_ms": None, "backends": {}, "links": []}  # fmt: skip
+OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # of a host that was not asked about
+
+
+@pytest.mark.parametrize(
+    ("said", "report", "words"),
+    [
+        (json.dumps(REPORT), REPORT, ""),
+        ("no python", None, "no python"),
+        (json.dumps({**REPORT, "problems": [OTHER]}), None, "no report: 'x' is no host that was"),
+        ('{"hosts": ' + "[" * 60_000, None, "no report: it is nested too deeply"),
+    ],
+)
+def test_verify_runs_while_the_hosts_are_called(
+    monkeypatch: pytest.MonkeyPatch, said: str, report: object, words: str
+) -> None:
     entered: list[Any] = []
 
     class Caller:
@@ -81,11 +98,11 @@ def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch)
     class Task:
         def __init__(self) -> None:
             host = {"name": "a", "address": "10.1.1.1", "ssh_port": "22", "local_ports": ["9"]}
-            self.args = {"python": "/s/bin/python", "request": {"hosts": []}, "calls": [host]}
+            self.args = {"python": "/s/bin/python", "request": {"hosts": [host]}, "calls": [host]}
 
     def execute(_: Any, command: str, data: bytes) -> dict[str, Any]:
         entered.append((command, data.decode()))
-        return {"stdout": "a banner\nftcluster-report:\r\n{}", "rc": 0}
+        return {"stdout": f"a banner\nftcluster-report:\r\n{said}", "rc": 0}
 
     action: Any = prove.ActionModule.__new__(prove.ActionModule)
     action._task, action._compute_environment_string = Task(), lambda: "A=b"
@@ -93,7 +110,8 @@ def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(prove, "Caller", Caller)
     monkeypatch.setattr(prove.ActionBase, "run", lambda *_: {})
     result = action.run(None, {})
-    assert result == {"stdout": "{}", "rc": 0, "changed": False, "reached": ["a", "b"]}
+    assert words in result.pop("said")
+    assert result == {"report": report, "changed": False, "reached": ["a", "b"]}
     (hosts, ports), (command, request), last = entered
     assert hosts == [("a", "10.1.1.1", 22)]
     assert ports["a"][1] == 9

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,15 +130,23 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert bind.PLACEMENT_VARIABLE not in environment
 
 
-@pytest.mark.parametrize("own", ["", "/own"])
-def test_compiled_code_is_kept_where_no_other_user_may_write(own: str) -> None:
-    given = {"TORCHINDUCTOR_CACHE_DIR": own} if own else {}
+@pytest.mark.parametrize(
+    ("given", "folder"),
+    [
+        ({"TORCHINDUCTOR_CACHE_DIR": "/own", "PYTHONPYCACHEPREFIX": "/p/cache"}, "/own"),
+        ({"PYTHONPYCACHEPREFIX": "/p/cache"}, "/p/cache/torchinductor-{}"),
+        ({"HOME": "HERE"}, "HERE/.cache/torchinductor-{}"),
+        ({"HOME": "/nowhere"}, ""),
+    ],
+)
+def test_compiled_code_is_kept_where_no_other_user_may_write(
+    tmp_path: Path, given: dict[str, str], folder: str
+) -> None:
     cpus = str(min(os.sched_getaffinity(0)))
-    done = start(
-        [{"cpus": cpus, "threads": 1, "memory": []}], *SHOW, PYTHONPYCACHEPREFIX="/p/cache", **given
-    )
-    found = json.loads(done.stdout)[2]["TORCHINDUCTOR_CACHE_DIR"]
-    assert found == (own or f"/p/cache/torchinductor-{os.uname().nodename}")
+    given = {name: value.replace("HERE", str(tmp_path)) for name, value in given.items()}
+    done = start([{"cpus": cpus, "threads": 1, "memory": []}], *SHOW, **given)
+    found = json.loads(done.stdout)[2].get("TORCHINDUCTOR_CACHE_DIR", "")
+    assert found == folder.format(os.uname().nodename).replace("HERE", str(tmp_path))
 
 
 def test_ranks_of_torchrun_have_its_numbers_and_the_cores_of_their_local_rank() -> None:

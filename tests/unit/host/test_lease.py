@@ -16,6 +16,8 @@ import pytest
 
 from ftcluster_common.launch import Launch
 from ftcluster_train.host import host_leases, lease
+from ftcluster_train.host.firewall_unit import UNIT
+from ftcluster_train.host.host_leases import Leases
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
     NODES,
@@ -60,6 +62,43 @@ class Holder:
     def end(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+LAUNCH = Launch("/runs/r-1", (), {}, tuple(NODES[:1]), "", "/stack")
+OPEN_HOST = """
+import sys
+from pathlib import Path
+from ftcluster_train.host import firewall_unit, lease
+firewall_unit.RULES = Path(sys.argv.pop(1))
+sys.exit(lease.main())
+"""
+
+
+@pytest.mark.parametrize(("code", "found"), [(0, False), (1, False), (3, True), (4, True)])
+def test_a_host_whose_rules_were_not_loaded_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, found: bool
+) -> None:
+    """By systemd, here a program, each time that the supervisor asks for the host."""
+    systemctl, rules = tmp_path / "systemctl", tmp_path / "firewall.nft"
+    systemctl.write_text(f'#!/bin/sh\n[ "$*" = "is-active --quiet {UNIT}" ] && exit {code}\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", NODE_PATH)
+
+    def command(*_: object) -> list[str]:
+        words = ["hold", str(tmp_path), NAME, "300"]
+        return [sys.executable, "-c", OPEN_HOST, str(rules), *words]
+
+    monkeypatch.setattr(Leases, "_command", command)
+    leases, wanted = Leases(share=False), replace(LAUNCH, run_dir=str(tmp_path / NAME))
+    try:
+        for there in (False, True):
+            if there:
+                rules.touch()
+            assert leases.take(wanted, tmp_path) == []
+            assert leases.without_rules == ([NODES[0].name] if there and found else [])
+    finally:
+        leases.release()
 
 
 @pytest.fixture

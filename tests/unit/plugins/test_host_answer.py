@@ -1,6 +1,7 @@
 """What a host may say of itself, and what is refused before a play, a plan or a command has it."""
 
 import copy
+import math
 import re
 from dataclasses import fields, is_dataclass
 from types import UnionType
@@ -112,6 +113,21 @@ def test_each_fact_is_of_its_type(name: str, value: Any) -> None:
     _, wrong = known_facts({**GOOD, name: value})
     assert wrong
     assert known_facts({key: GOOD[key] for key in GOOD if key != name})[1] == [f"{name} is missing"]
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [
+        (["memory_bytes"], 10**400), (["memory_bytes"], -1), (["cpu_quota"], math.inf),
+        (["cpu_quota"], math.nan), (["cores"], 0), (["cores"], 10**6), (["numa"], []),
+        (["numa", 0, "cpus"], "0-99999999"), (["numa", 0, "cpus"], "7-"),
+        (["numa", 0, "cpus"], ""), (["numa", 0, "cores"], 10**6),
+    ],
+)  # fmt: skip
+def test_numbers_that_cannot_be_are_refused(way: list[Any], value: object) -> None:
+    _, [wrong] = known_facts(planted(way, value))
+    assert wrong.startswith((f"{way[-1]} is ", "cores is "))
+    assert len(wrong) < 100
 
 
 @pytest.mark.parametrize("path", ["opt/x", "/a/../../etc", "/a b", "/a$(b)", "/a;b", "/a'b", "/.."])

@@ -19,10 +19,11 @@ FACTS = {"other_clusters": [OTHER], "firewall_hosts": OURS[:1], "rank_user": "ft
         {"other_clusters": []},
         {"other_clusters": [], "firewall_hosts": ["10.0.0.9"]},  # its own, of a host that has left
         {"firewall_hosts": []},
+        {"firewall_hosts": ["10.0.0.9"], "closes": False},
     ],
 )
 def test_the_same_hosts_and_account_share_the_rules(changes: dict[str, Any]) -> None:
-    assert other_rules(FACTS | changes, OURS) == []
+    assert other_rules(FACTS | changes, OURS, changes.get("closes", True)) == []
 
 
 @pytest.mark.parametrize(
@@ -30,12 +31,14 @@ def test_the_same_hosts_and_account_share_the_rules(changes: dict[str, Any]) -> 
     [
         ({"firewall_hosts": ["10.0.0.1", "10.0.0.9"]}, "10.0.0.9"),
         ({"other_clusters": [OTHER | {"user": "research"}]}, "account research"),
+        # without rules, too: its home would be given to another account
+        ({"other_clusters": [OTHER | {"user": "research"}], "closes": False}, "account research"),
     ],
 )
 def test_rules_that_another_cluster_needs_are_not_replaced(
     changes: dict[str, Any], whom: str
 ) -> None:
-    [found] = other_rules(FACTS | changes, OURS)
+    [found] = other_rules(FACTS | changes, OURS, changes.get("closes", True))
     assert whom in found["what"]
     assert "/srv/other" in found["what"]
     assert "10.0.0.1," not in found["what"]

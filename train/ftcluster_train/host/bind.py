@@ -116,7 +116,10 @@ def main() -> int:
         # one write, so that the lines of several ranks do not mix
         os.write(2, f"ftcluster: rank {place.rank} on {os.uname().nodename}: {problem}\n".encode())
     os.environ.update(variables(place, threads))
-    if cache := os.environ.get("PYTHONPYCACHEPREFIX"):  # of the account that trains
+    home = os.environ.get("HOME", "")
+    # the account's that trains has the first one
+    cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)
+    if cache:
         # torch's own default is a name in /tmp, where another user could have left code to load
         folder = f"{cache}/torchinductor-{os.uname().nodename}"
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
+from ftcluster_train.host.lease import HELD, OPEN
 from ftcluster_train.host.ssh_check import (
     Refusal,
     ask_all,
@@ -70,6 +71,11 @@ class Leases:
             if words != said:
                 waiting(said := words)
             time.sleep(WAIT_SECONDS)
+
+    @property
+    def without_rules(self) -> list[str]:
+        """The hosts whose firewall's rules were not loaded when they were asked last."""
+        return [host.name for host, one in self._holders.items() if one.held and one.is_open]
 
     def release(self) -> None:
         """Give all leases back; waits until the hosts have done so, but not long for a lost one."""
@@ -129,11 +135,12 @@ class _Holder:
     Attributes:
         process: on the head, or ssh to the host.
         held: whether it has said so.
+        is_open: whether the host lacks its firewall's rules.
     """
 
     def __init__(self, host: Host, command: list[str], timeouts: Timeouts) -> None:
         self._host, self._timeouts = host, timeouts
-        self.held = False
+        self.held = self.is_open = False
         # it is none of the run's processes, which it outlives
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
@@ -151,7 +158,7 @@ class _Holder:
         self.send(b"ask\n")
         seconds = self._timeouts.ssh_again if self.held else self._timeouts.ssh
         answer = self._answer(seconds)
-        self.held = answer == "held"
+        self.held, self.is_open = answer.startswith(HELD), answer.endswith(OPEN)
         if self.held:
             return None
         if answer:
@@ -175,7 +182,8 @@ class _Holder:
                 break
             text += data
             for line in text.decode(errors="replace").split("\n")[:-1]:
-                if line == "held" or line.startswith(TAKEN):  # a login script may say more
+                # a login script may say more
+                if line in (HELD, HELD + OPEN) or line.startswith(TAKEN):
                     return line
         return ""
 

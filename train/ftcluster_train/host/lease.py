@@ -5,8 +5,9 @@
 
 `hold` keeps the lease, a lock on RUNS_DIR/.lease, while lines come on stdin, SECONDS apart at most,
 and then for as long as processes of the run are left on this host. The kernel frees it, however
-`hold` ends. Each line `ask` is answered: `held`, or `taken` and by which run. It tries to take the
-lease when it is asked, with --share at every line.
+`hold` ends. Each line `ask` is answered: `held`, on a host without its firewall's rules `held
+open`, or `taken` and by which run. It tries to take the lease when it is asked, with --share at
+every line.
 
 Standard library only.
 """
@@ -20,9 +21,11 @@ import sys
 import time
 from pathlib import Path
 
+from ftcluster_train.host.firewall_unit import lacks_rules
 from ftcluster_train.host.processes import is_running, processes_of
 
 NAME = ".lease"
+HELD, OPEN = "held", " open"
 IN_USE = 3  # exit code of the verb `look`
 HINT = (
     "wait for its end with --wait, end it with ftcluster stop RUN, or share the hosts with "
@@ -52,7 +55,8 @@ def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
         held = held or ((asked or share) and take(lease, run))
         if asked:
             with contextlib.suppress(BrokenPipeError):
-                os.write(1, b"held\n" if held else f"taken {holder(lease)}\n".encode())
+                mine = f"{HELD}{OPEN * lacks_rules()}" if held else f"taken {holder(lease)}"
+                os.write(1, f"{mine}\n".encode())
     while held and any(map(is_running, processes_of(run))):
         time.sleep(1)
 

@@ -23,7 +23,7 @@ from ftcluster_common.launch import (
     mpirun_command,
 )
 from ftcluster_train.comm import oneccl
-from ftcluster_train.host import processes
+from ftcluster_train.host import firewall_unit, processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
 from ftcluster_train.host.heartbeats import Heartbeats
 from ftcluster_train.host.host_leases import Leases
@@ -97,6 +97,8 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     patient = launch.wait or (launch.restarts > 0 and not launch.idle)
     if not launch.slurm_job:  # Slurm has given the hosts to the job
         _refuse(run.leases.take(launch, stack, waiting if patient else None))
+        for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
+            events.write("notice", message=firewall_unit.notice(name))
     if notice:
         events.write("notice", message=notice)
     sourced = oneccl.variables_for(launch.env, host_path())

@@ -187,6 +187,7 @@ def missing_weights(folder: Path) -> list[str]:
             try:
                 named = set(read_json(folder / index)["weight_map"].values())
                 return sorted(name for name in named if not (folder / name).is_file())
-            except (ValueError, LookupError, TypeError, AttributeError):  # it is damaged
+            # it is damaged; OSError for a name that is too long for a file
+            except (ValueError, LookupError, TypeError, AttributeError, OSError):
                 return [index]
     return []

@@ -11,6 +11,7 @@ from ftcluster_train.errors import TrainError
 MOST_CLASSES = 1000
 WHOLE = re.compile(r"-?\d+(\.0*)?")
 SHOWN = 8
+MOST_DIGITS = 16  # of a number of a class
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class ClassLabels:
         """
         word = as_word(label)
         if not self.numbers:
-            return read_class(int(float(word)) if WHOLE.fullmatch(word) else label, where)
+            number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
+            return read_class(int(float(word)) if number else label, where)
         if word not in self.numbers:
             names = self.names
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
@@ -131,8 +133,8 @@ def read_number(label: Any, where: str) -> float:
     if isinstance(label, str) and _is_number(label):
         return float(label)  # in CSV
     number = isinstance(label, int | float) and not isinstance(label, bool)
-    if not number or not math.isfinite(label):
-        raise TrainError(f"{where} has the label {label!r}, not a number")
+    if not number or not _is_number(str(label)):
+        raise TrainError(f"{where} has the label {label!r:.30}, not a number")
     return float(label)
 
 

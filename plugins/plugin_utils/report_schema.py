@@ -1,0 +1,118 @@
+# Apache-2.0 (see LICENSE)
+"""The form of verify's report, which the head writes and which could be anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import (
+    Lines,
+    known_facts,
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem or warning; its host is "" where it concerns all."""
+
+    host: str
+    what: Lines
+    hint: Lines
+    kind: str
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a host computes, copies and writes a second, and what may have slowed it down."""
+
+    bf16_gflops: float | None
+    fp32_gflops: float | None
+    memory_gb_per_second: float | None
+    disk_mb_per_second: float | None
+    cpu: str
+    threads: int
+    load_average: float
+    mhz: float | None
+    relative: float | None
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Who connected to a host's open ports, by port, and how long they were open."""
+
+    seconds: float
+    came: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A host that has answered."""
+
+    name: str
+    address: str
+    hostname: str
+    python: str
+    kernel: str
+    versions: dict[str, str]
+    interface: str
+    interface_mbits: int | None
+    speed: Speed | None
+    calls: Calls | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """A pair of hosts that was measured."""
+
+    hosts: list[str]
+    latency_us: float
+    mb_per_second: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `python -m ftcluster_train.health.verify` prints."""
+
+    hosts: list[Row]
+    problems: list[Finding]
+    warnings: list[Finding]
+    packages: int
+    all_reduce_ms: float | None
+    backends: dict[str, float]
+    links: list[Link]
+
+
+def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
+    """The report of a text, on the hosts with these names.
+
+    Raises:
+        ValueError: it is none; says all that is wrong, in one line.
+    """
+    try:
+        answer = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    report, wrong = known_facts(answer, Report)
+    if wrong := wrong or list(_wrong_hosts(report, set(names))):
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError("; ".join(wrong[:3]) + more)
+    return report
+
+
+def _wrong_hosts(report: dict[str, Any], names: set[str]) -> Iterator[str]:
+    rows = [row["name"] for row in report["hosts"]]
+    if len(set(rows)) < len(rows):
+        yield "a host is there twice"
+    found = report["problems"] + report["warnings"]
+    named = {*rows, *(one["host"] for one in found if one["host"])}
+    for link in report["links"]:
+        named.update(link["hosts"])
+        if len(set(link["hosts"])) != 2:
+            yield "a link is not between two hosts"
+    if others := named - names:
+        yield f"{min(others)[:60]!a} is no host that was asked about"
+    if len(rows) > 1 and not report["problems"] and report["all_reduce_ms"] is None:
+        yield "it has neither problems nor an all-reduce"
