@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftcluster.ansible.inventory import inventory_path
-from ftcluster.ansible.playbooks import Look
+from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import ClusterChanged, FtclusterError, UsageError
@@ -97,7 +97,7 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     if not connection.inventories:
         return recall()
     paths = tuple(map(inventory_path, connection.inventories))
-    found = run_stages(Look(), paths, connection.arguments, view, unreachable=True)
+    found = run_stages(Facts(), paths, connection.arguments, view, unreachable=True)
     inventory = found.inventory
     hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
     if hosts and not found.set_up:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
@@ -72,18 +71,6 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
     action._low_level_execute_command = execute
     assert action._poll("/runs/a b", "events.jsonl", 5) == (False, b"\n{}\n")
     assert TELL in asked[0]
-
-
-def tasks_of(file: Path) -> list[dict[str, Any]]:
-    """Every task of a YAML file, in blocks too."""
-    found = []
-    rest = yaml.safe_load(file.read_text()) or []
-    while rest:
-        entry = rest.pop(0)
-        found.append(entry)
-        for key in ("tasks", "block", "rescue", "always"):
-            rest = [*entry.get(key, []), *rest]
-    return found
 
 
 def test_two_commands_follow_a_run_into_the_same_file(
