@@ -31,7 +31,7 @@ options:
     type: path
     required: true
   poll_seconds:
-    description: Pause between two looks.
+    description: Pause between two readings.
     type: float
     default: 0.5
 """

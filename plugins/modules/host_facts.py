@@ -41,7 +41,7 @@ options:
     type: str
     default: ""
   rank_user:
-    description: An account to look for.
+    description: The account that trains, whose programs are not told as C(services).
     type: str
     default: ""
   python:
