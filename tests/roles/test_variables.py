@@ -70,3 +70,10 @@ def test_the_variables_that_the_playbooks_validate_are_the_documented_ones() -> 
             if name in DOCUMENTED:
                 kinds = {key: spec[key] for key in ("type", "elements") if key in spec}
                 assert validated[name] == kinds, name
+
+
+def test_no_program_is_written_in_jinja() -> None:
+    """A loop or a branch of statements is a filter, which mypy and a unit test see."""
+    files = [*ROOT.glob("playbooks/**/*.yml"), *ROOT.glob("roles/*/[dtv]*/*.yml")]
+    assert len(files) > 80
+    assert not [file for file in files if "{%" in file.read_text(encoding="utf-8")]
