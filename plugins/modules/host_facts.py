@@ -330,12 +330,8 @@ FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall 
 CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-)
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib",
+)  # fmt: skip
 
 
 def writable(folder: Path, has_root: bool = False) -> bool:
