@@ -58,6 +58,18 @@ def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) ->
     assert found["because"] == (because or "")
     assert found["wrong_password"] == ("Incorrect" in result.get("msg", ""))
     assert found["asks_password"] == ("Missing" in result.get("msg", ""))
+    assert (found["user"], found["sshd"]) == ("", {"rules": [], "lines": [], "groups": []})
+
+
+def test_who_was_become_and_whom_sshd_lets_in() -> None:
+    lines = ("uid 0", "sshd allowusers ops", "sshd allowusers ml", "sshd_line /etc/x:3:AllowUsers",
+             "account_groups ml users", "user ml")  # fmt: skip
+    found = root_answer({"stdout": NOISE + "".join(f"\r\n{MARK} {line}" for line in lines)})
+    assert (found["can"], found["user"]) == (True, "ml")
+    assert found["sshd"] == {
+        "rules": ["allowusers ops", "allowusers ml"], "lines": ["/etc/x:3:AllowUsers"],
+        "groups": ["ml", "users"],
+    }  # fmt: skip
 
 
 def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
