@@ -59,18 +59,14 @@ class ActionModule(ActionBase):
         cache = Path(arguments["cache"]) if arguments.get("cache") else cache_dir()
         allow_unverified = boolean(arguments.get("allow_unverified", False))
         try:
-            document = read_stacks(Path(arguments["folder"]))
-            bundle = _bundle(arguments, cache)
-            allow_yanked = boolean(arguments.get("allow_yanked", False))
-            request = StackRequest(
-                arguments.get("name") or "",
-                bundle,
-                allow_yanked,
-                allow_unverified,
-                arguments.get("present") or "",
-            )
-            choice = choose(document["stacks"], document["warnings"], request, hosts)
             folder = Path(arguments["folder"])
+            document = read_stacks(folder)
+            bundle = _bundle(arguments, cache)
+            request = StackRequest(
+                arguments.get("name") or "", bundle, boolean(arguments.get("allow_yanked", False)),
+                allow_unverified, arguments.get("present") or "",
+            )  # fmt: skip
+            choice = choose(document["stacks"], document["warnings"], request, hosts)
             advisories = read_advisories(folder)
             lists = lists_of(folder, document, choice.stack, cache, allow_unverified)
             wanted = lists.wanted

@@ -93,12 +93,12 @@ class ActionModule(ActionBase):
             line = line.rstrip("\r")
             if not line:
                 continue
-            found = LISTED.fullmatch(line)
-            if not found or not is_file_name(found[3]):
+            listed = LISTED.fullmatch(line)
+            if not listed or not is_file_name(listed[3]):
                 raise AnsibleActionFail(f"the host lists what is no file of {path}: {line[:200]!a}")
-            if found[3] in files:
+            if listed[3] in files:
                 raise AnsibleActionFail(f"the host lists a file of {path} twice: {line[65:265]!a}")
-            files[found[3]] = (int(found[1]), found[2])
+            files[listed[3]] = (int(listed[1]), listed[2])
             if len(files) > MOST_FILES:
                 raise AnsibleActionFail(
                     f"{path} has more than {MOST_FILES} files; copy it yourself"

@@ -61,15 +61,15 @@ def started(pid: int) -> str:
 
 def plays() -> list[int]:
     """Process ids of this machine that may be running a setup."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_bytes()
             if b"ansible-playbook" in command or b"ftcluster" in command:
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except OSError:
             continue  # it ended meanwhile
-    return found
+    return pids
 
 
 def user() -> str:

@@ -88,10 +88,10 @@ def accounts(hosts: Hosts) -> Findings:
 
 def prefixes(hosts: Hosts) -> Findings:
     """Hosts with another prefix than most hosts, or than the first where it is a tie."""
-    found = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
-    usual = [prefix for prefix, _count in Counter(found.values()).most_common(1)]
-    examples = [host for host, prefix in found.items() if prefix in usual]
-    for host, prefix in found.items():
+    prefixes_of = {host: facts["prefix"] for host, facts in hosts.items() if facts.get("prefix")}
+    usual = [prefix for prefix, _count in Counter(prefixes_of.values()).most_common(1)]
+    examples = [host for host, prefix in prefixes_of.items() if prefix in usual]
+    for host, prefix in prefixes_of.items():
         if prefix not in usual:
             what = (
                 f"its folder is {prefix}, that of {examples[0]} is {usual[0]}, and mpirun needs "
@@ -126,8 +126,8 @@ def currencies(hosts: Hosts) -> Findings:
               if facts.get("price_per_hour")}  # fmt: skip
     first = next(iter(prices), "")
     for host, price in prices.items():
-        own, usual = (text.partition(" ")[2] for text in (price, prices[first]))
-        if own != usual:
+        currency, usual_currency = (text.partition(" ")[2] for text in (price, prices[first]))
+        if currency != usual_currency:
             what = f"its price is {price}, that of {first} is {prices[first]}"
             yield host, what, "give all hosts prices in one currency: ftcluster_price_per_hour"
 
@@ -137,7 +137,7 @@ def cluster_problems(
 ) -> dict[str, list[dict[str, str]]]:
     """The problems between hosts, a list for each host."""
     problems: dict[str, list[dict[str, str]]] = {host: [] for host in facts_by_host}
-    for found in (
+    for findings in (
         clocks(facts_by_host, requirements.get("clock_seconds", 5)),
         accounts(facts_by_host),
         prefixes(facts_by_host),
@@ -145,7 +145,7 @@ def cluster_problems(
         loopbacks(facts_by_host),
         currencies(facts_by_host),
     ):
-        for host, what, hint in found:
+        for host, what, hint in findings:
             problems[host].append({"what": what, "hint": hint})
     return problems
 

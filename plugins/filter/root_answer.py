@@ -13,7 +13,10 @@ name: root_answer
 short_description: Whether root is available on a host, and if not, why
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
-description: Reads the result of a task that prints C(id -u) as root.
+description:
+  - Reads the result of a raw task that prints C(id -u) as root, among the output of login scripts,
+    banners and sudo. Its answers are the lines that begin with C(ftcluster-answer:), a key and a
+    value.
 options:
   _input:
     description: The task's result; skipped or missing means that root is not wanted.
@@ -32,16 +35,21 @@ _value:
     - C(because), why not; empty if it is available or not wanted.
     - C(wrong_password), whether the host rejects the given password.
     - C(asks_password), whether it asks for one, and none is given.
+    - C(user), the name of the user that was become, if that was printed.
+    - C(sshd), the C(rules) on who may log in, their C(lines) in the files, and the C(groups) of the
+      account that trains.
   type: dict
   sample:
-    {"can": false, "because": "there is no sudo", "wrong_password": false, "asks_password": false}
+    {can: false, because: there is no sudo, wrong_password: false, asks_password: false, user: "",
+     sshd: {rules: [], lines: [], groups: []}}
 """
 
 
 def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, from the registered result of a raw task."""
     out, message = result.get("stdout") or "", result.get("msg") or ""
-    user = answers(out).get("uid", [""])[-1]
+    told = answers(out)
+    user = told.get("uid", [""])[-1]
     wrong, asks = "Incorrect" in message, False
     if user == "0" or result.get("skipped") or not result:
         because = ""
@@ -57,7 +65,18 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
         said = [line.strip() for line in [*message.splitlines(), *out.splitlines()] if line.strip()]
         because = said[-1] if said else "the host gave no answer"
     can = user == "0"
-    return {"can": can, "because": because, "wrong_password": wrong, "asks_password": asks}
+    return {
+        "can": can,
+        "because": because,
+        "wrong_password": wrong,
+        "asks_password": asks,
+        "user": told.get("user", [""])[-1],
+        "sshd": {
+            "rules": told.get("sshd", []),
+            "lines": told.get("sshd_line", []),
+            "groups": told.get("account_groups", [""])[-1].split(),
+        },
+    }
 
 
 class FilterModule:

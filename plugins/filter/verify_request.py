@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from collections.abc import Mapping
+from typing import Any
 
 DOCUMENTATION = r"""
 name: verify_request
@@ -16,11 +14,13 @@ author: The ftcluster authors (@ftcluster)
 description: Picks what C(ftcluster_train.health.verify) needs of the hosts' facts.
 options:
   _input:
-    description:
-      - For each host, by its inventory name, C(facts), which are
-        RV(ftcluster.cluster.host_facts#module:facts) and what the role
-        P(ftcluster.cluster.preflight#role) adds; empty where they are not known.
-      - And C(ansible_host), the inventory's address.
+    description: >-
+      By inventory names, RV(ftcluster.cluster.host_facts#module:facts) with what the role
+      P(ftcluster.cluster.preflight#role) adds; empty where they are not known.
+    type: dict
+    required: true
+  ansible_hosts:
+    description: The inventory's address of each, C(ansible_host); empty where it has none.
     type: dict
     required: true
   addresses:
@@ -30,16 +30,17 @@ options:
 """
 
 EXAMPLES = r"""
-request: "{{ verify__known | ftcluster.cluster.verify_request }}"
+request: "{{ (facts | ftcluster.cluster.verify_request({'node0': '10.0.0.10'})).request }}"
 """
 
 RETURN = r"""
 _value:
-  description:
-    - The parts of the request that differ from host to host.
-    - C(calls) has where the control node connects to each host.
+  description: The parts of the C(request) that differ from host to host, and where the control node
+    C(calls) each host.
   type: dict
-  sample: {hosts: [{name: node0, address: 10.0.0.10}], cores: {node0: 8}, guarded: [node0]}
+  sample:
+    request: {hosts: [{name: node0, address: 10.0.0.10}], cores: {node0: 8}, guarded: [node0]}
+    calls: [{name: node0, address: 10.0.0.10, ssh_port: 22, local_ports: [32768-60999]}]
 """
 
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
@@ -49,18 +50,19 @@ NETWORK = (
 
 
 def verify_request(
-    hosts: Mapping[str, Mapping[str, Any]], addresses: Mapping[str, str] | None = None
+    facts_of: Mapping[str, Mapping[str, Any]],
+    ansible_hosts: Mapping[str, str],
+    addresses: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The parts of the request."""
-    facts_of = {name: host["facts"] for name, host in hosts.items()}
+    """The parts of the request, and the calls."""
     known = {name: facts for name, facts in facts_of.items() if facts}
 
     def address(name: str) -> str:
-        given = (addresses or {}).get(name) or hosts[name]["ansible_host"]
+        given = (addresses or {}).get(name) or ansible_hosts[name] or name
         return str(facts_of[name].get("network_address", given))
 
-    return {
-        "hosts": [{"name": name, "address": address(name)} for name in hosts],
+    request = {
+        "hosts": [{"name": name, "address": address(name)} for name in facts_of],
         "cores": {name: facts.get("cores", 0) for name, facts in facts_of.items()},
         "mbits": {
             name: {
@@ -77,16 +79,17 @@ def verify_request(
             if facts["host_firewall"]
         },
         "guarded": [name for name, facts in known.items() if facts["firewall_rules"]],
-        "calls": [
-            {
-                "name": name,
-                "address": hosts[name]["ansible_host"],
-                "ssh_port": facts["ssh_port"],
-                "local_ports": facts["local_ports"],
-            }
-            for name, facts in known.items()
-        ],
     }
+    calls = [
+        {
+            "name": name,
+            "address": ansible_hosts[name] or name,
+            "ssh_port": facts["ssh_port"],
+            "local_ports": facts["local_ports"],
+        }
+        for name, facts in known.items()
+    ]
+    return {"request": request, "calls": calls}
 
 
 class FilterModule:

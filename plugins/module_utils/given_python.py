@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Looks at a Python that a site has brought to a host, before root executes anything of it."""
+"""Checks a Python that a site has brought to a host, before root executes anything of it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _refuse_unguarded(path: str | Path) -> None:
 
 
 def _refuse_writable(path: Path) -> None:
-    """Reject what another user could have written, in a folder that was looked at."""
+    """Reject what another user could have written, in a folder that was checked."""
     if not path.is_symlink():
         _refuse_state(path, path.stat())
     elif path.exists():

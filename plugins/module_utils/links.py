@@ -8,16 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import read
+
 INTERFACES, RDMA = Path("/sys/class/net"), Path("/sys/class/infiniband")
 DEVICES = Path("/dev")
-
-
-def text(path: Path) -> str:
-    """The text of a file; "" where it cannot be read, such as the speed of a link that is down."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def hardware(interface: Path) -> list[Path]:
@@ -35,7 +29,7 @@ def link_speed(interface: Path) -> int | None:
 
     Of several interfaces below it, that of the fastest one: a TCP connection uses one of them.
     """
-    speeds = [text(folder / "speed") for folder in hardware(interface)]
+    speeds = [read(folder / "speed").strip() for folder in hardware(interface)]
     # unknown is -1, and that as an unsigned number in some drivers
     known = [int(speed) for speed in speeds if speed.isdigit() and 0 < int(speed) < 2**32 - 1]
     return max(known, default=None)
@@ -92,8 +86,8 @@ def rdma_devices(folder: Path = RDMA, dev: Path = DEVICES) -> list[dict[str, Any
         found.append({
             "name": device.name,
             "driver": kind,
-            "iwarp": text(device / "node_type").startswith("4"),
-            "active": any(text(port / "state").startswith("4") for port in ports),
+            "iwarp": read(device / "node_type").startswith("4"),
+            "active": any(read(port / "state").startswith("4") for port in ports),
             "interfaces": [name for one in own for name in (one.name, *above(one))],
             "opens": bool(files) and all(map(opens, files)),
         })  # fmt: skip

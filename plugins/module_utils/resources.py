@@ -136,14 +136,8 @@ def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read
 
 def numa_node(number: int, cpus: Collection[int], size: int) -> dict[str, Any]:
     """The facts of a node with these CPUs, one of each core."""
-    return {
-        "node": number,
-        "cores": len(cpus),
-        "cpus": ",".join(ranges(cpus)),
-        "memory_bytes": size,
-        "near": None,
-        "hbm": False,
-    }
+    cores = {"cores": len(cpus), "cpus": ",".join(ranges(cpus))}
+    return {"node": number, **cores, "memory_bytes": size, "near": None, "hbm": False}
 
 
 def topology(

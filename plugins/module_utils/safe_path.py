@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 AGAIN = "remove it and run this again"
@@ -93,7 +93,7 @@ def _walk(
     """The body of opened_parent; the stack closes all descriptors."""
 
     def opened(name: str, folder: int | None = None) -> int:
-        descriptor = os.open(name, LOOK, dir_fd=folder)
+        descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
         stack.callback(os.close, descriptor)
         return descriptor
 
@@ -226,7 +226,7 @@ def make_folder(path: str | Path, mode: int = 0o755) -> None:
         try:
             os.mkdir(name, mode, dir_fd=folder)
         except FileExistsError:
-            os.close(os.open(name, LOOK | os.O_DIRECTORY, dir_fd=folder))
+            os.close(os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder))
 
 
 def write_text(

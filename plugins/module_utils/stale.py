@@ -37,7 +37,7 @@ def running_seconds() -> float:
 
 
 def unchanged(folders: Iterable[Path], parent: str | Path, seconds: float) -> list[Path]:
-    """Those folders in which nothing was written for so long, as calls since this boot have seen.
+    """The folders in which nothing was written for so long, as calls since this boot have seen.
 
     Args:
         folders: all of them below `parent`, where the record of what was seen is kept; where it

@@ -85,15 +85,15 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 
 def processes(uid: int) -> list[int]:
     """The ids of processes whose real user it is; a host may lack pgrep."""
-    found = []
+    pids = []
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue  # it has ended meanwhile
         if [uid] == [int(line.split()[1]) for line in lines if line.startswith("Uid:")]:
-            found.append(int(status.parent.name))
-    return found
+            pids.append(int(status.parent.name))
+    return pids
 
 
 def end(uid: int, number: int) -> None:

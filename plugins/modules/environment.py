@@ -143,7 +143,7 @@ def digest_found(path: Path, layer: str, check_mode: bool) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return ""
     # Files reach the disk some time after they were written. If the host lost its power meanwhile,
-    # the marker may be there and they not, so they are looked at once in each boot.
+    # the marker may be there and they not, so they are read once in each boot.
     if booted.strip() != boot_id():
         if not is_whole(path):
             return ""
@@ -182,11 +182,11 @@ def check(folder: Path, sha256: Mapping[str, str]) -> None:
     Raises:
         ValueError: a hash is another one, or a wheel is missing or not expected; names it.
     """
-    found = {path.name: path for path in folder.iterdir()}
-    if found.keys() != sha256.keys():
-        different = ", ".join(sorted(found.keys() ^ sha256.keys()))
+    arrived = {path.name: path for path in folder.iterdir()}
+    if arrived.keys() != sha256.keys():
+        different = ", ".join(sorted(arrived.keys() ^ sha256.keys()))
         raise ValueError(f"{different}: sent or expected, but not both; run setup again")
-    for name, path in found.items():
+    for name, path in arrived.items():
         digest = file_sha256(path)
         if digest.hexdigest() != sha256[name]:
             raise ValueError(

@@ -119,13 +119,13 @@ def number_of(name: str, find: Callable[[str], Any], check_mode: bool) -> int:
         raise LookupError(f"no such user or group: {name!r}") from None
 
 
-def attributes_differ(found: os.stat_result | None, mode: int | None, uid: int, gid: int) -> bool:
+def attributes_differ(state: os.stat_result | None, mode: int | None, uid: int, gid: int) -> bool:
     """Whether mode, owner or group are not as they shall be."""
     return (
-        found is None
-        or (mode is not None and stat.S_IMODE(found.st_mode) != mode)
-        or uid not in (KEEP, found.st_uid)
-        or gid not in (KEEP, found.st_gid)
+        state is None
+        or (mode is not None and stat.S_IMODE(state.st_mode) != mode)
+        or uid not in (KEEP, state.st_uid)
+        or gid not in (KEEP, state.st_gid)
     )
 
 
@@ -138,15 +138,15 @@ def set_attributes(
         RefusedPath: it is no longer of its kind, or may be a file of the system by another name.
     """
     with opened(path) as descriptor:
-        found = os.fstat(descriptor)
-        if not is_kind(found.st_mode):
+        state = os.fstat(descriptor)
+        if not is_kind(state.st_mode):
             raise RefusedPath(
                 path, "was exchanged meanwhile", "find out who did it, and run this again"
             )
-        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+        if stat.S_ISREG(state.st_mode) and state.st_nlink > 1:
             raise RefusedPath(
                 path,
-                f"is one of {found.st_nlink} hard links of a file, which may be another user's",
+                f"is one of {state.st_nlink} hard links of a file, which may be another user's",
                 AGAIN,
             )
         os.fchown(descriptor, uid, gid)
@@ -154,9 +154,9 @@ def set_attributes(
             os.fchmod(descriptor, mode)
 
 
-def text_to_show(path: str, found: os.stat_result | None) -> str | None:
-    """The text of what is there, or None: of a file that is too large to be shown."""
-    too_large = found is not None and stat.S_ISREG(found.st_mode) and found.st_size > MOST_BYTES
+def text_to_show(path: str, state: os.stat_result | None) -> str | None:
+    """The text of what is there; None where a file is too large to be shown."""
+    too_large = state is not None and stat.S_ISREG(state.st_mode) and state.st_size > MOST_BYTES
     return None if too_large else read_text(path)
 
 

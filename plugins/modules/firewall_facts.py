@@ -13,10 +13,11 @@ description:
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
-  with_ruleset:
-    description: Whether all rules of the host are returned, which may be many.
-    type: bool
-    default: false
+  hosts:
+    description: Addresses that other tables may keep out.
+    type: list
+    elements: str
+    default: []
 attributes:
   check_mode:
     description: Runs the same in check mode.
@@ -36,11 +37,13 @@ nft:
   returned: success
   type: str
   sample: /usr/sbin/nft
-ruleset:
-  description: All rules, as C(nft -j list ruleset) prints them.
-  returned: O(with_ruleset=true)
-  type: dict
-  sample: {"nftables": []}
+closing:
+  description: >-
+    The chains of other tables that drop packets of some of O(hosts), and whether they are of ufw.
+  returned: success
+  type: list
+  elements: dict
+  sample: [{family: inet, table: firewalld, name: filter_INPUT, has_ufw: false}]
 has_table:
   description: Whether there is the table C(inet ftcluster).
   returned: success
@@ -88,6 +91,10 @@ RULES = Path("/etc/ftcluster/firewall.nft")
 UNIT = "ftcluster-firewall.service"
 FOLDERS = ["/usr/sbin", "/sbin"]  # which are not on every user's search path
 DIGEST = re.compile(r'comment "ftcluster ([0-9a-f]+)"')
+# of chains and of statements; libnftables-json(5)
+FAMILIES = ("inet", "ip", "ip6")
+DROPS = {"drop", "reject"}
+HARMLESS = {"counter", "log"}
 PORTS = re.compile(r"set ports \{[^{}]*elements = \{([^{}]*)\}")
 
 
@@ -108,6 +115,37 @@ def digest_in_force(ruleset: Sequence[Mapping[str, Any]]) -> str:
     return next((match[1] for match in found if match), "")
 
 
+def closing_chains(
+    ruleset: Sequence[Mapping[str, Any]], hosts: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The chains of other tables that drop incoming packets of some hosts.
+
+    By policy, or by a last rule without condition. Left out where the table names every host, or
+    has a rule with ftcluster's comment.
+    """
+    closing = []
+    for chain in (one["chain"] for one in ruleset if "chain" in one):
+        family, table = chain["family"], chain["table"]
+        if chain.get("hook") != "input" or family not in FAMILIES or table == "ftcluster":
+            continue
+        rules = [
+            one["rule"]
+            for one in ruleset
+            if "rule" in one and (one["rule"]["family"], one["rule"]["table"]) == (family, table)
+        ]
+        sets = [one["set"] for one in ruleset if "set" in one and one["set"]["table"] == table]
+        exprs = [rule.get("expr", ()) for rule in rules if rule["chain"] == chain["name"]]
+        last = {word for part in exprs[-1] for word in part} if exprs else set()
+        closes = chain.get("policy") == "drop" or (last & DROPS and last <= DROPS | HARMLESS)
+        text = json.dumps([rules, sets])
+        meant = [host for host in hosts if family == "inet" or (":" in host) == (family == "ip6")]
+        unnamed = any(json.dumps(host) not in text for host in meant)
+        if closes and unnamed and '"comment": "ftcluster"' not in text:
+            name = {"family": family, "table": table, "name": chain["name"]}
+            closing.append({**name, "has_ufw": "ufw-" in text})
+    return closing
+
+
 def state_of(rules: str, digest: str) -> str:
     """Whether the rules of a file are those in force.
 
@@ -121,7 +159,7 @@ def state_of(rules: str, digest: str) -> str:
 def main() -> None:
     """Ansible's entry point."""
     module = AnsibleModule(
-        argument_spec={"with_ruleset": {"type": "bool", "default": False}},
+        argument_spec={"hosts": {"type": "list", "elements": "str", "default": []}},
         supports_check_mode=True,
     )
 
@@ -140,13 +178,13 @@ def main() -> None:
     module.exit_json(
         changed=False,
         nft=nft or "",
+        closing=closing_chains(ruleset["nftables"], module.params["hosts"]),
         has_table=any((one["family"], one["name"]) == ("inet", "ftcluster") for one in tables),
         state=state_of(rules, digest),
         digest=digest,
         ports=ports[1].strip() if ports else "",
         ssh_port=find_ssh_connection(os.environ, os.getppid(), read).rpartition(" ")[2],
         unit=" ".join(states).strip(),
-        **({"ruleset": ruleset} if module.params["with_ruleset"] else {}),
     )
 
 

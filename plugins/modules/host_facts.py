@@ -41,7 +41,7 @@ options:
     type: str
     default: ""
   rank_user:
-    description: An account to look for.
+    description: The account that trains, whose programs are not told as C(services).
     type: str
     default: ""
   python:
@@ -127,12 +127,6 @@ facts:
         near: {description: The nearest node with cores., type: int}
         hbm: {description: Whether it is high-bandwidth memory., type: bool}
     memory_bytes: {description: Memory this host may use., type: int, sample: 268435456000}
-    thp:
-      {description: "Transparent huge pages, C(always), C(madvise) or C(never).",
-       type: str, sample: madvise}
-    thp_read_only:
-      {description: "Whether nobody on the host can set them, as in a container.",
-       type: bool, sample: false}
     nics:
       description:
         - The network interfaces but loopback, each with its IPv4 and global IPv6 addresses.
@@ -336,12 +330,8 @@ FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall 
 CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu",
-    "/usr/lib64",
-    "/lib64",
-    "/usr/lib",
-    "/usr/local/lib",
-)
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib",
+)  # fmt: skip
 
 
 def writable(folder: Path, has_root: bool = False) -> bool:
@@ -364,11 +354,6 @@ def refusal(folder: Path) -> dict[str, str] | None:
         return {"what": f"{error.filename}: {error.what}", "hint": error.hint}
     except OSError:  # it is missing, or this user may not look, and root will
         return None
-
-
-def chosen(text: str) -> str:
-    """The word in brackets, as /sys marks the one of several that is in force."""
-    return text.partition("[")[2].partition("]")[0]
 
 
 def os_name(read_file: Callable[[str], str] = read) -> str:
@@ -465,14 +450,6 @@ def pythons_for_stacks(
         place = "" if error.filename == path else f"{error.filename}: "
         what = f"ftcluster_python={path}: {place}{error.what}"
         return pythons(module), {"what": what, "hint": error.hint}
-
-
-def is_read_only(path: str) -> bool:
-    """Whether a file system is mounted so that nobody can write to it, as in a container."""
-    try:
-        return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
-    except OSError:
-        return False
 
 
 def current_stack(prefix: Path) -> str:
@@ -598,8 +575,6 @@ def main() -> None:
         "numa_nodes": min(sum(node["cores"] > 0 for node in numa), cores),
         "numa": numa,
         "memory_bytes": memory,
-        "thp": chosen(read("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "thp_read_only": is_read_only("/sys"),
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
         "prefix_refused": refusal(prefix / "stacks") if has_root else None,

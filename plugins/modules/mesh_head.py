@@ -1,6 +1,11 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The head's side of the SSH mesh: its key, and whom it trusts."""
+"""The head's side of the SSH mesh: its key, and whom it trusts.
+
+A module of our own, because ansible-core has none that makes keys (openssh_keypair is of
+community.crypto), its known_hosts changes one line a task and takes what this module refuses, and
+ssh_config has to keep the hosts that --limit leaves out.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""A host's side of the SSH mesh: whom it lets in, and its own host keys."""
+"""A host's side of the SSH mesh: whom it lets in, and the host's keys.
+
+A module of our own, because authorized_key is not of ansible-core but of ansible.posix, and knows a
+line by its key alone: a head with a new key would leave the line of the previous one.
+"""
 
 from __future__ import annotations
 

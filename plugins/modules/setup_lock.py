@@ -160,7 +160,7 @@ def release(path: Path, owner: str) -> None:
 
 def in_use(stacks: Iterable[str], digest: str) -> list[str]:
     """One line for each stack that a run uses, unless it has the node package of this digest."""
-    found = []
+    refusals = []
     for stack in stacks:
         if digest and node_package(Path(stack)) == digest:
             continue
@@ -168,8 +168,8 @@ def in_use(stacks: Iterable[str], digest: str) -> list[str]:
             with without_runs(stack):
                 pass
         except InUse as error:
-            found.append(str(error))
-    return found
+            refusals.append(str(error))
+    return refusals
 
 
 def node_package(stack: Path) -> str:

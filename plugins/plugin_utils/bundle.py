@@ -53,7 +53,7 @@ class Entry(tarfile.TarInfo):
     @classmethod
     # the base class calls it tarfile, which is the module here
     def fromtarfile(cls, tar: tarfile.TarFile) -> Entry:  # pylint: disable=arguments-renamed
-        """Look at headers before anything is read or reserved by the sizes that they say.
+        """Check headers before anything is read or reserved by the sizes that they say.
 
         Raises:
             ValueError: it is a link, a device, a sparse file or too long a name.

@@ -270,7 +270,7 @@ def reason(lines: list[str]) -> str:
 
 
 def telling(lines: Iterable[str]) -> list[str]:
-    """Those of pip's messages that say why it failed."""
+    """The messages of pip that say why it failed."""
     # of warnings, only these say why there is "no matching distribution"
     found = (
         line

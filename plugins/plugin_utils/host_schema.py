@@ -95,8 +95,6 @@ class HostFacts:
     numa_nodes: int
     numa: list[NumaNode]
     memory_bytes: int
-    thp: str
-    thp_read_only: bool
     nics: list[Nic]
     rdma: list[Rdma]
     rdma_libraries: list[str]

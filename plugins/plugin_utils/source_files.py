@@ -50,7 +50,7 @@ def source_files(source: Path) -> list[tuple[Path, str]]:
 
 
 def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, str]]:
-    """Those of a folder's files that have these names; None is for all.
+    """The files of a folder that have these names; None is for all.
 
     Returns, Raises: as in `source_files`.
     """

@@ -1,12 +1,11 @@
 """The collection as ansible-galaxy builds and installs it, without the rest of the repository."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.collection import Installed, install
-from tests.programs import CONTROL, ROOT
+from tests.programs import CONTROL
 
 TOP = {"CHANGELOG.md", "CONTRIBUTING.md", "FILES.json", "LICENSE", "MANIFEST.json", "README.md",
        "docs", "meta", "playbooks", "plugins", "roles"}  # fmt: skip
@@ -21,21 +20,6 @@ def test_the_tarball_has_what_ansible_needs_and_nothing_else(installed: Installe
     assert {name.split("/")[0] for name in installed.names} == TOP
     assert "docs/ops.md" in installed.names
     assert not [name for name in installed.names if name.endswith((".whl", ".pyc", ".tar.gz"))]
-
-
-def test_every_role_is_documented(installed: Installed) -> None:
-    listed = json.loads(
-        installed.run("ansible-doc", "-t", "role", "-l", "ftcluster.cluster", "--json")
-    )
-    roles = {f"ftcluster.cluster.{path.name}" for path in (ROOT / "roles").iterdir()}
-    assert set(listed) == roles
-
-
-def test_setup_can_be_run_by_name(installed: Installed) -> None:
-    shown = installed.run(
-        "ansible-playbook", "--syntax-check", "-i", "localhost,", "ftcluster.cluster.setup"
-    )
-    assert str(installed.collections) in shown, "another copy of the collection was found"
 
 
 @pytest.mark.parametrize(

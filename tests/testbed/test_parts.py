@@ -5,24 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from . import access, api, cli, host, registries, settings, shape, sysctl, uplink
+from . import api, cli, host, registries, settings, sysctl, uplink
 from .settings import Settings
 from .shell import TestbedError
-
-
-def test_settings_come_from_the_environment() -> None:
-    read = Settings.from_environment(
-        {
-            "FTCLUSTER_TESTBED_DIR": "/srv/bed",
-            "FTCLUSTER_TESTBED_SUITE": "trixie",
-            "FTCLUSTER_TESTBED_EXTRA": "less,gcc",
-        }
-    )
-    assert read == Settings(
-        dir=Path("/srv/bed"),
-        suite="trixie",
-        extra=("gcc", "less"),
-    )
 
 
 def test_a_suite_that_is_no_code_name_is_refused() -> None:
@@ -58,44 +43,6 @@ def test_the_cache_stays_while_another_testbed_uses_it(
     bed = api.Testbed(Settings(dir=tmp_path))
     with pytest.raises(TestbedError, match=r"b/node0/root: other testbeds use the cache"):
         bed.down(purge=True)
-
-
-def test_inventory() -> None:
-    text = access.inventory(Settings(dir=Path("/bed"), nodes=2))
-    assert text == (
-        "[nodes]\n"
-        "node0 ansible_host=198.18.0.10\n"
-        "node1 ansible_host=198.18.0.11\n"
-        "\n"
-        "[nodes:vars]\n"
-        "ansible_user=ops\n"
-        "ansible_ssh_private_key_file=/bed/hosts/ops_key\n"
-        "ansible_ssh_common_args=-o UserKnownHostsFile=/bed/hosts/known_hosts "
-        "-o IdentitiesOnly=yes -o ConnectTimeout=5 "
-        "-o ServerAliveInterval=5 -o ServerAliveCountMax=2\n"
-    )
-
-
-def test_rates() -> None:
-    assert shape.parse_rate("1gbit") == 1e9
-    assert shape.parse_rate("2.5Mbit") == 2.5e6
-    for wrong in ("fast", "1.2.3mbit", "100", ""):
-        with pytest.raises(TestbedError, match="want something like"):
-            shape.parse_rate(wrong)
-
-
-def test_percent() -> None:
-    assert cli.parse_percent("50") == 50
-    assert cli.parse_percent("max") is None
-    with pytest.raises(TestbedError):
-        cli.parse_percent("half")
-
-
-def test_gigabytes() -> None:
-    assert cli.parse_gigabytes("2.7") == 2_700_000_000
-    assert cli.parse_gigabytes("max") is None
-    with pytest.raises(TestbedError):
-        cli.parse_gigabytes("2.7G")
 
 
 def test_debian_sources_follow_the_suite_and_others_are_left_out() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftcluster.ansible.inventory import inventory_path
-from ftcluster.ansible.playbooks import Look
+from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import ClusterChanged, FtclusterError, UsageError
@@ -98,7 +98,7 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     if not connection.inventories:
         return recall()
     paths = tuple(map(inventory_path, connection.inventories))
-    stages = run_stages(Look(), paths, connection.arguments, view, unreachable=True)
+    stages = run_stages(Facts(), paths, connection.arguments, view, unreachable=True)
     inventory = stages.inventory
     hosts = tuple(stages.facts[name] for name in inventory.cluster if name in stages.facts)
     if hosts and not stages.set_up:

@@ -1,12 +1,12 @@
 """What the role firewall says of ufw and firewalld, whose rules are as they write them."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
+from ansible_collections.ftcluster.cluster.plugins.modules.firewall_facts import closing_chains
 from jinja2 import Environment
 
 from tests.programs import ROOT
@@ -57,20 +57,18 @@ def notice(ruleset: list[dict[str, Any]]) -> str:
     """The notice, "" where there is none."""
     folder = ROOT / "roles/firewall"
     variables = DataLoader().load_from_file(str(folder / "vars/main.yml"), trusted_as_template=True)
-    known = {
-        "firewall_hosts": HOSTS,
-        "firewall_ports": ["29500-29999", "32768-60999"],
-        "firewall__ruleset": {"nftables": json.loads(json.dumps(ruleset))},
-    }
+    known = {"firewall_hosts": HOSTS, "firewall_ports": ["29500-29999", "32768-60999"]}
     templar = Templar(loader=DataLoader(), variables={**variables, **known})
-    names = ("firewall__closing", "firewall__hosts4", "firewall__hosts6")
-    found = {name: templar.template(variables[name]) for name in names}
-    if not found["firewall__closing"]:
+    hosts = {
+        name: templar.template(variables[name]) for name in ("firewall__hosts4", "firewall__hosts6")
+    }
+    closing = closing_chains(ruleset, [*hosts["firewall__hosts4"], *hosts["firewall__hosts6"]])
+    if not closing:
         return ""
     text = (folder / "templates/notice.j2").read_text()
     # as the lookup plugin does
     template = Environment(trim_blocks=True, autoescape=False).from_string(text)
-    return template.render({**known, **found})
+    return template.render({**known, **hosts, "firewall__facts": {"closing": closing}})
 
 
 @pytest.mark.parametrize("program", [ufw, firewalld])

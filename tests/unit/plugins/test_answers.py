@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Piece
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
@@ -59,6 +58,18 @@ def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) ->
     assert found["because"] == (because or "")
     assert found["wrong_password"] == ("Incorrect" in result.get("msg", ""))
     assert found["asks_password"] == ("Missing" in result.get("msg", ""))
+    assert (found["user"], found["sshd"]) == ("", {"rules": [], "lines": [], "groups": []})
+
+
+def test_who_was_become_and_whom_sshd_lets_in() -> None:
+    lines = ("uid 0", "sshd allowusers ops", "sshd allowusers ml", "sshd_line /etc/x:3:AllowUsers",
+             "account_groups ml users", "user ml")  # fmt: skip
+    found = root_answer({"stdout": NOISE + "".join(f"\r\n{MARK} {line}" for line in lines)})
+    assert (found["can"], found["user"]) == (True, "ml")
+    assert found["sshd"] == {
+        "rules": ["allowusers ops", "allowusers ml"], "lines": ["/etc/x:3:AllowUsers"],
+        "groups": ["ml", "users"],
+    }  # fmt: skip
 
 
 def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
@@ -73,18 +84,6 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
     found = action._poll("/runs/a b", "events.jsonl", 5, 0)
     assert (found.alive, found.file, found.data) == (False, "7", b"\n{}\n")
     assert TELL in asked[0]
-
-
-def tasks_of(file: Path) -> list[dict[str, Any]]:
-    """Every task of a YAML file, in blocks too."""
-    found = []
-    rest = yaml.safe_load(file.read_text()) or []
-    while rest:
-        entry = rest.pop(0)
-        found.append(entry)
-        for key in ("tasks", "block", "rescue", "always"):
-            rest = [*entry.get(key, []), *rest]
-    return found
 
 
 def test_two_commands_follow_a_run_into_the_same_file(

@@ -27,7 +27,7 @@ PREFLIGHT = ROOT / "roles/preflight/vars/main.yml"
 TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
 FREE = {  # texts for people, of any letters
     "hostname", "kernel", "os", "libc", "machine_id", "cpu_model", "cpu_generation", "amx",
-    "thp", "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
+    "user", "pythons.path", "prefix_refused.what", "prefix_refused.hint", "services.user",
     "python_refused.what", "python_refused.hint",
     "other_clusters.user",
     "record",  # which record_of reads

@@ -13,11 +13,6 @@ from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 from tests.unit.plugins.test_resources import reader
 
 
-def test_the_word_in_force() -> None:
-    assert host_facts.chosen("always [madvise] never\n") == "madvise"
-    assert host_facts.chosen("") == ""
-
-
 def test_os_release_as_distributions_write_it() -> None:
     text = '# a comment\nPRETTY_NAME="Rocky Linux 9.3 (Blue Onyx)"\nID="rocky"\n'
     found = host_facts.os_name(reader({"/usr/lib/os-release": text}))

@@ -16,30 +16,25 @@ FACTS: dict[str, Any] = {
 
 
 def test_a_host_with_facts_and_a_head_that_limit_leaves_out() -> None:
-    hosts = {
-        "a": {"facts": FACTS, "ansible_host": "a.example"},
-        "b": {"facts": {}, "ansible_host": "b.example"},
-        "c": {"facts": {}, "ansible_host": "c.example"},
-    }
-    found = verify_request(hosts, {"b": "10.0.0.2"})
-    network = found.pop("networks")
-    assert found == {
+    places = {"a": "a.example", "b": "b.example", "c": "c.example", "d": ""}
+    answer = verify_request({"a": FACTS, "b": {}, "c": {}, "d": {}}, places, {"b": "10.0.0.2"})
+    request = answer["request"]
+    network = request.pop("networks")
+    assert request == {
         "hosts": [
             {"name": "a", "address": "10.0.0.1"},
             {"name": "b", "address": "10.0.0.2"},
             {"name": "c", "address": "c.example"},
+            {"name": "d", "address": "d"},
         ],
-        "cores": {"a": 8, "b": 0, "c": 0},
-        "mbits": {"a": {"eth0": 1000}, "b": {}, "c": {}},
+        "cores": {"a": 8, "b": 0, "c": 0, "d": 0},
+        "mbits": {"a": {"eth0": 1000}, "b": {}, "c": {}, "d": {}},
         "firewalls": {"a": {"program": "ufw", "ports": ["29500-29999", "1024-65535"]}},
         "guarded": ["a"],
-        "calls": [
-            {
-                "name": "a", "address": "a.example", "ssh_port": 22,
-                "local_ports": ["1024-65535"],
-            }
-        ],
-    }  # fmt: skip
+    }
+    assert answer["calls"] == [
+        {"name": "a", "address": "a.example", "ssh_port": 22, "local_ports": ["1024-65535"]}
+    ]
     assert list(network) == ["a"]
     expected = HostNetwork("eth0", locks_memory=True)  # setup raises the limit of its account
     assert HostNetwork.from_dict(network["a"]) == expected
