@@ -30,7 +30,7 @@ from ftcluster_train.engine.data.sources import (
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import DEPTH, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.errors import TrainError
 
@@ -82,7 +82,7 @@ class SentenceSimilarityTask(Task):
                 )
         query, positive, negatives, _ = _columns_of(rows, self.options, split)
         read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
-        return _close(writer, split, cut, columns=read)
+        return _close(writer, split, cut, columns=read, rows=len(writer))
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each text to search, or for each row to predict; as above."""
@@ -100,6 +100,13 @@ class SentenceSimilarityTask(Task):
             for ids in tokens["input_ids"]:
                 writer.add({"input_ids": ids})
         return _close(writer, split, cut, **about)
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
+        if "lengths" not in sample:
+            return super().documents(sample, samples)
+        texts = list(_texts_in(sample))
+        labels = ("query", "positive", *["negative"] * len(texts))
+        return [Document(ids, label=label) for ids, label in zip(texts, labels, strict=False)]
 
     def check_model(self, model: PreTrainedModel) -> None:
         if model.config.is_encoder_decoder:
@@ -279,7 +286,7 @@ def _number_of(text: str) -> int:
 def _close(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
     if not len(writer):
         raise TrainError(f"the data have no samples in {split}")
-    writer.close(**about)
+    writer.close(**about, cut=cut)
     return cut
 
 
