@@ -41,7 +41,8 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, evaluate, predict,
-    run, export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
+    run, export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version,
+    completion,
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe
 
 SAMPLES = 3
-NO_HEAD = "lengths and samples need a host's tokenizer: set a cluster up, or only this machine"
+NO_HEAD = "lengths and samples as the model sees them: on a cluster, or ftcluster setup localhost"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class DataResult:
         notes = [f"note: {note}" for note in self.notes]
         head = [*notes, *([columns_line(columns)] if columns else [])]
         if not self.host:
-            return [*head, *map(set_line, self.sets), f"{NO_HEAD}: ftcluster setup localhost"]
+            return [*head, *map(set_line, self.sets), NO_HEAD]
         return [*head, *data_lines({"sets": self.sets, "samples": self.samples}, SAMPLES)]
 
 
@@ -114,8 +114,5 @@ def _of_head(request: DataRequest, recipe: Recipe, cluster: Cluster, view: View)
     view.say(f"reading data on {place.head} ...")
     token = find_token() if request.hub_token else ""
     found = read_data(place, job.to_dict(), folders, token)
-    report = found["report"]
     notes = (*encoding_notes(recipe), *found["notices"])
-    return DataResult(
-        recipe, place.head, report["columns"], report["sets"], report["samples"], notes
-    )
+    return DataResult(recipe, place.head, notes=notes, **found["report"])

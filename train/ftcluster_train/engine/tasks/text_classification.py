@@ -62,8 +62,8 @@ class TextClassificationTask(Task):
                     f"{split} has the class {max(classes[split])}, and the data name "
                     f"{len(names)}: {', '.join(names)}"
                 )
-            count, rows = self._count(classes[split]), len(writer)
-            writer.close(classes=count, names=names, columns=read, rows=rows, cut=cut)
+            about = {"names": names, "columns": read, "rows": len(writer), "cut": cut}
+            writer.close(classes=self._count(classes[split]), **about)
             notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
             if len(classes[TRAIN]) == 1:
