@@ -84,6 +84,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
+    if not model.startswith(BY_TYPE):
+        task.look_at_model(Path(model))
     longest = longest_input(config, tokenizer)
 
     def encode(samples: Path) -> list[str]:
@@ -99,6 +101,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "purpose": job.purpose,
         "classes": trained.label2id if trained else None,
         "longest": longest,
+        "prompts": getattr(task, "prompts", ()),
         "data": _data_version(recipe),
         "transformers": transformers.__version__,
     }

@@ -108,6 +108,13 @@ class Task(ABC):
         if self.pads:
             self.check_padding()
 
+    def look_at_model(self, folder: Path) -> None:  # noqa: B027 - optional
+        """Find out what a model's folder says of the texts that it reads, before `encode`.
+
+        Raises:
+            TrainError: it cannot be read.
+        """
+
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
 

@@ -116,16 +116,15 @@ class DecoderTuningTask(Task):
             for text, tokens, offsets in zip(batch, *columns, strict=True):
                 yield tokens, learned_tokens(offsets, text.spans)
 
-    def texts_of(self, row: int, split: str, conversation: Conversation) -> list[LearnedText]:
+    def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
         """The texts of a conversation.
 
         Args:
-            row: from 1, for errors.
+            where: in the data it is, for errors.
 
         Raises:
             TrainError: its chat template does not write it so that answers are found.
         """
-        self.rows = row
         self.look_for_special(str(one.get("content")) for one in conversation.messages)
         try:
             if not self.options.chat_template:
@@ -137,7 +136,7 @@ class DecoderTuningTask(Task):
                     self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
             return learned_texts(known, render)
         except DataError as error:
-            raise TrainError(f"row {row} of {split}: {error}") from error
+            raise TrainError(f"{where}: {error}") from error
 
     def _render(self, conversation: Conversation) -> Any:
         def render(messages: Sequence[Message], prompt: bool) -> str:

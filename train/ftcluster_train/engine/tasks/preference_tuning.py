@@ -84,12 +84,13 @@ class PreferenceTuningTask(DecoderTuningTask):
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
-        for number, pair in enumerate(pairs, start=1):
+        for where, pair in pairs:
+            self.rows += 1
             for conversation in pair:
-                texts = self.texts_of(number, split, conversation)
+                texts = self.texts_of(where, conversation)
                 if len(texts) > 1:
                     raise TrainError(
-                        f"row {number} of {split}: the chat template writes a message of the "
+                        f"{where}: the chat template writes a message of the "
                         "answer in another way once others follow it",
                         "use answers of one message",
                     )

@@ -15,10 +15,16 @@ from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel
 
 from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
-from ftcluster_common.data_files import TRAIN, DataError
+from ftcluster_common.data_files import TRAIN, DataError, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.sentence_modules import (
+    DOCUMENTS,
+    QUERY,
+    SentenceModules,
+    module_files,
+    read_modules,
+)
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
@@ -47,6 +53,7 @@ class SentenceSimilarityTask(Task):
 
     Attributes:
         width: elements of an embedding.
+        prompts: what is written before each query, and before each other text.
     """
 
     model_class = AutoModel
@@ -57,6 +64,53 @@ class SentenceSimilarityTask(Task):
     options: SentenceSimilarity
     modules = SentenceModules("mean", normalize=True)
     width = 0
+    _prompted = 0  # texts that begin with their prompt
+    prompts = ("", "")
+
+    def look_at_model(self, folder: Path) -> None:
+        modules = self._modules_of(folder)
+        query, text = modules.search_prompts
+        if self.purpose == PREDICT:
+            query = modules.prompt
+        given = self.options.query_prompt, self.options.text_prompt
+        self.prompts = (
+            query if given[0] is None else given[0],
+            text if given[1] is None else given[1],
+        )
+        if any(self.prompts) and not modules.pools_prompt:
+            raise TrainError(
+                f"{self.recipe.model} makes embeddings without the tokens of its prompt, which is "
+                "not done here",
+                'use it without one: query_prompt="" text_prompt=""',
+            )
+
+    def _modules_of(self, folder: Path) -> SentenceModules:
+        """What follows the transformer of a folder, without the recipe's own settings."""
+        try:
+            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
+        except DataError as error:
+            if self.options.pooling == "auto" or self.options.normalize == "auto":
+                raise TrainError(
+                    str(error), "train another way: pooling=mean normalize=true"
+                ) from None
+            return self.modules
+
+    def notices(self) -> list[str]:
+        query, text = self.prompts
+        used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+        written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
+        found = [f"prompts: {', '.join(written)}"] if written else []
+        if self._prompted:
+            found.append(f"{self._prompted} texts begin with their prompt already, and get another")
+        return [*super().notices(), *found]
+
+    def _with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[str]]:
+        """Rows of a query and other texts, each behind its prompt."""
+        query, text = self.prompts
+        for first, *others in rows:
+            self._prompted += bool(query) and first.startswith(query)
+            self._prompted += sum(bool(text) and one.startswith(text) for one in others)
+            yield [query + first, *(text + one for one in others)]
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         encode = self._encode_rows if split == TRAIN else self._encode_texts
@@ -66,7 +120,7 @@ class SentenceSimilarityTask(Task):
         """Write one sample for each row; returns the number of truncated texts."""
         kind = token_kind(len(self.tokenizer))
         writer = SampleWriter(folder, {"input_ids": kind, "lengths": "i", "texts": "q"})
-        rows_of_texts, cut = _rows_of(rows, self.options, split), 0
+        rows_of_texts, cut = self._with_prompts(_rows_of(rows, self.options, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
             tokens, too_long = self.tokenize([[text for row in batch for text in row]], limit)
             ids = iter(tokens["input_ids"])
@@ -89,9 +143,10 @@ class SentenceSimilarityTask(Task):
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
         about: dict[str, Any] = {}
         if self.purpose == PREDICT:
-            texts = _texts_of(rows, self.options, split)
+            alone = ([text] for text in _texts_of(rows, self.options, split))
+            texts = (text for [text] in self._with_prompts(alone))
         else:
-            search = Search.of(_rows_of(rows, self.options, split))
+            search = Search.of(self._with_prompts(_rows_of(rows, self.options, split)))
             texts, about = iter(search.texts), search.about
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
@@ -115,15 +170,12 @@ class SentenceSimilarityTask(Task):
                 "beside its encoder",
                 "use an encoder, such as microsoft/mpnet-base",
             )
-        try:
-            folder = Path(model.name_or_path)
-            modules = (read_modules(folder) if folder.is_absolute() else None) or self.modules
-        except DataError as error:
-            if self.options.pooling == "auto" or self.options.normalize == "auto":
-                raise TrainError(
-                    str(error), "train another way: pooling=mean normalize=true"
-                ) from None
-            modules = self.modules
+        modules = self._modules_of(Path(model.name_or_path))
+        query, text = self.options.query_prompt, self.options.text_prompt
+        if query is not None or text is not None:
+            self.look_at_model(Path(model.name_or_path))
+            named = zip((QUERY, DOCUMENTS[0]), self.prompts, strict=True)
+            modules = replace(modules, prompts=dict(named), default_prompt=None)
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
             modules,
@@ -255,7 +307,7 @@ class Search:
 def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
     """The texts of each row."""
     columns = _columns_of(rows, options, split)
-    return read_rows(rows, split, lambda row: search_texts(row, columns))
+    return (texts for _, texts in read_rows(rows, split, lambda row: search_texts(row, columns)))
 
 
 def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
@@ -268,7 +320,9 @@ def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[s
     for number, row in enumerate(rows, start=1):
         text = row.get(column)
         if not isinstance(text, str):
-            raise TrainError(f"row {number} of {split} has {text!r} in column {column}, not a text")
+            raise TrainError(
+                f"row {number} of {split} has {short(text)} in column {column}, not a text"
+            )
         yield text
 
 

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.columns import classification_columns
-from ftcluster_common.data_files import TRAIN
+from ftcluster_common.data_files import TRAIN, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import draw_rows
@@ -161,7 +161,9 @@ class TextClassificationTask(Task):
         for name, column in texts.items():
             wrong = [value for value in column if not isinstance(value, str)]
             if wrong:
-                raise TrainError(f"{split} has {wrong[0]!r} in column {name}, which is not a text")
+                raise TrainError(
+                    f"{split} has {short(wrong[0])} in column {name}, which is not a text"
+                )
         return self.tokenize([*texts.values()], limit)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:

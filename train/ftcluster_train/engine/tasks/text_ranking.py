@@ -50,7 +50,8 @@ class TextRankingTask(Task):
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """The query of each row, and its texts with their labels."""
         columns = self._columns(rows, split)
-        return read_rows(rows, split, lambda row: ranked_texts(row, columns))
+        found = read_rows(rows, split, lambda row: ranked_texts(row, columns))
+        return (texts for _, texts in found)
 
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
         labelled = self.purpose != PREDICT
