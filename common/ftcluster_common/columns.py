@@ -225,7 +225,8 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     if columns.label and str(row.get(columns.label)).lower() not in TOGETHER:
         raise DataError(
             f"{columns.label} is {short(row.get(columns.label))}, and a query is learned with the "
-            "text that belongs to it (1); leave out other rows, or the column if it says something else"
+            "text that belongs to it (1); leave out other rows, or the column if it says something "
+            "else"
         )
     return [text for _, text in found]
 

@@ -120,9 +120,9 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "w5", "positive": " "}, "row 3 of train: positive is empty"),
-        ({"query": 5, "positive": "w5"}, "row 3 of train: query is 5, not a text"),
-        ({"query": "w5"}, "row 3 of train: no column positive; found query"),
+        ({"query": "w5", "positive": " "}, "train.jsonl:3: positive is empty"),
+        ({"query": 5, "positive": "w5"}, "train.jsonl:3: query is 5, not a text"),
+        ({"query": "w5"}, "train.jsonl:3: no column positive; found query"),
     ],
 )
 def test_rows_that_are_refused(tmp_path: Path, row: Row, said: str) -> None:

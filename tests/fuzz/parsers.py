@@ -497,7 +497,7 @@ PARSERS = {
     ),
     "inputs.json": Parser(
         of_job(read_inputs, "inputs.json"),
-        (dumped({"model": "/m", "tokenizer": "/t", "samples": "/s", "notices": []}),),
+        (dumped({"model": "/m", "tokenizer": "/t", "samples": "/s", "notices": [], "report": {}}),),
         (GivenFileError,),
     ),
     **{

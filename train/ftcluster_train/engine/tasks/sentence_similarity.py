@@ -142,6 +142,7 @@ class SentenceSimilarityTask(Task):
         """Write one sample for each text to search, or for each row to predict; as above."""
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
         about: dict[str, Any] = {}
+        texts: Iterator[str]
         if self.purpose == PREDICT:
             alone = ([text] for text in _texts_of(rows, self.options, split))
             texts = (text for [text] in self._with_prompts(alone))
