@@ -80,7 +80,7 @@ def test_special_tokens_and_texts_without_any(tmp_path: Path) -> None:
 
 
 def test_pairs_of_equal_answers(tmp_path: Path) -> None:
-    rows = [{"prompt": "w5", "chosen": "w6", "rejected": other} for other in ("w6", "w7", "w8")]
+    rows = [{"prompt": "w5 ", "chosen": "w6", "rejected": other} for other in ("w6", "w7", "w8")]
     model = write_model(tmp_path / "model", "gpt2", "preference-tuning")
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows[1:]})
     job = make_whole_job(

@@ -56,7 +56,7 @@ def count_rows(
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
     if label and len(sets[0]["classes"]) == 1:
-        notes.append(f"all rows of {sets[0]['set']} have the same label, so nothing is learned")
+        notes.append(f"{sets[0]['set']}: all rows have the same label, so nothing is learned")
     return sets, notes
 
 

@@ -102,10 +102,6 @@ def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A text without its middle, where it is long.
-
-    >>> _shortened("abcdefghijklmnop", 11)
-    'abc ... nop'
-    """
+    """A text without its middle, where it is long."""
     half = (most - 5) // 2
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"

@@ -67,9 +67,7 @@ class TextClassificationTask(Task):
             notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
             if len(classes[TRAIN]) == 1:
-                notices.append(
-                    f"all rows of {TRAIN} have the same label: there is nothing to learn"
-                )
+                notices.append(f"{TRAIN}: all rows have the same label, so nothing is learned")
             count = count_classes(classes.pop(TRAIN), classes)
             if count > 2 and "f1" in (self.options.metrics or ()):
                 raise TrainError(
