@@ -73,7 +73,8 @@ class DataResult:
         """All of it as text; the notes first, because they may be missed below samples."""
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
-        head = [*notes, *([columns_line(columns)] if columns else [])]
+        said = [*notes, *([columns_line(columns)] if columns else [])]
+        head = [line.replace("\n", "\n  ") for line in said]
         if not self.host:
             return [*head, *map(set_line, self.sets), NO_HEAD]
         return [*head, *data_lines({"sets": self.sets, "samples": self.samples}, SAMPLES)]

@@ -32,7 +32,7 @@ def set_line(one: Mapping[str, Any]) -> str:
         words += [f"{one['left_out']} LEFT OUT"] if one["left_out"] else []
     if one.get("duplicates"):
         words.append(f"{one['duplicates']} OF THEM ALSO IN TRAIN")
-    return f"{one['set']}: {', '.join(words)}"
+    return _in_one_line(f"{one['set']}: {', '.join(words)}")
 
 
 def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
@@ -44,7 +44,12 @@ def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
     for document in sample:
         text = "".join(f"«{part}»" if learned else part for part, learned in document["parts"])
         label = f" -> {document['label']}" if document["label"] else ""
-        yield "  " + text.replace("\n", "\\n") + label
+        yield "  " + _in_one_line(text + label)
+
+
+def _in_one_line(text: str) -> str:
+    """A text of a host whose further lines would look as if they were this program's own."""
+    return text.replace("\n", "\\n")
 
 
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
