@@ -82,7 +82,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return SentenceModules(
             pooling,
             "Normalize" in kinds,
-            {name: text for name, text in about.get("prompts", {}).items() if text},
+            {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
             config.get("include_prompt") is not False,
         )

@@ -45,7 +45,7 @@ COMMANDS = (
     "run --dry-run --json -- script.py --epochs 3",
     "run --dry-run --json -- missing.py",
     "run",
-    "data classify --json --here --data rows.csv",
+    "data classify --json --here --data rows.csv --model someone/bert",
     "data unknown",
     "bundle --stack unknown",
     "bench",

@@ -171,12 +171,14 @@ class SentenceSimilarityTask(Task):
                 "beside its encoder",
                 "use an encoder, such as microsoft/mpnet-base",
             )
-        modules = self._modules_of(Path(model.name_or_path))
-        query, text = self.options.query_prompt, self.options.text_prompt
-        if query is not None or text is not None:
-            self.look_at_model(Path(model.name_or_path))
-            named = zip((QUERY, DOCUMENTS[0]), self.prompts, strict=True)
-            modules = replace(modules, prompts=dict(named), default_prompt=None)
+        folder = Path(model.name_or_path)
+        self.look_at_model(folder)
+        modules = self._modules_of(folder)
+        named = dict(zip((QUERY, DOCUMENTS[0]), self.prompts, strict=True))
+        if self.options.query_prompt is not None or self.options.text_prompt is not None:
+            modules = replace(modules, prompts=named, default_prompt=None)
+        elif any(self.prompts):  # both by name, as the model is trained, whatever has no name
+            modules = replace(modules, prompts={**modules.prompts, **named})
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
             modules,
