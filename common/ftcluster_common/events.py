@@ -138,7 +138,8 @@ def is_data(fields: Mapping[str, Any]) -> bool:
     """Whether an event `data`, or what a host says of data, has its form."""
     try:
         return (
-            all(_are(fields["columns"][use], str) for use in fields["columns"])
+            all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())
+            and all(_are(fields["columns"][use], str) for use in fields["columns"])
             and all(
                 all(_is(one[name], type_) for name, type_ in DATA_SET.items())
                 and _are(one["classes"].values(), int)

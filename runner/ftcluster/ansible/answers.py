@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError
-from ftcluster_common.events import is_data
+from ftcluster_common.events import EVENTS, is_data
 from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of
 
 SET_FACT = "ansible.builtin.set_fact"
@@ -210,7 +210,8 @@ def _data(value: Any) -> dict[str, Any]:
     """What `ftcluster_train.engine.prepare` prints of data."""
     if not isinstance(value, dict) or not is_data(value.get("report") or {}):
         _refuse("what is said of data", value)
-    return {"report": value["report"], "notices": _lines(value.get("notices"))}
+    report = {name: value["report"][name] for name in EVENTS["data"]}
+    return {"report": report, "notices": _lines(value.get("notices"))}
 
 
 def _true(value: Any) -> bool:
