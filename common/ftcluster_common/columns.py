@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ftcluster_common.data_files import DataError, Row
+from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
     CausalLm,
     QuestionAnswering,
@@ -196,7 +196,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number <= 1:
-        raise DataError(f"{columns.label} is {label!r}, not a number from 0 to 1")
+        raise DataError(f"{columns.label} is {short(label)}, not a number from 0 to 1")
     return query, [(text, number)]
 
 
@@ -219,13 +219,14 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             texts += [(name, text) for text in (cell if isinstance(cell, list) else [cell])]
     for name, text in texts:
         if not isinstance(text, str):
-            raise DataError(f"{name} is {text!r}, not a text")
+            raise DataError(f"{name} is {short(text)}, not a text")
         if not text.strip():
             raise DataError(f"{name} is empty")
     if columns.label and str(row.get(columns.label)).lower() not in TOGETHER:
         raise DataError(
-            f"{columns.label} is {row.get(columns.label)!r}, and a query is learned with the text "
-            "that belongs to it (1); leave out other rows, or the column if it says something else"
+            f"{columns.label} is {short(row.get(columns.label))}, and a query is learned with the "
+            "text that belongs to it (1); leave out other rows, or the column if it says something "
+            "else"
         )
     return [text for _, text in texts]
 

@@ -27,6 +27,11 @@ WORDS = {  # in names of files, as `datasets` knows them
 INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes read at a time
+# a half of what UTF-16 writes as a pair; as escapes of JSON
+HALF = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
 SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
 
 WESTERN = "cp1252"
@@ -35,12 +40,20 @@ LETTERS = ascii_letters.encode()
 MOST_ACCENTED = 0.25  # of all letters; in French and German texts it is below 0.05
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
+SHOWN = 60  # characters of a value
+
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
 
 
 class DataError(ValueError):
     """A file or a row cannot be used; says which one, with its line, and why."""
+
+
+def short(value: Any) -> str:
+    """A value as messages show it: a cell may have a whole file."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 def kind_of(path: Path) -> str:
@@ -253,17 +266,36 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
         if text.lstrip().startswith("["):
             line = getattr(error, "lineno", 1)
             said = getattr(error, "msg", error)
+            if half := HALF.search(text):
+                line, said = text.count("\n", 0, half.start()) + 1, f"{said} ({half[0]})"
             raise DataError(f"{path}:{line}: not valid JSON: {said}") from error
         yield from _json_lines(path)
         return
     if isinstance(document, dict):
         lists = [value for value in document.values() if isinstance(value, list)]
-        document = lists[0] if len(lists) == 1 else [document]
+        document = lists[0] if len(lists) == 1 else _by_columns(document)
     try:
         for number, row in enumerate(_flat(document), start=1):
             yield f"{path}: row {number}", row
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not as SQuAD has its paragraphs: {error!r}") from error
+
+
+def _by_columns(document: dict[str, Any]) -> list[Any]:
+    """The rows of a document with the cells of each column by their rows, as pandas writes them.
+
+    >>> _by_columns({"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}})
+    [{'text': 'a', 'label': 1}, {'text': 'b', 'label': 0}]
+    """
+    columns = list(document.values())
+    if not columns or not all(isinstance(column, dict) for column in columns):
+        return [document]
+    numbers = columns[0].keys()
+    if not all(number.isdecimal() for number in numbers):
+        return [document]
+    if any(column.keys() != numbers for column in columns):
+        return [document]
+    return [{name: column[number] for name, column in document.items()} for number in numbers]
 
 
 def _flat(rows: Iterable[Any]) -> Iterator[Any]:

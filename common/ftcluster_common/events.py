@@ -12,6 +12,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     "phase": {"doing": str},
     # what a user should know, such as that samples were truncated
     "notice": {"message": str},
+    # what is read and learned, see `ftcluster_train.engine.data_report`
+    "data": {"columns": dict, "sets": list, "samples": list},
     # the ranks are started again; its number, and why
     "restart": {"restart": int, "max_restarts": int, "message": str},
     # where each rank really is: rank, host, cpus (such as 0-15), threads, memory_nodes (NUMA nodes
@@ -130,12 +132,45 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
             for name in wanted.keys() & ELEMENTS.keys()
             for one in (fields[name].values() if wanted[name] is dict else fields[name])
         )
+        and (kind != "data" or is_data(fields))
         and all(
             _is(one.get(name), type_)
             for one in (fields["ranks"] if kind == "placement" else ())
             for name, type_ in PLACEMENT.items()
         )
     )
+
+
+DATA_SET = {
+    "set": str, "samples": int, "documents": int, "median": int, "longest": int, "limit": int,
+    "cut": int, "left_out": int, "classes": dict, "rows": int | None, "duplicates": int | None,
+}  # fmt: skip
+
+
+def is_data(fields: Mapping[str, Any]) -> bool:
+    """Whether an event `data`, or what a host says of data, has its form."""
+    try:
+        return (
+            all(_is(fields[name], type_) for name, type_ in EVENTS["data"].items())
+            and all(_are(fields["columns"][use], str) for use in fields["columns"])
+            and all(
+                all(_is(one[name], type_) for name, type_ in DATA_SET.items())
+                and _are(one["classes"].values(), int)
+                for one in fields["sets"]
+            )
+            and all(
+                _is(document["label"], str)
+                and all(_is(text, str) and _is(said, bool) for text, said in document["parts"])
+                for sample in fields["samples"]
+                for document in sample
+            )
+        )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _are(values: Any, type_: Any) -> bool:
+    return all(_is(one, type_) for one in values)
 
 
 def _is(value: Any, type_: Any) -> bool:

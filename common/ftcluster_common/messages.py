@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftcluster_common.data_files import DataError, Row
+from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.given_files import parse_json
 
 ASSISTANT = "assistant"
@@ -24,7 +24,7 @@ def read_tools(row: Row) -> Any:
     if isinstance(tools, str):
         tools = _json("tools", tools)
     if tools is not None and not (isinstance(tools, list) and all(map(_is_object, tools))):
-        raise DataError(f"tools is {_short(tools)}, not a list of descriptions of functions")
+        raise DataError(f"tools is {short(tools)}, not a list of descriptions of functions")
     return _without_nulls(tools) or None
 
 
@@ -35,7 +35,7 @@ def text_message(column: str, cell: Any, role: str) -> list[Message]:
         DataError: it is none, or is empty.
     """
     if not isinstance(cell, str):
-        raise DataError(f"{column} is {_short(cell)}, not a text")
+        raise DataError(f"{column} is {short(cell)}, not a text")
     if not cell.strip():
         raise DataError(f"{column} is empty")
     return [{"role": role, "content": cell}]
@@ -69,7 +69,7 @@ def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
     if isinstance(cell, str) and cell.lstrip().startswith("["):
         cell = _json(column, cell)
     if not isinstance(cell, list):
-        raise DataError(f"{column} is {_short(cell)}, not a list of messages")
+        raise DataError(f"{column} is {short(cell)}, not a list of messages")
     if not cell:
         raise DataError(f"{column} is empty")
     return [
@@ -81,24 +81,24 @@ def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
 def _message(which: str, given: Any) -> Message:
     """A message as chat templates read it: role, content as a text, arguments as objects."""
     if not _is_object(given):
-        raise DataError(f"{which} is {_short(given)}, not an object with role and content")
+        raise DataError(f"{which} is {short(given)}, not an object with role and content")
     message = dict(given)
     if "role" not in message and "from" in message:  # ShareGPT
         message["role"], message["content"] = message.pop("from"), message.pop("value", None)
     role = message.get("role")
     if not isinstance(role, str):
-        raise DataError(f"{which} is {_short(given)}, not an object with role and content")
+        raise DataError(f"{which} is {short(given)}, not an object with role and content")
     message["role"] = ROLES.get(role, role)
     content = message.get("content")
     if isinstance(content, list):
         content = message["content"] = _joined(which, content)
     if content is not None and not isinstance(content, str):
-        raise DataError(f"{which} has the content {_short(content)}, not a text")
+        raise DataError(f"{which} has the content {short(content)}, not a text")
     for key, allowed in {"weight": (0, 1), "train": (True, False)}.items():
         if message.get(key) is None:
             message.pop(key, None)
         elif message[key] not in allowed:
-            raise DataError(f"{which} has the {key} {_short(message[key])}: it is learned or not")
+            raise DataError(f"{which} has the {key} {short(message[key])}: it is learned or not")
     if calls := message.get("tool_calls"):
         message["tool_calls"] = _calls(which, calls)
     elif not (content or "").strip() and role != "tool":  # a tool may have nothing to say
@@ -111,19 +111,19 @@ def _joined(which: str, parts: Sequence[Any]) -> str:
     for part in parts:
         if not (_is_object(part) and isinstance(part.get("text"), str)):
             kind = part.get("type") if _is_object(part) else part
-            raise DataError(f"{which} has a part {_short(kind)}, and only texts are learned")
+            raise DataError(f"{which} has a part {short(kind)}, and only texts are learned")
     return "".join(part["text"] for part in parts)
 
 
 def _calls(which: str, calls: Any) -> list[Any]:
     """Tool calls with arguments as objects: OpenAI's files have them as texts of JSON."""
     if not (isinstance(calls, list) and all(map(_is_object, calls))):
-        raise DataError(f"{which} has the tool_calls {_short(calls)}, not a list of objects")
+        raise DataError(f"{which} has the tool_calls {short(calls)}, not a list of objects")
     read = []
     for call in calls:
         function = call.get("function", call)
         if not _is_object(function):
-            raise DataError(f"{which} calls {_short(function)}, not a function")
+            raise DataError(f"{which} calls {short(function)}, not a function")
         arguments = function.get("arguments")
         if isinstance(arguments, str):
             arguments = _json(f"the arguments of {which}", arguments or "{}")
@@ -136,7 +136,7 @@ def _json(what: str, text: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        raise DataError(f"{what} is {_short(text)}, not JSON: {error}") from error
+        raise DataError(f"{what} is {short(text)}, not JSON: {error}") from error
 
 
 def _is_object(value: Any) -> bool:
@@ -150,8 +150,3 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

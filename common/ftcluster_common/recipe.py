@@ -138,6 +138,9 @@ class SentenceSimilarity:
             sentence-transformers has written it, else mean.
         normalize: whether the saved model gives embeddings of length 1; auto: as the model's folder
             says, else true. Trained is the cosine in any case.
+        query_prompt: what is written before each query; left out, the model's prompt for queries
+            or else its default one, as sentence-transformers' encode_query has it, and in
+            `predict` the default one alone, as encode; likewise text_prompt for all other texts.
         scale: what cosines are multiplied by, the inverse of the temperature.
         symmetric: whether also each text has to find its query.
         validation_split_percentage: share of the rows that are kept for validation where the data
@@ -150,6 +153,8 @@ class SentenceSimilarity:
     max_length: int = limited(256, at_least=3)
     pooling: Literal["auto", "mean", "cls"] = "auto"
     normalize: Literal["auto", True, False] = "auto"
+    query_prompt: str | None = None
+    text_prompt: str | None = None
     scale: float = limited(20.0, above=0)
     symmetric: bool = False
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)

@@ -21,7 +21,7 @@ from ftcluster_common.conversations import (
     read_conversation,
     read_preference,
 )
-from ftcluster_common.data_files import DataError, Row
+from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
     CausalLm,
     InstructionTuning,
@@ -89,7 +89,7 @@ def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str
         return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
     for name in texts:
         if not isinstance(row[name], str):
-            return f"{name} is {row[name]!r}, not a text"
+            return f"{name} is {short(row[name])}, not a text"
     return ""
 
 
@@ -108,12 +108,12 @@ def _classification_problem(texts: Sequence[str], column: str, number: bool, row
         return problem
     label = row[column]
     if number:
-        return "" if is_number(label) else f"{column} is {label!r}, not a number"
+        return "" if is_number(label) else f"{column} is {short(label)}, not a number"
     if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
         return ""  # the name of a class
     whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
     if not whole or label < 0:
-        return f"{column} is {label!r}, not a class: a word, or a number (0, 1, ...)"
+        return f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
     return ""
 
 
@@ -139,14 +139,16 @@ def _answering_problem(options: QuestionAnswering, row: Row) -> str:
         return problem
     answers, context = row[column], row[options.context_column]
     if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
-        return f"{column} is {answers!r}, not an object with text and answer_start"
+        return f"{column} is {short(answers)}, not an object with text and answer_start"
     texts, starts = answers["text"], answers["answer_start"]
     if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
         return f"text and answer_start of {column} are not two lists of the same length"
     for text, start in zip(texts, starts, strict=True):
         if not isinstance(text, str) or not isinstance(start, int) or start < 0:
-            return f"{column} has {text!r} at {start!r}, not a text at the number of a character"
-        there = context[start : start + len(text)]
-        if there != text:
-            return f"answer {text!r} is not at character {start} of the context, but {there!r}"
+            has = f"{column} has {short(text)} at {short(start)}"
+            return f"{has}, not a text at the number of a character"
+        found = context[start : start + len(text)]
+        if found != text:
+            there = f"character {start} of the context, but {short(found)}"
+            return f"answer {short(text)} is not at {there}"
     return ""

@@ -23,6 +23,8 @@ FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+# names of prompts by which encode_query and encode_document know them (release 5)
+QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
 KNOWN = ("mean", "cls")
 READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
 
@@ -35,13 +37,26 @@ class SentenceModules:
         pooling: mean or cls.
         normalize: whether embeddings get length 1.
         prompts: that sentence-transformers puts before texts, if it is asked to.
-        default_prompt: the one that it puts there anyway.
+        default_prompt: the name of the one that it puts there anyway.
+        pools_prompt: whether an embedding is also made of the prompt's tokens.
     """
 
     pooling: str
     normalize: bool
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    pools_prompt: bool = True
+
+    @property
+    def prompt(self) -> str:
+        """What `encode` puts before each text."""
+        return self.prompts.get(self.default_prompt or "", "")
+
+    @property
+    def search_prompts(self) -> tuple[str, str]:
+        """What `encode_query` and `encode_document` put before a query and before a text."""
+        texts = (self.prompts[name] for name in DOCUMENTS if name in self.prompts)
+        return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
 
 
 def read_modules(folder: Path) -> SentenceModules | None:
@@ -61,13 +76,15 @@ def read_modules(folder: Path) -> SentenceModules | None:
             raise DataError(
                 f"{folder / MODULES} has {what}; trained are Transformer, Pooling and Normalize"
             )
-        pooling = _pooling(read_json(kinds["Pooling"] / "config.json"))
+        config = read_json(kinds["Pooling"] / "config.json")
+        pooling = _pooling(config)
         about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
         return SentenceModules(
             pooling,
             "Normalize" in kinds,
-            {name: text for name, text in about.get("prompts", {}).items() if text},
+            {name: str(text or "") for name, text in about.get("prompts", {}).items()},
             about.get("default_prompt_name"),
+            config.get("include_prompt") is not False,
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):

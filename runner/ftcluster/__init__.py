@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         LaunchOptions,
         Run,
         check,
+        data,
         evaluate,
         find_run,
         last_cluster,
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "Cluster", "FtclusterError", "LaunchOptions", "Run", "UsageError", "check", "evaluate",
+    "Cluster", "FtclusterError", "LaunchOptions", "Run", "UsageError", "check", "data",
+    "evaluate",
     "find_run", "last_cluster", "plan", "predict", "run", "runs", "setup", "teardown",
     "terminal_view", "train",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from typing import Any
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError
 from ftcluster.operations import check as checking
+from ftcluster.operations import data as describing
 from ftcluster.operations import evaluate as evaluating
 from ftcluster.operations import plan as planning
 from ftcluster.operations import predict as predicting
@@ -24,6 +25,7 @@ from ftcluster.operations import train as training
 from ftcluster.operations.attach import AttachResult, attach
 from ftcluster.operations.check import CheckResult
 from ftcluster.operations.connection import Connection, again, find
+from ftcluster.operations.data import DataRequest, DataResult
 from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
 from ftcluster.operations.plan import PlanResult
 from ftcluster.operations.predict import PredictRequest, PredictResult
@@ -36,8 +38,8 @@ from ftcluster.progress.view import make_view as terminal_view
 from ftcluster_common.run_state import RunState
 
 __all__ = [
-    "Cluster", "LaunchOptions", "Run", "check", "evaluate", "find_run", "last_cluster", "plan",
-    "predict", "run", "runs", "setup", "teardown", "terminal_view", "train",
+    "Cluster", "LaunchOptions", "Run", "check", "data", "evaluate", "find_run", "last_cluster",
+    "plan", "predict", "run", "runs", "setup", "teardown", "terminal_view", "train",
 ]  # fmt: skip
 
 Name = str | PathLike[str]  # a file or folder of this machine, or a name of the Hugging Face Hub
@@ -169,6 +171,28 @@ def check(
         FtclusterError: Ansible could not begin.
     """
     return checking.check(Connection(options=tuple(options), cluster=cluster), view)
+
+
+def data(
+    recipe: Name = "",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    hub_token: bool = False,
+    here: bool = False,
+    view: View = SILENT,
+    **more: Any,
+) -> DataResult:
+    """What `train` would read and learn with the same arguments.
+
+    Args:
+        here: whether the head is not asked, so that lengths and samples are left out.
+        more: as of `train`.
+
+    Raises:
+        FtclusterError: the recipe or its data are not valid, or the head does not answer.
+    """
+    asked = _asked(recipe, settings, **more)
+    return describing.describe(DataRequest(**asked, hub_token=hub_token, here=here), view)
 
 
 def plan(

@@ -199,8 +199,8 @@ def quantized(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("write", "options", "said"),
     [
-        (dropping, {}, "row 1 of train: the chat template leaves out message 1, of the role user"),
-        (refusing, {}, "row 1 of train: the chat template refuses it: no system here"),
+        (dropping, {}, "train.jsonl:1: the chat template leaves out message 1, of the role user"),
+        (refusing, {}, "train.jsonl:1: the chat template refuses it: no system here"),
         (without, {}, "has no chat template"),
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},

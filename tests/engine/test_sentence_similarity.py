@@ -120,9 +120,9 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "w5", "positive": " "}, "row 3 of train: positive is empty"),
-        ({"query": 5, "positive": "w5"}, "row 3 of train: query is 5, not a text"),
-        ({"query": "w5"}, "row 3 of train: no column positive; found query"),
+        ({"query": "w5", "positive": " "}, "train.jsonl:3: positive is empty"),
+        ({"query": 5, "positive": "w5"}, "train.jsonl:3: query is 5, not a text"),
+        ({"query": "w5"}, "train.jsonl:3: no column positive; found query"),
     ],
 )
 def test_rows_that_are_refused(tmp_path: Path, row: Row, said: str) -> None:
@@ -141,9 +141,43 @@ def test_pooling_is_that_of_the_models_folder(tmp_path: Path) -> None:
     write_inputs(job.run_dir, prepare(job))
     task, model, _ = rank.load(job, read_inputs(job.run_dir))
     task.check_model(model)
-    assert task.modules == modules  # type: ignore[attr-defined]
+    named = replace(modules, prompts={"query": "query: ", "document": ""})
+    assert task.modules == named  # type: ignore[attr-defined]
     path.write_text(json.dumps({"pooling_mode": "max"}))
-    write_inputs(job.run_dir, prepare(job))
     with pytest.raises(TrainError) as caught:
-        rank.run(job)
+        prepare(job)
     assert caught.value.message.startswith("the model's pooling is max")
+
+
+def test_prompts_are_those_of_the_models_folder(tmp_path: Path) -> None:
+    """As sentence-transformers' encode_query, encode_document and encode write them."""
+    job = job_of(tmp_path, [{"query": "w20", "positive": "w21"}] * 3)
+    model = Path(job.recipe.model)
+    modules = SentenceModules("mean", True, {"query": "w5 ", "any": "w7 "}, "any")
+    for name, document in module_files(modules, 32, 24, {}).items():
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text(json.dumps(document))
+
+    def read(job: Job) -> tuple[list[str], list[str]]:
+        inputs = prepare(job)
+        texts = [one["parts"][0][0] for one in inputs.report["samples"][0]]
+        return texts, [one for one in inputs.notices if one.startswith("prompts")]
+
+    assert read(job) == (
+        ["[CLS] w5 w20 [SEP]", "[CLS] w7 w21 [SEP]"],
+        ["prompts: 'w5 ' before each query, 'w7 ' before each text"],
+    )
+    data = f"{job.recipe.data}/train.jsonl"
+    alone = replace(job, purpose=PREDICT, recipe=replace(job.recipe, data=data))
+    assert read(alone)[0] == ["[CLS] w7 w20 [SEP]"]
+    options = replace(job.recipe.options, query_prompt="", text_prompt="w9 ")
+    own = replace(job, recipe=replace(job.recipe, options=options))
+    assert read(own)[0] == ["[CLS] w20 [SEP]", "[CLS] w9 w21 [SEP]"]
+    write_inputs(own.run_dir, prepare(own))
+    task, loaded, _ = rank.load(own, read_inputs(own.run_dir))
+    task.check_model(loaded)
+    assert task.modules.search_prompts == ("", "w9 ")  # type: ignore[attr-defined]
+    pooling = json.loads((model / "1_Pooling/config.json").read_text())
+    (model / "1_Pooling/config.json").write_text(json.dumps({**pooling, "include_prompt": False}))
+    with pytest.raises(TrainError, match="without the tokens of its prompt"):
+        prepare(job)

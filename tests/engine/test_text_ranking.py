@@ -97,7 +97,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"query": "w5", "text": "", "label": 1}, "row 1 of train: text is empty"),
+        ({"query": "w5", "text": "", "label": 1}, "train.jsonl:1: text is empty"),
         ({"query": "w5", "text": "w6", "label": 3}, "label is 3, not a number from 0 to 1"),
         ({"query": "w5", "text": "w6"}, "train has neither a column label nor one of negatives"),
     ],

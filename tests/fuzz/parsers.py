@@ -34,6 +34,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 from rich.console import Console
 
 from ftcluster.ansible.answers import (
+    DATA_READ,
     JOBS_FOUND,
     RUNS_LISTED,
     SET_FACT,
@@ -406,6 +407,13 @@ EVENTS_SEEN = {
     kind: {"event": kind, "time": 1.0, **{name: VALUES[form] for name, form in fields.items()}}
     for kind, fields in EVENTS.items()
 }
+DATA_SAID = {
+    "columns": {"text": ["a"]},
+    "sets": [{"set": "train", "rows": 1, "samples": 1, "documents": 1, "median": 3, "longest": 3,
+              "limit": 8, "cut": 0, "left_out": 0, "classes": {"a": 1}, "duplicates": None}],
+    "samples": [[{"label": "a", "parts": [["x", True]]}]],
+}  # fmt: skip
+EVENTS_SEEN["data"] |= DATA_SAID
 EVENTS_SEEN["end"] |= {"time": 2.0, "state": "done"}
 ALL_EVENTS = b"".join(dumped(one) + b"\n" for one in EVENTS_SEEN.values())
 FILES_OF_RUN = {LAUNCH_FILE: LAUNCH, "job.json": SCRIPT_JOB, "events.jsonl": ALL_EVENTS}
@@ -509,7 +517,7 @@ PARSERS = {
     ),
     "inputs.json": Parser(
         of_job(read_inputs, "inputs.json"),
-        (dumped({"model": "/m", "tokenizer": "/t", "samples": "/s", "notices": []}),),
+        (dumped({"model": "/m", "tokenizer": "/t", "samples": "/s", "notices": [], "report": {}}),),
         (GivenFileError,),
     ),
     **{
@@ -534,6 +542,9 @@ PARSERS = {
         of_json(RUNS_LISTED.read), (dumped({"runs": [RUN_LISTED], "left": 0}),), (WrongAnswer,)
     ),
     "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
+    "data of a head": Parser(
+        of_json(DATA_READ.read), (dumped({"report": DATA_SAID, "notices": ["n"]}),), (WrongAnswer,)
+    ),
     "stack of a head": Parser(of_json(STACK_DESCRIBED.read), (dumped(STACK),), (WrongAnswer,)),
     "event of Ansible": Parser(
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {

@@ -15,6 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError
+from ftcluster_common.events import EVENTS, is_data
 from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of
 
 SET_FACT = "ansible.builtin.set_fact"
@@ -210,6 +211,14 @@ def _stack(value: Any) -> dict[str, Any]:
     return value
 
 
+def _data(value: Any) -> dict[str, Any]:
+    """What `ftcluster_train.engine.prepare` prints of data."""
+    if not isinstance(value, dict) or not is_data(value.get("report") or {}):
+        _refuse("what is said of data", value)
+    report = {name: value["report"][name] for name in EVENTS["data"]}
+    return {"report": report, "notices": _lines(value.get("notices"))}
+
+
 def _true(value: Any) -> bool:
     if value is not True:
         _refuse("that the script is there", value)
@@ -250,6 +259,7 @@ SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANO
 STACK_DESCRIBED = Answer(
     "Return what the stack has", "stack_described", _stack, most=ANOTHER_VERSION
 )
+DATA_READ = Answer("Return what is read", "data_read", _data)
 CLUSTER_CHANGED = Answer("Return what the cluster has now", "cluster_changed", _mapping)
 # of stages
 HOSTS = Answer("List the hosts of the cluster", "cluster_hosts", _lines)

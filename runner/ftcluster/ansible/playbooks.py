@@ -291,6 +291,24 @@ class Ask(Playbook):
 
 
 @dataclass(frozen=True)
+class Data(Playbook):
+    """Tells what a training would read and learn.
+
+    Attributes:
+        train_folders, train_hub_token: as of `Train`.
+        data_job: the content of job.json.
+    """
+
+    at: RunFolder
+    train_folders: list[dict[str, str]]
+    train_hub_token: str
+    data_job: dict[str, Any]
+
+    name = "data"
+    answers = (answers.DATA_READ,)
+
+
+@dataclass(frozen=True)
 class RunEvents(Variables):
     """A run that is followed.
 

@@ -10,6 +10,7 @@ from ftcluster.cli import (
     check,
     clean,
     completion,
+    data,
     demo,
     evaluate,
     export,
@@ -39,8 +40,9 @@ from ftcluster.text.printable import is_unicode
 from ftcluster_common import __version__
 
 COMMANDS = (
-    setup, check, hosts, stacks, bundle, teardown, recipes, plan, train, evaluate, predict, run,
-    export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version, completion,
+    setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, evaluate, predict,
+    run, export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version,
+    completion,
 )  # fmt: skip
 
 

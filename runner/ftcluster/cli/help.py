@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 # commands by what they are for, in the order in which one needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
-    "train on it": ("recipes", "plan", "train", "evaluate", "predict", "run", "export"),
+    "train on it": ("recipes", "data", "plan", "train", "evaluate", "predict", "run", "export"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }
@@ -21,6 +21,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bundle": ("ftcluster bundle", "ftcluster bundle --stack native -o native.tar"),
     "teardown": ("ftcluster teardown inventory.ini",),
     "recipes": ("ftcluster recipes", "ftcluster recipes classify", "ftcluster recipes --fields"),
+    "data": (
+        "ftcluster data classify --data reviews.csv",
+        "ftcluster data sft --data chats.jsonl --model my-model",
+    ),
     "plan": (
         "ftcluster plan mrpc",
         "ftcluster plan gpt2 --facts cluster.json --nodes 4",

@@ -11,8 +11,8 @@ from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.recipe_words import DEFAULT_RECIPE
 
 
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `train` and `plan` have in common."""
+def add_recipe(parser: argparse.ArgumentParser) -> None:
+    """Add a recipe, its data and its model."""
     parser.add_argument(
         "words",
         nargs="*",
@@ -29,6 +29,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
     )
+    parser.set_defaults(takes_recipe=True)
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `train` and `plan` have in common."""
+    add_recipe(parser)
     parser.add_argument(
         "--sync",
         choices=("step", "local"),
@@ -36,7 +42,6 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "learned every 32 steps (training.sync_steps), which gives another model (default: step)",
     )
     add_launch(parser)
-    parser.set_defaults(takes_recipe=True)
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

@@ -1,11 +1,12 @@
 """The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import (
+    DATA_READ,
     JOBS_FOUND,
     RUNS_LISTED,
     Answer,
@@ -15,7 +16,7 @@ from ftcluster.ansible.answers import (
     take,
 )
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
-from ftcluster.ansible.playbooks import Ask, Clean, Fetch, Jobs, Logs, Runs
+from ftcluster.ansible.playbooks import Ask, Clean, Data, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
@@ -182,6 +183,28 @@ def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
     play(Fetch(place.at(run), path, str(destination.absolute())), place, LONG_SECONDS)
 
 
+def read_data(
+    place: Place, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
+) -> dict[str, Any]:
+    """What the head says of a training's data: `report` and `notices`.
+
+    Args:
+        job: the content of job.json.
+        folders: of this machine, and where they are copied to on the head.
+
+    Raises:
+        FtclusterError: the head does not answer, or model or data cannot be used; says why.
+        Interrupted: the user stopped it.
+    """
+    copied = [{"source": source, "path": path} for source, path in folders]
+    head = replace(place, hosts=place.hosts[:1])
+    playbook = Data(head.at(), copied, hub_token, dict(job))
+    found = play(playbook, head, LONG_SECONDS, DATA_READ)
+    if head.head not in found:
+        raise FtclusterError(f"{head.head} said nothing of the data", "run ftcluster setup")
+    return found[head.head]
+
+
 def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
     """Remove the folders of ended runs from all hosts; returns the ids of those removed.
 
@@ -197,7 +220,7 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
 
 
 def play(
-    playbook: Ask | Clean | Fetch | Jobs | Logs | Runs,
+    playbook: Ask | Clean | Data | Fetch | Jobs | Logs | Runs,
     place: Place,
     time_limit_seconds: float,
     answer: Answer[Answered] | None = None,

@@ -65,6 +65,7 @@ class RunProgress:
 
     Attributes:
         state: running, done, failed or stopped.
+        data: the event `data`: what is read and learned.
         start: the event `start`: world_size, backend, precision, steps, epochs, ...
         step: the latest event `step`.
         losses: those of all events `step`.
@@ -81,6 +82,7 @@ class RunProgress:
     run: str
     state: str = "running"
     doing: str = "starting the ranks"
+    data: dict[str, Any] = field(default_factory=dict)
     start: dict[str, Any] = field(default_factory=dict)
     step: dict[str, Any] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
@@ -139,5 +141,5 @@ class RunProgress:
             case "end":
                 self.end = event
                 self.state, self.seconds = event["state"], event["seconds"]
-            case "start" | "checkpoint" | "result" as kind:
+            case "data" | "start" | "checkpoint" | "result" as kind:
                 setattr(self, kind, event)

@@ -7,6 +7,7 @@ from rich.live import Live
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.progress import format
+from ftcluster.progress.data import data_lines
 from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.text.host_names import short_names
@@ -67,6 +68,9 @@ class TerminalView(View):
             self.say(f"note: {below(progress.notices[-1])}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))
+        elif kind == "data":
+            for line in data_lines(progress.data, samples=1):
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Show one line."""

@@ -28,7 +28,8 @@ class History:
     Attributes:
         began: when its first event was, in seconds since 1970.
         ended: when its last event was.
-        start: the last event `start`; likewise `result`, `products` and `end`.
+        start: the last event `start`; likewise `data`, `result`, `products` and
+            `end`.
         ranks: where each rank ran in the end.
         steps: events `step`, without those that were repeated after a restart; likewise
             `evaluations`.
@@ -42,6 +43,7 @@ class History:
     ended: float = 0.0
     start: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
     products: Mapping[str, Any] = field(default_factory=dict)
     end: Mapping[str, Any] = field(default_factory=dict)
     ranks: Sequence[Mapping[str, Any]] = ()
@@ -137,7 +139,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 history.slow_hosts.append(event)
             case "error":
                 history.errors.append(event)
-            case "products" | "result" | "end":
+            case "data" | "products" | "result" | "end":
                 setattr(history, kind, event)
     now(doing, history.ended)
     # pictures draw what is inside of others later

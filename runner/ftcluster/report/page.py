@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ftcluster.progress.data import LEARNED, sample_lines, set_line
 from ftcluster.progress.format import duration, metrics
 from ftcluster.report.analysis import HostCost
 from ftcluster.report.cost import recorded_price
@@ -48,6 +49,10 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         costs=list(costs(runs)),
         growth=list(growth(runs, bench)),
         outlook=[(run.label, run.next) for run in runs if run.next],
+        data=[(run.label, run.history.data) for run in runs if run.history.data],
+        learned=LEARNED,
+        set_line=set_line,
+        sample_lines=sample_lines,
         percent=percent,
         json=json,
     )

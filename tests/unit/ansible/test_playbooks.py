@@ -21,7 +21,7 @@ ALL = [
 ]
 # what only the runner gives; a playbook's other variables are the user's or a role's
 OURS = re.compile(
-    r"\b(?:train|run|logs|fetch|clean|ask|stop|record|host_keys|cluster_known)_(?!_)[a-z_]+\b"
+    r"\b(?:data|train|run|logs|fetch|clean|ask|stop|record|host_keys|cluster_known)_(?!_)[a-z_]+\b"
 )
 # what tasks set for later ones, or plays for those that they import
 SET = {"run_layer", "train_all_answer", "train_folder_mode", "train_environment", "host_keys_first"}

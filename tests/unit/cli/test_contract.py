@@ -45,6 +45,8 @@ COMMANDS = (
     "run --dry-run --json -- script.py --epochs 3",
     "run --dry-run --json -- missing.py",
     "run",
+    "data classify --json --here --data rows.csv --model someone/bert",
+    "data unknown",
     "bundle --stack unknown",
     "bench",
     "bench allreduce --json --sizes 25X",
@@ -78,6 +80,7 @@ def test_exit_codes_and_documents_are_as_recorded(command: str, tmp_path: Path) 
     work = tmp_path / "work"
     work.mkdir()
     (work / "script.py").write_text("print(1)\n")
+    (work / "rows.csv").write_text("text,label\na b,x\nc d,y\n")
     (work / "facts.json").write_text(json.dumps(FACTS["facts"]))
     state = tmp_path / "state/ftcluster"
     if command.startswith(("train", "run", "bench")):

@@ -18,6 +18,11 @@ STEP = {
     "event": "step", "step": 10, "epoch": 1.0, "loss": 0.5, "learning_rate": 1e-4,
     "samples_per_second": 60.0, "remaining_seconds": 75.0,
 }  # fmt: skip
+DATA = {
+    "event": "data", "columns": {"text": ["body"]},
+    "sets": [{"set": "train\nerror: x", "rows": 3, "duplicates": None}],
+    "samples": [[{"label": "good\nbad", "parts": [["[CLS] ", False], ["so\nit", True]]}]] * 2,
+}  # fmt: skip
 NOTICE = {"event": "notice", "message": "3 samples were cut"}
 CHECKPOINT = {"event": "checkpoint", "step": 10, "folder": "/opt/run/checkpoints/checkpoint-10"}
 EVALUATION = {"event": "evaluation", "step": 10, "epoch": 1.0, "metrics": {"accuracy": 0.9}}
@@ -87,11 +92,14 @@ def test_a_stopped_run_says_how_it_continues() -> None:
 def test_plain_lines_have_the_same_facts_as_the_picture() -> None:
     progress, stream = RunProgress("r"), io.StringIO()
     view = make_view(False, Console(file=stream, width=30))
-    for event in (NOTICE, START, STEP, EVALUATION, CHECKPOINT):
+    for event in (DATA, NOTICE, START, STEP, EVALUATION, CHECKPOINT):
         progress.add(event)
         view.run_event(progress, str(event["event"]))
     lines = stream.getvalue().splitlines()
     assert lines == [
+        "train\\nerror: x: 3 rows",
+        "as the model sees them; learned is what stands between « and », and behind ->:",
+        "  [CLS] «so\\nit» -> good\\nbad",
         "note: 3 samples were cut",
         "training: 2 ranks, 1 thread each, bf16, gloo, 20 steps",
         "step 10/20  epoch 1.00  loss 0.5000  60.0 samples/s  1:15 left",

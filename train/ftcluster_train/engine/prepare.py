@@ -1,10 +1,13 @@
 """Prepares model and data of a run on this host, before any rank starts.
 
     python -m ftcluster_train.engine.prepare RUN_DIR [--hub-token | --job FILE]
+    python -m ftcluster_train.engine.prepare --report JOB [--hub-token]
 
 With --hub-token it reads a token for the Hugging Face Hub from stdin, and keeps it in memory. With
 --job it makes RUN_DIR and puts the job there; other hosts may do the same at the same time in the
 same folder, on a network's file system.
+With --report it only prints, as one line of JSON, what a training with the text JOB of a job.json
+would read and learn, and keeps the tokens for it.
 Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json with the paths
 for the ranks. Prints an error that a user can fix, and exits with 1.
 """
@@ -17,14 +20,17 @@ if __name__ == "__main__":
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data_files import DataError
@@ -37,6 +43,7 @@ from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_cache import cached_tokens, token_key
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.data.train_tokenizer import train_tokenizer
+from ftcluster_train.engine.data_report import describe
 from ftcluster_train.engine.models import (
     check_quantization,
     check_tokens,
@@ -45,6 +52,7 @@ from ftcluster_train.engine.models import (
     load_tokenizer,
     longest_input,
 )
+from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.stack_lock import hold_stack, own_stack
@@ -52,10 +60,15 @@ from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 from ftcluster_train.io.inputs import Inputs, write_inputs
 
 VOCABULARY = 50257  # GPT-2's
+SHOWN_CHARACTERS = 200
+REPORT = "report.json"  # beside the samples: what they say of the data
 
 
-def prepare(job: Job) -> Inputs:
+def prepare(job: Job, weights: bool = True) -> Inputs:
     """Download or generate what the recipe names, and tokenise it.
+
+    Args:
+        weights: whether those of the model are needed.
 
     Raises:
         TrainError, DataError: model or data cannot be loaded, or do not fit the task.
@@ -63,7 +76,7 @@ def prepare(job: Job) -> Inputs:
     recipe, models = job.recipe, job.prefix / "models"
     model = recipe.model
     if not model.startswith(BY_TYPE):
-        model = fetch_model(model, models, weights=not recipe.from_scratch)
+        model = fetch_model(model, models, weights=weights and not recipe.from_scratch)
         check_whole(model)
     folder, notices = _tokenizer(recipe, model, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
@@ -71,10 +84,15 @@ def prepare(job: Job) -> Inputs:
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
+    if not model.startswith(BY_TYPE):
+        task.look_at_model(Path(model))
     longest = longest_input(config, tokenizer)
 
     def encode(samples: Path) -> list[str]:
-        return task.encode(recipe.data, longest, samples)
+        notices = [*task.encode(recipe.data, longest, samples), *task.notices()]
+        _check_ends(task, config, samples)
+        (samples / REPORT).write_text(json.dumps(describe(task, samples)), encoding="utf-8")
+        return notices
 
     settings = {
         "task": recipe.task,
@@ -83,6 +101,7 @@ def prepare(job: Job) -> Inputs:
         "purpose": job.purpose,
         "classes": trained.label2id if trained else None,
         "longest": longest,
+        "prompts": getattr(task, "prompts", ()),
         "data": _data_version(recipe),
         "transformers": transformers.__version__,
     }
@@ -95,7 +114,34 @@ def prepare(job: Job) -> Inputs:
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
-    return Inputs(model, folder, str(samples), notices + more)
+    report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
+    return Inputs(model, folder, str(samples), notices + more, report)
+
+
+def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
+    """Refuse texts with the end-of-text token for classifiers with an encoder and a decoder.
+
+    They read the whole text's class at the last of these, and want as many in each sample of a
+    batch.
+
+    Raises:
+        TrainError: a sample has others than the rest.
+    """
+    classifies = task.model_class is AutoModelForSequenceClassification
+    if not (classifies and config.is_encoder_decoder):
+        return
+    end, usual = config.eos_token_id, None
+    for path in sorted(path for path in folder.iterdir() if path.is_dir()):
+        for number, sample in enumerate(Samples(path), start=1):
+            ends = sample["input_ids"].count(end)
+            usual = ends if usual is None else min(usual, ends)
+            if ends != usual:
+                raise TrainError(
+                    f"sample {number} of {path.name} holds {task.tokenizer.eos_token}, at which a "
+                    f"{config.model_type} model classifies a text: "
+                    f"{task.tokenizer.decode(sample['input_ids'])[:SHOWN_CHARACTERS]}",
+                    "leave that token out of the texts",
+                )
 
 
 def _data_version(recipe: Recipe) -> Any:
@@ -132,6 +178,9 @@ def main() -> int:
     job_file = sys.argv[3] if sys.argv[2:3] == ["--job"] else ""
     try:
         hold_stack(own_stack())
+        if sys.argv[1] == "--report":
+            print(_report(sys.argv[2]))
+            return 0
         with _one_host_at_a_time(run_dir) if job_file else contextlib.nullcontext():
             if job_file:
                 write_atomically(run_dir / "job.json", Path(job_file).read_text(encoding="utf-8"))
@@ -149,6 +198,14 @@ def main() -> int:
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
     return 0
+
+
+def _report(job: str) -> str:
+    """What `data_report` and the notices say, of the text of a job.json."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "job.json").write_text(job, encoding="utf-8")
+        inputs = prepare(read_job(Path(folder)), weights=False)
+    return json.dumps({"report": inputs.report, "notices": inputs.notices})
 
 
 @contextlib.contextmanager

@@ -75,6 +75,7 @@ def run(job: Job) -> None:
     write_placement(log)
     report(0, "loading")
     log.write("phase", doing="loading model and data")
+    log.write("data", **inputs.report)
     for notice in inputs.notices:
         log.notice(notice)
     task, model, samples = load(job, inputs)

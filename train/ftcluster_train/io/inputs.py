@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ftcluster_common.given_files import read_form
 
@@ -15,6 +16,7 @@ class Inputs:
         model: a folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: a folder for `from_pretrained`.
         samples: the folder with a folder of token samples for each split.
+        report: what the samples say of the data, see `engine.data_report`.
         notices: what to tell the user, such as that samples were truncated.
     """
 
@@ -22,6 +24,7 @@ class Inputs:
     tokenizer: str
     samples: str
     notices: list[str]
+    report: dict[str, Any]
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:

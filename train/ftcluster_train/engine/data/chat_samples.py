@@ -1,8 +1,6 @@
 """Conversations as texts of which parts are learned. Standard library only."""
 
-import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +10,7 @@ from ftcluster_common.messages import ASSISTANT, Message
 
 # OpenAI's newer and older name of a role
 SYNONYMS = {"developer": "system", "function": "tool"}
+MARK = "ftcluster-message-"
 THOUGHTS = re.compile("</?think>")  # which some templates write anew, with other spaces
 
 # the text of messages; whether the beginning of the assistant's next message follows them
@@ -36,7 +35,7 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
         DataError: it leaves out a message all the same, or refuses the conversation.
     """
     try:
-        _check_written(conversation.messages, render(conversation.messages, False))
+        _check_written(conversation.messages, render)
         return conversation
     except DataError:
         renamed = [
@@ -45,21 +44,30 @@ def with_known_roles(conversation: Conversation, render: Render) -> Conversation
         ]
         if renamed == list(conversation.messages):
             raise
-    _check_written(renamed, render(renamed, False))
+    _check_written(renamed, render)
     return replace(conversation, messages=renamed)
 
 
-def _check_written(messages: Sequence[Message], whole: str) -> None:
+def _check_written(messages: Sequence[Message], render: Render) -> None:
     """Raise where a text lacks the content of a message that is no answer.
 
-    What the assistant has thought may be left out of answers that are not learned.
+    What the assistant has thought may be left out of answers that are not learned. Each content
+    gets a mark at its end, because another message may have the same words.
     """
-    contents = [(message.get("content") or "").strip() for message in messages]
-    others = [i for i, message in enumerate(messages) if message["role"] != ASSISTANT]
-    for content, count in Counter(contents[i] for i in others).items():
-        forms = {content, json.dumps(content)[1:-1], json.dumps(content, ensure_ascii=False)[1:-1]}
-        if content and max(map(whole.count, forms)) < count:
-            number = next(i for i in others if contents[i] == content)
+    marks = {
+        number: f"{MARK}{number}."
+        for number, message in enumerate(messages)
+        if message["role"] != ASSISTANT and (message.get("content") or "").strip()
+    }
+    marked = [
+        {**message, "content": f"{message['content']} {marks[number]}"}
+        if number in marks
+        else message
+        for number, message in enumerate(messages)
+    ]
+    whole = render(marked, False)
+    for number, mark in marks.items():
+        if mark not in whole:
             raise DataError(
                 f"the chat template leaves out message {number + 1}, of the role "
                 f"{messages[number]['role']}"

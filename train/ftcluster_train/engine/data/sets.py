@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ftcluster_common.data_files import TRAIN, VALIDATION, Row
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
-from ftcluster_train.engine.data.sources import Rows
+from ftcluster_train.engine.data.sources import Rows, places
 from ftcluster_train.errors import TrainError
 
 PREDICTED = "predict"  # the set that is predicted
@@ -89,5 +89,9 @@ class Part:
     inside: bool
 
     def __iter__(self) -> Iterator[Row]:
-        rows = enumerate(self.rows)
+        return (row for _, row in self.with_places())
+
+    def with_places(self) -> Iterator[tuple[str, Row]]:
+        """Each row, and where it is in the data."""
+        rows = enumerate(places(self.rows, TRAIN))
         return (row for number, row in rows if (number in self.numbers) == self.inside)

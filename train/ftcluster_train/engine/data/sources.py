@@ -168,15 +168,10 @@ def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None
     """
     if isinstance(rows, Table):
         return
-    places: Iterable[tuple[str, Row]]
-    if isinstance(rows, ParquetRows):
-        places = rows.with_places()
-    else:
-        places = ((f"row {number} of {split}", row) for number, row in enumerate(rows, start=1))
     check: CheckRow | None = None
     problems: list[str] = []
     try:
-        for where, row in places:
+        for where, row in places(rows, split):
             check = check or row_check(options, answered, list(row))
             if problem := check(row):
                 problems.append(f"{where}: {problem}")
@@ -200,17 +195,32 @@ def find_columns(rows: Rows, split: str, choose: Callable[[list[str]], T]) -> T:
         raise TrainError(f"{split} has {error}") from error
 
 
-def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[T]:
-    """What is read of each row.
+def places(rows: Rows, split: str) -> Iterator[tuple[str, Row]]:
+    """Each row, and where it is, such as train.csv:7 or, on the Hub, row 7 of train.
 
     Raises:
-        TrainError: a row cannot be read; with its number, from 1.
+        DataError: a row or a file cannot be read.
     """
-    for number, row in enumerate(rows, start=1):
+    found = getattr(rows, "with_places", None)
+    if found is None:
+        found = lambda: ((f"row {n} of {split}", row) for n, row in enumerate(rows, start=1))  # noqa: E731
+    for where, row in found():
+        if isinstance(row, DataError):
+            raise row
+        yield where.rpartition("/")[2], row
+
+
+def read_rows(rows: Rows, split: str, read: Callable[[Row], T]) -> Iterator[tuple[str, T]]:
+    """Where each row is, and what is read of it.
+
+    Raises:
+        TrainError: a row cannot be read; says where it is.
+    """
+    for where, row in places(rows, split):
         try:
-            yield read(row)
+            yield where, read(row)
         except DataError as error:
-            raise TrainError(f"row {number} of {split}: {error}") from error
+            raise TrainError(f"{where}: {error}") from error
 
 
 def column_batches(

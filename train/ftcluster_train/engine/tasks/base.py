@@ -2,18 +2,20 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
+from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
-from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
+from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -35,6 +37,20 @@ class Batch(NamedTuple):
     targets: dict[str, torch.Tensor]
 
 
+class Document(NamedTuple):
+    """What a model reads at once.
+
+    Attributes:
+        ids: its tokens.
+        learned: the numbers of those whose prediction is learned.
+        label: what is learned of the whole, or which part of a sample it is.
+    """
+
+    ids: Sequence[int]
+    learned: Collection[int] = ()
+    label: str = ""
+
+
 class Task(ABC):
     """One task.
 
@@ -54,6 +70,10 @@ class Task(ABC):
         options: the recipe's fields of this task.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
+        labelled: whether documents have labels of which there are few.
+        compares: whether rows that are in two sets are equal documents.
+        uses: the columns of the data, by what they are for.
+        limit: tokens of a sample, at most.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -65,6 +85,9 @@ class Task(ABC):
     group_by_length = True
     needs_reference = False
     pads = True
+    labelled = False
+    compares = True
+    limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
@@ -79,8 +102,19 @@ class Task(ABC):
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
+        self.uses: Columns = {}
+        self._unread: list[str] = []
+        self._empty = 0  # texts or pairs without a token
+        self._special: Counter[str] = Counter()  # special tokens of the tokenizer, by texts
         if self.pads:
             self.check_padding()
+
+    def look_at_model(self, folder: Path) -> None:  # noqa: B027 - optional
+        """Find out what a model's folder says of the texts that it reads, before `encode`.
+
+        Raises:
+            TrainError: it cannot be read.
+        """
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         """Write the samples of each set into `folder`/SET; of a set to predict also its rows.
@@ -199,7 +233,42 @@ class Task(ABC):
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
         for split, rows in sets.items():
             check_rows(rows, split, self.recipe.options, self.purpose != PREDICT)
+        self.look_at_columns(next(iter(sets.values())))
         return sets
+
+    def look_at_columns(self, rows: Rows) -> None:
+        """Find what the columns of rows are for."""
+        try:
+            self.uses = column_uses(self.options, columns_of(rows), self.purpose != PREDICT)
+        except DataError:  # who reads the rows says more of it
+            return
+        self._unread = unread_texts(self.uses, rows)
+
+    def notices(self) -> list[str]:
+        """What a user should know of the data that were encoded."""
+        found = []
+        if self._unread:
+            read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
+            found.append(
+                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
+                f"{', '.join(read)}"
+            )
+        for token, count in self._special.items():
+            found.append(
+                f"{count} texts hold {token}, which the tokenizer takes for its special token"
+            )
+        if self._empty:
+            found.append(f"{self._empty} texts have no token of their own: the model sees nothing")
+        return found
+
+    def look_for_special(self, texts: Iterable[str]) -> None:
+        """Count the texts that hold special tokens of the tokenizer."""
+        tokens = {*self.tokenizer.all_special_tokens} - {self.tokenizer.unk_token}
+        self._special.update(token for text in texts for token in tokens if token in text)
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        """What a sample of a set has for a model to read, and what is learned of it."""
+        return [Document(sample["input_ids"])]
 
     def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
         """Sets for a training, with one for validation where there is none, and a notice of it."""
@@ -225,9 +294,10 @@ class Task(ABC):
 
     def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
         """The recipe's length of a sample, or the model's limit with a notice."""
-        if longest is None or wanted <= longest:
+        self.limit = wanted if longest is None else min(wanted, longest)
+        if self.limit == wanted:
             return wanted, []
-        return longest, [f"{field} is {longest} instead of {wanted}, the model's limit"]
+        return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
 
     def tokenize(
         self, texts: Sequence[list[str]], limit: int
@@ -239,6 +309,10 @@ class Task(ABC):
             limit: tokens of a text or a pair, with special ones.
         """
         columns = dict(self.tokenizer(*texts))
+        for column in texts:
+            self.look_for_special(column)
+        special = self.tokenizer.num_special_tokens_to_add(pair=len(texts) > 1)
+        self._empty += sum(len(ids) <= special for ids in columns["input_ids"])
         long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
         if long:
             again = [[column[i] for i in long] for column in texts]

@@ -12,7 +12,7 @@ from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import EVALUATE
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_train.engine.data.packing import PIECE, Packer, Piece
-from ftcluster_train.engine.data.sources import BATCH_ROWS, load_texts
+from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, load_texts
 from ftcluster_train.engine.data.token_store import (
     Sample,
     Samples,
@@ -21,7 +21,7 @@ from ftcluster_train.engine.data.token_store import (
     token_kind,
 )
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
 from ftcluster_train.patching.lm_head import find_head
@@ -34,6 +34,7 @@ class CausalLmTask(Task):
     options: CausalLm
     large_vocabulary = True
     pads = False
+    compares = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
@@ -46,6 +47,9 @@ class CausalLmTask(Task):
         texts = load_texts(data, self.recipe.data_config, self.options)
         if self.purpose == EVALUATE:
             texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
+        first = next(iter(texts.values()))
+        if isinstance(first, TextRows):
+            self.look_at_columns(first.rows)
         for split, pieces in texts.items():
             self._encode_split(pieces, split, block, folder / split)
         if VALIDATION not in texts:
@@ -81,8 +85,13 @@ class CausalLmTask(Task):
         end = self.tokenizer.eos_token_id
         for batch in _batches(texts):
             encoded = self.tokenizer([piece.text for piece in batch], add_special_tokens=False)
+            self.look_for_special(piece.text for piece in batch)
             for piece, ids in zip(batch, encoded["input_ids"], strict=True):
                 yield [*ids, end] if piece.last and end is not None else ids
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        ids = sample["input_ids"]
+        return [Document(ids, range(1, len(ids)))]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: PreTrainedModel) -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from ftcluster_train.engine.data.chat_samples import (
     with_known_roles,
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS
-from ftcluster_train.engine.data.token_store import Sample, SampleWriter
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
@@ -47,6 +47,7 @@ class DecoderTuningTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
+        self.rows = 0  # of a set
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
     # data
@@ -89,7 +90,7 @@ class DecoderTuningTask(Task):
                 + (f": all answers are behind the first {limit} tokens" if count else ""),
                 "use longer samples: max_length=N" if count else "",
             )
-        writer.close()
+        writer.close(rows=self.rows, cut=cut, left_out=left_out)
         notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
         self.renamed.clear()
         if cut:
@@ -104,6 +105,7 @@ class DecoderTuningTask(Task):
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens of each text, and the numbers of those that are learned."""
         template = self.options.chat_template
+        self.rows = 0
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
@@ -114,15 +116,16 @@ class DecoderTuningTask(Task):
             for text, tokens, offsets in zip(batch, *columns, strict=True):
                 yield tokens, learned_tokens(offsets, text.spans)
 
-    def texts_of(self, row: int, split: str, conversation: Conversation) -> list[LearnedText]:
+    def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
         """The texts of a conversation.
 
         Args:
-            row: from 1, for errors.
+            where: in the data it is, for errors.
 
         Raises:
             TrainError: its chat template does not write it so that answers are found.
         """
+        self.look_for_special(str(one.get("content")) for one in conversation.messages)
         try:
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
@@ -133,7 +136,7 @@ class DecoderTuningTask(Task):
                     self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
             return learned_texts(known, render)
         except DataError as error:
-            raise TrainError(f"row {row} of {split}: {error}") from error
+            raise TrainError(f"{where}: {error}") from error
 
     def _render(self, conversation: Conversation) -> Any:
         def render(messages: Sequence[Message], prompt: bool) -> str:
@@ -149,6 +152,16 @@ class DecoderTuningTask(Task):
             return text
 
         return render
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        bounds = pairwise(accumulate(sample["documents"], initial=0))
+        return [
+            Document(
+                sample["input_ids"][begin:end],
+                [target - begin for target in sample["targets"] if begin <= target < end],
+            )
+            for begin, end in bounds
+        ]
 
     # model
 

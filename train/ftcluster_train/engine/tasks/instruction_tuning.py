@@ -57,8 +57,9 @@ class InstructionTuningTask(DecoderTuningTask):
         conversations = read_rows(
             rows, split, lambda row: read_conversation(row, columns, options.chat_template)
         )
-        for number, conversation in enumerate(conversations, start=1):
-            yield from self.texts_of(number, split, conversation)
+        for where, conversation in conversations:
+            self.rows += 1
+            yield from self.texts_of(where, conversation)
 
     def weights(self, samples: Samples) -> list[int] | None:
         return samples.lengths("targets")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster_common.data_files import short
 from ftcluster_train.errors import TrainError
 
 MOST_CLASSES = 1000
@@ -44,7 +45,7 @@ class ClassLabels:
         if word not in self.numbers:
             names = self.names
             shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-            raise TrainError(f"{where} has the label {label!r}, and {self.owner} has {shown}")
+            raise TrainError(f"{where} has the label {short(label)}, and {self.owner} has {shown}")
         return self.numbers[word]
 
 
@@ -116,7 +117,7 @@ def read_class(label: Any, where: str) -> int:
     """
     if isinstance(label, bool) or not isinstance(label, int):
         raise TrainError(
-            f"{where} has the label {label!r}, not a class number (0, 1, ...)",
+            f"{where} has the label {short(label)}, not a class number (0, 1, ...)",
             "for other numbers set regression: true",
         )
     if label < 0:
@@ -134,7 +135,7 @@ def read_number(label: Any, where: str) -> float:
         return float(label)  # in CSV
     number = isinstance(label, int | float) and not isinstance(label, bool)
     if not number or not _is_number(str(label)):
-        raise TrainError(f"{where} has the label {label!r:.30}, not a number")
+        raise TrainError(f"{where} has the label {short(label)}, not a number")
     return float(label)
 
 

@@ -14,7 +14,7 @@ from ftcluster_common.recipe import PreferenceTuning, Recipe
 from ftcluster_train.engine.data.chat_samples import LearnedText
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.tasks.base import Batch
+from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import token_losses
@@ -45,7 +45,7 @@ class PreferenceTuningTask(DecoderTuningTask):
         token = token_kind(len(self.tokenizer))
         kinds = {"input_ids": token, "targets": "i", "documents": "i", "counts": "i", "number": "i"}
         writer = SampleWriter(folder, kinds)
-        count = cut = 0
+        count = cut = same = 0
         answers = self.tokens_of(self._texts(rows, split))
         for pair in zip(answers, answers, strict=True):  # each takes one of two
             count += 1
@@ -55,6 +55,7 @@ class PreferenceTuningTask(DecoderTuningTask):
             documents = [tokens[:limit] for tokens, _ in pair]
             cut += any(len(tokens) > limit for tokens, _ in pair)
             chosen, rejected = documents
+            same += chosen == rejected
             writer.add(
                 {
                     "input_ids": chosen + rejected,
@@ -66,19 +67,30 @@ class PreferenceTuningTask(DecoderTuningTask):
             )
             self._written += 1
         left_out = count - len(writer)
-        return self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
+        notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=left_out)
+        if same:
+            notices.append(
+                f"{split}: {same} of {count} pairs have the same chosen and rejected answer as far "
+                "as the model reads them, so nothing is learned of them"
+            )
+        return notices
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
+        pair = zip(super().documents(sample, samples), ("chosen", "rejected"), strict=True)
+        return [one._replace(label=label) for one, label in pair]
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
         """Those of the chosen and of the rejected answer, by turns."""
         columns = find_columns(rows, split, lambda names: preference_columns(self.options, names))
         template = self.options.chat_template
         pairs = read_rows(rows, split, lambda row: read_preference(row, columns, template))
-        for number, pair in enumerate(pairs, start=1):
+        for where, pair in pairs:
+            self.rows += 1
             for conversation in pair:
-                texts = self.texts_of(number, split, conversation)
+                texts = self.texts_of(where, conversation)
                 if len(texts) > 1:
                     raise TrainError(
-                        f"row {number} of {split}: the chat template writes a message of the "
+                        f"{where}: the chat template writes a message of the "
                         "answer in another way once others follow it",
                         "use answers of one message",
                     )

@@ -20,7 +20,7 @@ from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.metrics import squad_metrics
 from ftcluster_train.engine.tasks.answer_spans import FeatureAnswer, Span, best_span, choose_answers
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.squad_features import FeatureWriter
 from ftcluster_train.errors import TrainError
 
@@ -32,6 +32,7 @@ class QuestionAnsweringTask(Task):
 
     model_class = AutoModelForQuestionAnswering
     options: QuestionAnswering
+    labelled = True
 
     def check_padding(self) -> None:
         if not self.tokenizer.is_fast:
@@ -65,7 +66,15 @@ class QuestionAnsweringTask(Task):
         for batch in column_batches(rows, columns, split):
             answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
             writer.add(*(batch[name] for name in columns), *answers)
+            for name in columns[:2]:
+                self.look_for_special(batch[name])
         return writer.close()
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        [start], [end], [null] = (sample[name] for name in ("start", "end", "null"))
+        if start == null:
+            return [Document(sample["input_ids"], label="no answer here")]
+        return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are

@@ -15,10 +15,16 @@ from torch.nn import functional
 from transformers import AutoModel, PreTrainedModel
 
 from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
-from ftcluster_common.data_files import TRAIN, DataError
+from ftcluster_common.data_files import TRAIN, DataError, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.sentence_modules import (
+    DOCUMENTS,
+    QUERY,
+    SentenceModules,
+    module_files,
+    read_modules,
+)
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
@@ -30,7 +36,7 @@ from ftcluster_train.engine.data.sources import (
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import DEPTH, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.errors import TrainError
 
@@ -47,6 +53,7 @@ class SentenceSimilarityTask(Task):
 
     Attributes:
         width: elements of an embedding.
+        prompts: what is written before each query, and before each other text.
     """
 
     model_class = AutoModel
@@ -57,6 +64,53 @@ class SentenceSimilarityTask(Task):
     options: SentenceSimilarity
     modules = SentenceModules("mean", normalize=True)
     width = 0
+    _prompted = 0  # texts that begin with their prompt
+    prompts = ("", "")
+
+    def look_at_model(self, folder: Path) -> None:
+        modules = self._modules_of(folder)
+        query, text = modules.search_prompts
+        if self.purpose == PREDICT:
+            query = modules.prompt
+        given = self.options.query_prompt, self.options.text_prompt
+        self.prompts = (
+            query if given[0] is None else given[0],
+            text if given[1] is None else given[1],
+        )
+        if any(self.prompts) and not modules.pools_prompt:
+            raise TrainError(
+                f"{self.recipe.model} makes embeddings without the tokens of its prompt, which is "
+                "not done here",
+                'use it without one: query_prompt="" text_prompt=""',
+            )
+
+    def _modules_of(self, folder: Path) -> SentenceModules:
+        """What follows the transformer of a folder, without the recipe's own settings."""
+        try:
+            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
+        except DataError as error:
+            if self.options.pooling == "auto" or self.options.normalize == "auto":
+                raise TrainError(
+                    str(error), "train another way: pooling=mean normalize=true"
+                ) from None
+            return self.modules
+
+    def notices(self) -> list[str]:
+        query, text = self.prompts
+        used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+        written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
+        found = [f"prompts: {', '.join(written)}"] if written else []
+        if self._prompted:
+            found.append(f"{self._prompted} texts begin with their prompt already, and get another")
+        return [*super().notices(), *found]
+
+    def _with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[str]]:
+        """Rows of a query and other texts, each behind its prompt."""
+        query, text = self.prompts
+        for first, *others in rows:
+            self._prompted += bool(query) and first.startswith(query)
+            self._prompted += sum(bool(text) and one.startswith(text) for one in others)
+            yield [query + first, *(text + one for one in others)]
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         encode = self._encode_rows if split == TRAIN else self._encode_texts
@@ -66,7 +120,7 @@ class SentenceSimilarityTask(Task):
         """Write one sample for each row; returns the number of truncated texts."""
         kind = token_kind(len(self.tokenizer))
         writer = SampleWriter(folder, {"input_ids": kind, "lengths": "i", "texts": "q"})
-        rows_of_texts, cut = _rows_of(rows, self.options, split), 0
+        rows_of_texts, cut = self._with_prompts(_rows_of(rows, self.options, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
             tokens, too_long = self.tokenize([[text for row in batch for text in row]], limit)
             ids = iter(tokens["input_ids"])
@@ -82,16 +136,18 @@ class SentenceSimilarityTask(Task):
                 )
         query, positive, negatives, _ = _columns_of(rows, self.options, split)
         read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
-        return _close(writer, split, cut, columns=read)
+        return _close(writer, split, cut, columns=read, rows=len(writer))
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each text to search, or for each row to predict; as above."""
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
         about: dict[str, Any] = {}
+        texts: Iterator[str]
         if self.purpose == PREDICT:
-            texts = _texts_of(rows, self.options, split)
+            alone = ([text] for text in _texts_of(rows, self.options, split))
+            texts = (text for [text] in self._with_prompts(alone))
         else:
-            search = Search.of(_rows_of(rows, self.options, split))
+            search = Search.of(self._with_prompts(_rows_of(rows, self.options, split)))
             texts, about = iter(search.texts), search.about
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
@@ -101,6 +157,13 @@ class SentenceSimilarityTask(Task):
                 writer.add({"input_ids": ids})
         return _close(writer, split, cut, **about)
 
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
+        if "lengths" not in sample:
+            return super().documents(sample, samples)
+        texts = list(_texts_in(sample))
+        labels = ("query", "positive", *["negative"] * len(texts))
+        return [Document(ids, label=label) for ids, label in zip(texts, labels, strict=False)]
+
     def check_model(self, model: PreTrainedModel) -> None:
         if model.config.is_encoder_decoder:
             raise TrainError(
@@ -108,15 +171,14 @@ class SentenceSimilarityTask(Task):
                 "beside its encoder",
                 "use an encoder, such as microsoft/mpnet-base",
             )
-        try:
-            folder = Path(model.name_or_path)
-            modules = (read_modules(folder) if folder.is_absolute() else None) or self.modules
-        except DataError as error:
-            if self.options.pooling == "auto" or self.options.normalize == "auto":
-                raise TrainError(
-                    str(error), "train another way: pooling=mean normalize=true"
-                ) from None
-            modules = self.modules
+        folder = Path(model.name_or_path)
+        self.look_at_model(folder)
+        modules = self._modules_of(folder)
+        named = dict(zip((QUERY, DOCUMENTS[0]), self.prompts, strict=True))
+        if self.options.query_prompt is not None or self.options.text_prompt is not None:
+            modules = replace(modules, prompts=named, default_prompt=None)
+        elif any(self.prompts):  # both by name, as the model is trained, whatever has no name
+            modules = replace(modules, prompts={**modules.prompts, **named})
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
             modules,
@@ -255,7 +317,7 @@ class Search:
 def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
     """The texts of each row."""
     columns = _columns_of(rows, options, split)
-    return read_rows(rows, split, lambda row: search_texts(row, columns))
+    return (texts for _, texts in read_rows(rows, split, lambda row: search_texts(row, columns)))
 
 
 def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
@@ -268,7 +330,9 @@ def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[s
     for number, row in enumerate(rows, start=1):
         text = row.get(column)
         if not isinstance(text, str):
-            raise TrainError(f"row {number} of {split} has {text!r} in column {column}, not a text")
+            raise TrainError(
+                f"row {number} of {split} has {short(text)} in column {column}, not a text"
+            )
         yield text
 
 
@@ -286,7 +350,7 @@ def _number_of(text: str) -> int:
 def _close(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
     if not len(writer):
         raise TrainError(f"the data have no samples in {split}")
-    writer.close(**about)
+    writer.close(**about, cut=cut)
     return cut
 
 

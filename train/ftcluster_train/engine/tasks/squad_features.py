@@ -71,7 +71,8 @@ class FeatureWriter:
                 f"{split} has no questions" + (f", but {unanswered}" if self._left_out else ""),
                 "to train on those as well: version_2_with_negative=true",
             )
-        self._writer.close(questions=self._questions)
+        rows = self._kept + self._left_out
+        self._writer.close(questions=self._questions, rows=rows, left_out=self._left_out)
         notices = [f"{split}: {self._kept} questions, {len(self._writer)} features"]
         if self._left_out:
             notices.append(f"{split}: {unanswered} are omitted (version_2_with_negative is false)")

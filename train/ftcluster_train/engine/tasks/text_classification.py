@@ -10,14 +10,14 @@ from torch.nn.functional import cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.columns import classification_columns
-from ftcluster_common.data_files import TRAIN
+from ftcluster_common.data_files import TRAIN, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import default_metrics, measure
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     count_classes,
@@ -37,6 +37,7 @@ class TextClassificationTask(Task):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.validation_splits = self.options.validation_splits
+        self.labelled = not self.options.regression and self.purpose != PREDICT
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
@@ -46,7 +47,6 @@ class TextClassificationTask(Task):
         labelled = self.purpose != PREDICT
         texts, label = classification_columns(self.options, columns_of(first), labelled)
         columns = (*texts, label) if labelled else texts
-        notices += self._unread(columns, columns_of(first))
         labels = self._labels(first, label)
         names = labels.names or class_names(first, label)
         self._label = label
@@ -62,9 +62,12 @@ class TextClassificationTask(Task):
                     f"{split} has the class {max(classes[split])}, and the data name "
                     f"{len(names)}: {', '.join(names)}"
                 )
-            writer.close(classes=self._count(classes[split]), names=names, columns=read)
+            about = {"names": names, "columns": read, "rows": len(writer), "cut": cut}
+            writer.close(classes=self._count(classes[split]), **about)
             notices += self.truncated(split, cut, limit)
         if self.purpose == "train" and not self.options.regression:
+            if len(classes[TRAIN]) == 1:
+                notices.append(f"{TRAIN}: all rows have the same label, so nothing is learned")
             count = count_classes(classes.pop(TRAIN), classes)
             if count > 2 and "f1" in (self.options.metrics or ()):
                 raise TrainError(
@@ -72,14 +75,6 @@ class TextClassificationTask(Task):
                     "use others: metrics=[accuracy,matthews]",
                 )
         return [*notices, *drawn]
-
-    def _unread(self, columns: Sequence[str], columns_of_data: Sequence[str]) -> list[str]:
-        """Which columns are read, where they were found by their names and there are others."""
-        others = [name for name in columns_of_data if name not in columns]
-        if self.options.text_columns or not others:
-            return []
-        named = "text_columns=A,B names others"
-        return [f"read: {', '.join(columns)}; not read: {', '.join(others)} ({named})"]
 
     def _check_trained(self) -> None:
         """Make sure that the model that is used predicts what the recipe says."""
@@ -145,7 +140,7 @@ class TextClassificationTask(Task):
         kinds = self.token_kinds()
         texts = columns if self.purpose == PREDICT else columns[:-1]
         read = read_number if self.options.regression else labels.read
-        cut, classes = 0, {0}
+        cut, classes = 0, set[int]()
         for batch in column_batches(rows, columns, split):
             tokens, too_long = self._tokens({name: batch[name] for name in texts}, split, limit)
             cut += too_long
@@ -164,8 +159,20 @@ class TextClassificationTask(Task):
         for name, column in texts.items():
             wrong = [value for value in column if not isinstance(value, str)]
             if wrong:
-                raise TrainError(f"{split} has {wrong[0]!r} in column {name}, which is not a text")
+                raise TrainError(
+                    f"{split} has {short(wrong[0])} in column {name}, which is not a text"
+                )
         return self.tokenize([*texts.values()], limit)
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
+        if self.purpose == PREDICT:
+            return super().documents(sample, samples)
+        [label], names = sample["label"], samples.about["names"]
+        if self.trained and not self.options.regression:
+            name = str(self.trained.id2label[label])
+        else:
+            name = f"{label:g}" if self.options.regression or label >= len(names) else names[label]
+        return [Document(sample["input_ids"], label=name)]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
         # the classes' names come from the data, not from the pretrained model

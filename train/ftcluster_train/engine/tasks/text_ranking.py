@@ -18,7 +18,7 @@ from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import retrieval_metrics
-from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
 
 HALF = 0.5  # a text with a label of at least this belongs to the query
@@ -29,6 +29,7 @@ class TextRankingTask(Task):
 
     model_class = AutoModelForSequenceClassification
     options: TextRanking
+    labelled = True
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
@@ -49,7 +50,8 @@ class TextRankingTask(Task):
     def _rows_of(self, rows: Rows, split: str) -> Iterator[tuple[str, list[tuple[str, float]]]]:
         """The query of each row, and its texts with their labels."""
         columns = self._columns(rows, split)
-        return read_rows(rows, split, lambda row: ranked_texts(row, columns))
+        found = read_rows(rows, split, lambda row: ranked_texts(row, columns))
+        return (texts for _, texts in found)
 
     def _columns(self, rows: Rows, split: str) -> RankingColumns:
         labelled = self.purpose != PREDICT
@@ -62,8 +64,9 @@ class TextRankingTask(Task):
         kinds = self.token_kinds()
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i"})
         numbers: dict[str, int] = {}  # of the queries
-        cut, ranked_rows = 0, self._rows_of(rows, split)
+        cut, count, ranked_rows = 0, 0, self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
+            count += len(batch)
             pairs = [(query, *text) for query, texts in batch for text in texts]
             queries, texts, labels = map(list, zip(*pairs, strict=True))
             tokens, too_long = self.tokenize([queries, texts], limit)
@@ -77,8 +80,11 @@ class TextRankingTask(Task):
         (query, text, negatives, _), label = self._columns(rows, split)
         read = {"query_column": query, "text_column": text, "negative_columns": negatives}
         read |= {"label_column": label} if label else {}
-        writer.close(columns=read)
+        writer.close(columns=read, rows=count, cut=cut)
         return self.truncated(split, cut, limit)
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        return [Document(sample["input_ids"], label=f"{sample['label'][0]:g}")]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own

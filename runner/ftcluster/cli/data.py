@@ -1,0 +1,48 @@
+"""`ftcluster data [RECIPE] --data PATH`: what would be read and learned."""
+
+import argparse
+from dataclasses import replace
+from typing import Any
+
+from ftcluster.cli.ansible_options import add_options
+from ftcluster.cli.arguments import add_output
+from ftcluster.cli.connection import add_cluster, connected
+from ftcluster.cli.launch_arguments import add_hub_token
+from ftcluster.cli.output import print_result
+from ftcluster.cli.recipe import add_recipe, recipe_of
+from ftcluster.operations.connection import CONNECTION
+from ftcluster.operations.data import DataRequest, describe
+from ftcluster.progress.view import make_view
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "data",
+        help="show what would be read and learned",
+        description="Shows what `ftcluster train` would read of its data with the same arguments: "
+        "columns, rows, classes, rows for validation that are for training too; and, as the head "
+        "of the cluster reads them, lengths in tokens and samples as the model sees them, with the "
+        "learned part marked. Trains nothing.",
+        usage="ftcluster data [RECIPE] [key=value ...] [options]",
+    )
+    add_recipe(parser)
+    parser.add_argument(
+        "--here",
+        action="store_true",
+        help="do not ask the head: leave out lengths and samples",
+    )
+    add_hub_token(parser)
+    add_cluster(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    request = DataRequest(**recipe_of(options), hub_token=options.hf_token, here=options.here)
+    view = make_view(options.verbose)
+    with connected(options) as connection:
+        print_result(options, describe(replace(request, connection=connection), view))
+    return 0

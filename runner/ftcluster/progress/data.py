@@ -1,0 +1,60 @@
+"""What is read of data, and what a model learns of them, as lines for a terminal."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ftcluster.text.plural import counted
+
+SHOWN = 8  # classes
+LEARNED = "learned is what stands between « and », and behind ->"
+
+
+def set_line(one: Mapping[str, Any]) -> str:
+    """A set of `ftcluster_train.engine.data_report`, or of `recipe.data_counts`.
+
+    >>> set_line({"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}, "samples": 3,
+    ...           "median": 7, "longest": 8, "limit": 8, "cut": 1, "left_out": 0})
+    'train: 3 rows, 2 classes (good 2, bad 1), 7 tokens (median), 8 at most, 1 cut to 8'
+    >>> set_line({"set": "validation", "rows": 2, "duplicates": 1})
+    'validation: 2 rows, 1 OF THEM ALSO IN TRAIN'
+    """
+    rows, samples = one.get("rows"), one.get("samples")
+    words = [counted(rows, "row")] if rows is not None else []
+    if samples is not None and samples != rows:
+        words.append(counted(samples, "sample"))
+    if classes := one.get("classes"):
+        first = ", ".join(f"{name} {count}" for name, count in list(classes.items())[:SHOWN])
+        more = ", ..." if len(classes) > SHOWN else ""
+        words.append(f"{len(classes)} class{'es' * (len(classes) > 1)} ({first}{more})")
+    if "median" in one:
+        words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
+        words += [f"{one['cut']} cut to {one['limit']}"] if one["cut"] else []
+        words += [f"{one['left_out']} LEFT OUT"] if one["left_out"] else []
+    if one.get("duplicates"):
+        words.append(f"{one['duplicates']} OF THEM ALSO IN TRAIN")
+    return _in_one_line(f"{one['set']}: {', '.join(words)}")
+
+
+def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
+    """A sample, with what is learned between « and »; a line for each of its documents.
+
+    >>> list(sample_lines([{"label": "good", "parts": [["a\\nb ", False], ["c", True]]}]))
+    ['  a\\\\nb «c» -> good']
+    """
+    for document in sample:
+        text = "".join(f"«{part}»" if learned else part for part, learned in document["parts"])
+        label = f" -> {document['label']}" if document["label"] else ""
+        yield "  " + _in_one_line(text + label)
+
+
+def _in_one_line(text: str) -> str:
+    """A text of a host whose further lines would look as if they were this program's own."""
+    return text.replace("\n", "\\n")
+
+
+def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
+    """An event `data`, with so many of its samples."""
+    shown = event["samples"][:samples]
+    head = [f"as the model sees them; {LEARNED}:"] if shown else []
+    lines = [line for sample in shown for line in sample_lines(sample)]
+    return [*map(set_line, event["sets"]), *head, *lines]

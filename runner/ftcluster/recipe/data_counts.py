@@ -1,0 +1,84 @@
+"""What the files of data of this machine have, as far as it can tell without a tokenizer."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ftcluster.recipe.data_columns import header
+from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster_common.column_uses import UNREAD, Columns, unread_texts
+from ftcluster_common.data_files import (
+    PARQUET,
+    TRAIN,
+    DataError,
+    Files,
+    Row,
+    Table,
+    files_of,
+    kind_of,
+)
+from ftcluster_common.job import Purpose
+from ftcluster_common.recipe import Recipe, TextClassification
+
+
+def count_rows(
+    recipe: Recipe, columns: Columns, purpose: Purpose = "train"
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The sets of data that `check_data` has accepted, and what a user should know of them.
+
+    Args:
+        columns: that are read, by what they are for.
+
+    Returns:
+        For each set `set`, `rows`, `classes` with their rows and, of one beside the training set,
+        `duplicates`: how many of its rows are read alike there. None of Parquet, of texts and of
+        the Hub, which hosts read.
+    """
+    path = Path(recipe.data)
+    files = files_of(path) if path.exists() and header(recipe, purpose) else {}
+    used = used_splits(files, recipe.options, purpose) if files else ()
+    readable = {
+        name: files[name]
+        for name in used
+        if name in files and all(kind_of(file) != PARQUET for file in files[name])
+    }
+    if not readable or not columns:
+        return [], []
+    known: set[bytes] = set()
+    labels = isinstance(recipe.options, TextClassification) and not recipe.options.regression
+    label = columns["label"][0] if labels and "label" in columns else ""
+    sets = [_set(name, files, columns, label, known) for name, files in readable.items()]
+    notes = [
+        f"NOT READ, although it holds texts: column {name}"
+        for name in unread_texts(columns, _rows(next(iter(readable.values()))))
+    ]
+    if label and len(sets[0]["classes"]) == 1:
+        notes.append(f"{sets[0]['set']}: all rows have the same label, so nothing is learned")
+    return sets, notes
+
+
+def _set(
+    name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: str, known: set[bytes]
+) -> dict[str, Any]:
+    read = [one for use, names in columns.items() if use not in (UNREAD, "label") for one in names]
+    rows, duplicates, classes = 0, 0, Counter[str]()
+    for row in _rows(files):
+        rows += 1
+        cells = json.dumps([row.get(one) for one in read])
+        mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
+        duplicates += name != TRAIN and mark in known
+        if name == TRAIN:
+            known.add(mark)
+        if label:
+            classes[str(row[label]).strip()] += 1
+    found = {"set": name, "rows": rows, "classes": dict(classes.most_common())}
+    return found if name == TRAIN else {**found, "duplicates": duplicates}
+
+
+def _rows(files: Files) -> Iterator[Row]:
+    for _, row in Table(files).with_places():
+        if not isinstance(row, DataError):
+            yield row

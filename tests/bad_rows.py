@@ -1,0 +1,108 @@
+"""Rows that a task cannot learn, and what each place that reads rows has to say of them."""
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MOST_LINES, MOST_CHARACTERS = 20, 3000  # of what is said of all rows of a file
+ROWS = 60
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row beside good ones.
+
+    Attributes:
+        recipe: that would be trained.
+        said: of the row, behind where it is.
+        flat: whether CSV and TSV can have it.
+    """
+
+    recipe: str
+    good: Mapping[str, Any]
+    bad: Mapping[str, Any]
+    said: str
+    flat: bool = True
+
+    def rows(self, number: int) -> list[Mapping[str, Any]]:
+        """Good rows, but for one; number 0: all are bad."""
+        return [self.bad if number in (0, n) else self.good for n in range(1, ROWS + 1)]
+
+
+CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+ANSWERS = {"text": ["me"], "answer_start": [7]}
+ASKED = {"question": "Who?", "context": "It was me.", "answers": ANSWERS}
+BAD = {
+    "no label": BadRow(
+        "classify", {"text": "a b", "label": "x"}, {"text": "a b", "label": ""}, "label is ''"
+    ),
+    "no text": BadRow(
+        "classify", {"text": "a b", "label": 1}, {"text": None, "label": 1},
+        "text is None, not a text", flat=False,
+    ),
+    "-1": BadRow(
+        "classify", {"text": "a b", "label": 1}, {"text": "a b", "label": -1}, "label is -1",
+        flat=False,
+    ),
+    "empty": BadRow(
+        "embed", {"query": "a", "positive": "b"}, {"query": "a", "positive": " "},
+        "positive is empty",
+    ),
+    "no pair": BadRow(
+        "embed", {"query": "a", "positive": "b", "label": 1},
+        {"query": "a", "positive": "b", "label": 0}, "label is",
+    ),
+    "too much": BadRow(
+        "rerank", {"query": "a", "text": "b", "label": 1}, {"query": "a", "text": "b", "label": 3},
+        "label is",
+    ),
+    "no answer": BadRow(
+        "sft", {"messages": CHAT}, {"messages": CHAT[:1]},
+        "messages has no message of the role assistant", flat=False,
+    ),
+    "a text that is no conversation": BadRow(
+        "sft", {"messages": json.dumps(CHAT)}, {"messages": "y" * 5000},
+        "messages is 'yyyyyyyy",
+    ),
+    "not chosen": BadRow(
+        "dpo", {"prompt": "a", "chosen": "b", "rejected": "c"},
+        {"prompt": "a", "chosen": "", "rejected": "c"}, "chosen is empty",
+    ),
+    "another place": BadRow(
+        "squad", ASKED, {**ASKED, "answers": {"text": ["me"], "answer_start": [2]}},
+        "answer 'me' is not at character 2", flat=False,
+    ),
+}  # fmt: skip
+TEXTS = (".jsonl", ".json", ".csv", ".tsv")
+
+
+def write(folder: Path, ending: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Path, str]:
+    """A file with rows, and where its third row is, as messages say it."""
+    path = folder / f"rows{ending}"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if ending == ".json":
+            json.dump(rows, file)
+        elif ending == ".jsonl":
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        else:
+            quoting = csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL
+            mark = "\t" if ending == ".tsv" else ","
+            writer = csv.DictWriter(
+                file, list(rows[0]), delimiter=mark, quoting=quoting, quotechar=None
+                if ending == ".tsv" else '"',
+            )  # fmt: skip
+            writer.writeheader()
+            writer.writerows(rows)
+    place = {".jsonl": ":3", ".json": ": row 3"}.get(ending, ":4")
+    return path, f"{path.name}{place}"
+
+
+def check_said(message: str, where: str, said: str) -> None:
+    """Whether a message names a row and its problem, and stays short."""
+    assert f"{where}: {said}" in message
+    assert len(message) < MOST_CHARACTERS
+    assert message.count("\n") < MOST_LINES
+    assert "Traceback" not in message

@@ -1,0 +1,43 @@
+"""Rows of Parquet and of the Hub are refused as those of text files are on the control node."""
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from ftcluster_common.recipe import (
+    InstructionTuning,
+    Options,
+    PreferenceTuning,
+    QuestionAnswering,
+    SentenceSimilarity,
+    TextClassification,
+    TextRanking,
+)
+from ftcluster_train.engine.data.sources import check_rows, load_rows
+from ftcluster_train.errors import TrainError
+from tests.bad_rows import BAD, check_said
+
+OPTIONS: dict[str, Options] = {
+    "classify": TextClassification(), "squad": QuestionAnswering(), "embed": SentenceSimilarity(),
+    "rerank": TextRanking(), "sft": InstructionTuning(), "dpo": PreferenceTuning(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("number", [3, 0])
+@pytest.mark.parametrize("from_hub", [False, True], ids=["parquet", "hub"])
+def test_each_bad_row_has_its_file_and_number(
+    tmp_path: Path, name: str, number: int, from_hub: bool
+) -> None:
+    one = BAD[name]
+    rows: Any = datasets.Dataset.from_list(one.rows(number))
+    where = "row 3 of train"
+    if not from_hub:
+        where = "rows.parquet: row 3"
+        rows.to_parquet(str(tmp_path / "rows.parquet"))
+        [rows] = load_rows(str(tmp_path / "rows.parquet"), None).values()
+    with pytest.raises(TrainError) as caught:
+        check_rows(rows, "train", OPTIONS[one.recipe], answered=True)
+    check_said(str(caught.value), where, one.said)

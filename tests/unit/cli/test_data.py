@@ -1,0 +1,105 @@
+"""`ftcluster data`; what the head says is in tests/engine/test_data_report.py."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cli.main import main
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.errors import FtclusterError
+from ftcluster.operations import data
+from tests.unit.clusters import cluster, host
+from tests.unit.planning.test_memory import write_weights
+
+REPORT = {
+    "columns": {"text": ["body"], "label": ["label"], "not read": ["title"]},
+    "sets": [
+        {"set": "train", "rows": 3, "samples": 3, "documents": 3, "median": 5, "longest": 8,
+         "limit": 8, "cut": 1, "left_out": 0, "classes": {"good": 2, "bad": 1},
+         "duplicates": None},
+    ],
+    "samples": [[{"label": "good", "parts": [["[CLS] so\n", False], ["it is", True]]}]],
+}  # fmt: skip
+NOTICES = ["NOT READ, although it holds texts: column title; read are body, label"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with a model and data, two rows of which are for training and validation."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    write_weights(tmp_path / "model/model.safetensors", a=("F32", [2, 3]))
+    rows = [("It works well.", "So it is.", "good"), ("It is good.", "a b c", "good"),
+            ("No, it is not.", "x", "bad")]  # fmt: skip
+    for name, some in (("Train", rows), ("dev", rows[1:])):
+        lines = [
+            json.dumps(dict(zip(("title", "body", "label"), row, strict=True))) for row in some
+        ]
+        (tmp_path / f"{name}.JSONL").write_text("\n".join(lines))
+
+
+def told(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert (
+        main(["data", "classify", "text_columns=body", "--data", ".", "--model", "model", *more])
+        == 0
+    )
+    return capsys.readouterr().out
+
+
+def test_rows_classes_and_duplicates_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    found = json.loads(told(capsys, "--json"))
+    assert found["host"] is None
+    assert found["columns"] == {"text": ["body"], "label": ["label"], "not read": ["title"]}
+    assert found["sets"] == [
+        {"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}},
+        {"set": "validation", "rows": 2, "classes": {"good": 1, "bad": 1}, "duplicates": 2},
+    ]
+    assert found["notes"] == ["NOT READ, although it holds texts: column title"]
+    text = told(capsys)
+    assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
+
+
+def test_the_head_says_what_the_model_sees(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def read_data(place: Any, job: Any, folders: Any, token: str) -> Any:
+        asked.append((place.head, job["recipe"]["data"], folders, token))
+        return {"report": REPORT, "notices": NOTICES}
+
+    monkeypatch.setattr(data, "read_data", read_data)
+    many = cluster(host("node0", cores=8), host("node1", cores=8))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=many))
+    text = told(capsys)
+    assert text.startswith(f"note: {NOTICES[0]}\n")
+    assert "train: 3 rows, 2 classes (good 2, bad 1), 5 tokens (median)" in text
+    assert "  [CLS] so\\n«it is» -> good" in text
+    [(head, path, folders, token)] = asked
+    assert (head, token) == ("node0", "")
+    assert sorted(source for source, _ in folders) == [f"{Path.cwd()}", f"{Path.cwd()}/model"]
+    assert path in [copied for _, copied in folders]
+    assert json.loads(told(capsys, "--here", "--json"))["host"] is None
+    assert len(asked) == 1
+
+
+def test_data_that_the_head_refuses(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> Any:
+        raise FtclusterError("node0: train.jsonl:3: the chat template leaves out message 1")
+
+    monkeypatch.setattr(data, "read_data", refused)
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(host("node0", cores=8))))
+    assert main(["data", "classify", "--data", ".", "--model", "model", "text_columns=body"]) == 1
+    assert "train.jsonl:3: the chat template leaves out" in capsys.readouterr().err
+
+
+def test_rows_that_are_wrong_are_refused_here(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("bad.csv").write_text("text,label\na,\n")
+    assert main(["data", "classify", "--data", "bad.csv", "--model", "model"]) == 1
+    assert "bad.csv:2: label is ''" in capsys.readouterr().err

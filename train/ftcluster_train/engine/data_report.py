@@ -1,0 +1,107 @@
+"""What a model is going to read and learn, for a person to look at before it does."""
+
+import statistics
+from collections import Counter
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.recipe import InstructionTuning
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.tasks.base import Document, Task
+
+SHOWN = 3  # samples
+MOST_CLASSES = 100
+# An event has all of it, and readers of a run's first and last events take the last 64 kB.
+MOST_CHARACTERS = 1200  # of a sample
+MOST_PARTS = 12
+
+
+def describe(task: Task, folder: Path) -> dict[str, Any]:
+    """What the samples of a folder, which the task has encoded, say of the data.
+
+    Returns:
+        `columns` by what they are for; `sets`, each with `set`, `rows` (null where these are not
+        counted), `samples`, `documents` (what a model reads at once; several may be packed into a
+        sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
+        (numbers), `classes` and, of a validation set, `duplicates` (how many of its documents the
+        training set has as well, null where they do not compare); and `samples`, the first ones,
+        each a list of documents with a `label` and `parts`: texts, and whether each is learned.
+    """
+    found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
+    first = TRAIN if TRAIN in found else next(iter(found))
+    names = [first, *(name for name in found if name != first)]
+    known: set[int] = set()
+    sets = [_set(task, name, found[name], known) for name in names]
+    if not {TRAIN, VALIDATION} <= found.keys():
+        for one in sets:
+            one["duplicates"] = None
+    return {
+        "columns": {use: list(columns) for use, columns in task.uses.items()},
+        "sets": sets,
+        "samples": _shown(task, found[first]),
+    }
+
+
+def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, Any]:
+    """A set; the hashes of the training set's documents are added to those that are known."""
+    about, lengths, duplicates = samples.about, [], 0
+    classes: Counter[str] = Counter()
+    if task.compares:
+        for sample in samples:
+            for document in task.documents(sample, samples):
+                lengths.append(len(document.ids))
+                classes.update([document.label] if task.labelled else [])
+                mark = hash(tuple(document.ids))
+                if name == TRAIN:
+                    known.add(mark)
+                duplicates += name != TRAIN and mark in known
+    else:
+        lengths = samples.lengths("input_ids")
+    return {
+        "set": name,
+        "rows": about.get("rows"),
+        "samples": len(samples),
+        "documents": len(lengths),
+        "median": round(statistics.median(lengths)),
+        "longest": max(lengths),
+        "limit": task.limit,
+        "cut": about.get("cut", 0),
+        "left_out": about.get("left_out", 0),
+        "classes": dict(classes.most_common(MOST_CLASSES)),
+        "duplicates": duplicates if task.compares and name != TRAIN else None,
+    }
+
+
+def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
+    shown: list[list[dict[str, Any]]] = []
+    for sample in islice(samples, SHOWN):
+        documents = task.documents(sample, samples)
+        apart = isinstance(task.options, InstructionTuning)  # those of a sample have nothing to do
+        groups = [[one] for one in documents] if apart else [documents]
+        for group in groups:
+            most = MOST_CHARACTERS // len(group)
+            shown.append([_document(task, one, most) for one in group[:MOST_PARTS]])
+    return shown[:SHOWN]
+
+
+def _document(task: Task, document: Document, most: int) -> dict[str, Any]:
+    learned, before, parts = set(document.learned), "", []
+    for is_learned, numbers in groupby(range(len(document.ids)), learned.__contains__):
+        *_, last = numbers
+        # whole, because a decoder writes a token by those before it
+        whole = str(task.tokenizer.decode(document.ids[: last + 1]))
+        parts.append((whole[len(before) :], is_learned))
+        before = whole
+    if len(parts) > MOST_PARTS:
+        parts = [*parts[: MOST_PARTS - 1], ("...", False)]
+    limit = max(most // len(parts), 40) if parts else 0
+    shown = [[_shortened(text, limit), is_learned] for text, is_learned in parts]
+    return {"label": document.label, "parts": shown}
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text without its middle, where it is long."""
+    half = (most - 5) // 2
+    return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
