@@ -11,12 +11,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 COMPARED_TOKENS = 64
@@ -52,6 +54,8 @@ class Task(ABC):
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
         options: the recipe's fields of this task.
+        head: the weight of the last layer, where in training that returns its input.
+        evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
         columns: fields of the recipe with the columns that were found by their names in the data
@@ -79,6 +83,10 @@ class Task(ABC):
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
+        self.smoothing = recipe.training.label_smoothing_factor
+        self.head: torch.Tensor | None = None
+        self.evaluation_head: torch.Tensor | None = None
+        self._evaluated: PreTrainedModel | None = None  # which `evaluation_head` is of
         if self.pads:
             self.check_padding()
 
@@ -124,13 +132,15 @@ class Task(ABC):
             TrainError: it cannot.
         """
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
         """Make `loss` compute from hidden states instead of logits, if it can.
 
         Returns:
             The weight of the layer that has to return its input in training, or None.
         """
-        return None
+        if self.large_vocabulary and not self.smoothing:
+            self.head = find_head(model)
+        return self.head
 
     def set_reference(  # noqa: B027 - optional
         self, samples: Samples, predictions: Sequence[Any]
@@ -148,9 +158,17 @@ class Task(ABC):
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:  # noqa: ARG002
-        """The context of forward passes without gradients."""
-        return KernelMode()
+    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
+        """The context of forward passes without gradients, for `predictions`."""
+        if self.large_vocabulary and self._evaluated is not model:
+            self._evaluated, self.evaluation_head = model, find_head(model)
+        return KernelMode(head=self.evaluation_head)
+
+    def evaluation_tokens(self, model: PreTrainedModel) -> int:
+        """The most that a rank evaluates at once; fewer where all have logits at the same time."""
+        if not self.large_vocabulary or self.evaluation_head is not None:
+            return EVAL_TOKENS
+        return min(EVAL_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
 
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Arguments with which a saved model is compared with the one in memory.
