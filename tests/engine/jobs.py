@@ -24,10 +24,12 @@ from ftcluster_common.recipe import (
 )
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
+from ftcluster_train.engine.checkpoints import save_model
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.loop import TrainResult, train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.io.events import EventWriter
@@ -123,6 +125,31 @@ class Run:
     @property
     def digests(self) -> list[str]:
         return [event["sha256"] for event in self.of("parameters")]
+
+
+def check_saved(
+    folder: Path,
+    task_name: str,
+    model: PreTrainedModel,
+    base: str = "",
+    spoil: Callable[[Path], None] = lambda _: None,
+    save: Callable[..., None] = save_model,
+) -> dict[str, Any]:
+    """Save a model, do something to the files, and compare both; the event of that.
+
+    Raises:
+        NotAsTrainedError: they differ.
+    """
+    job = make_job(folder, task_name)
+    task, samples = make_task_of(job), make_samples(task_name, 4)
+    for sample in samples:
+        sample["input_ids"][-1] = SPECIAL.index("[SEP]")  # T5 looks for an end of text
+    check = SavedCheck(task, samples, base, ProgressLog(EventWriter(job.run_dir)))
+    outputs = check.outputs(model)
+    save(model, task, folder / "saved")
+    spoil(folder / "saved")
+    check.check(folder / "saved", model, outputs)
+    return read_events(job)[-1]
 
 
 def read_events(job: Job) -> list[dict[str, Any]]:

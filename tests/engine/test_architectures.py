@@ -21,7 +21,7 @@ from ftcluster_train.kernels import simd
 from ftcluster_train.patching import script_functions
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.architectures import Kind, Size, kinds, make_kind
-from tests.engine.jobs import Run, make_job, make_samples, make_task_of, run
+from tests.engine.jobs import Run, check_saved, make_job, make_samples, make_task_of, run
 from tests.engine.test_fast import enabled  # noqa: F401 - a fixture
 from tests.engine.test_gradients import errors, make_inputs, plain
 from tests.programs import ROOT
@@ -108,6 +108,7 @@ def test_an_architecture(
     assert sum(done.losses[-3:]) < 0.9 * sum(done.losses[:3])
     (kernels,) = done.of("kernels")
     said = "; ".join(event["message"] for event in done.of("notice"))
+    check_saved(tmp_path / "run", kind.task, done.model)
 
     if not simd.is_available():  # the page is of packages with the loops in C; test_simd is skipped
         return

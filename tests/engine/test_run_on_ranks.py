@@ -134,6 +134,12 @@ def test_several_ranks_follow_the_same_loss_as_one(
     assert len(set(one)) == STEPS  # something is learned
     assert several == pytest.approx(one, rel=1e-4)
     [alone], [shared] = found(1, "result"), found(ranks, "result")
+    [reloaded] = found(ranks, "reloaded")
+    assert reloaded["folder"] == shared["model"]
+    if "NF4" in name:
+        assert reloaded["difference"] is None
+    else:
+        assert reloaded["difference"] < 1e-5
     assert (alone["world_size"], shared["world_size"]) == (1, ranks)
     assert shared["metrics"] == pytest.approx(alone["metrics"], rel=1e-3)
     assert tuple(shared["metrics"]) == KINDS[name].metrics

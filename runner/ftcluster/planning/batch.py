@@ -19,7 +19,8 @@ from ftcluster.planning.memory import (
     sharded_bytes,
 )
 from ftcluster.text.plural import counted
-from ftcluster_common.recipe import CausalLm, DecoderTuning, Recipe
+from ftcluster_common.kernel_limits import EVAL_TOKENS
+from ftcluster_common.recipe import CausalLm, DecoderTuning, PreferenceTuning, Recipe
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Batch:
         checkpointing: whether activations are computed again in the backward pass.
         in_4bit: whether weights that are not trained are in NF4.
         merged: whether adapters are added to the weights at the end.
+        evaluated: tokens that a rank evaluates at once; 0: nothing is.
     """
 
     samples: int | None = None
@@ -58,16 +60,22 @@ class Batch:
     checkpointing: bool = False
     in_4bit: bool = False
     merged: bool = False
+    evaluated: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
         """Return the batch of a recipe."""
         longest = (model and model.positions) or recipe.max_length
+        tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
+        training = recipe.training
+        compared = isinstance(recipe.options, PreferenceTuning)  # with the model before a step
+        evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
+        most = training.per_device_eval_batch_size
         return cls(
             samples=recipe.batch_size,
             each=recipe.training.per_device_train_batch_size or 0,
             parts=recipe.training.gradient_accumulation_steps,
-            tokens=min(recipe.max_length, longest),  # a longer one is cut, see tasks.base
+            tokens=tokens,
             texts=recipe.texts_of_a_sample,
             predicts_tokens=isinstance(recipe.options, CausalLm | DecoderTuning),
             precision=precision,
@@ -78,6 +86,7 @@ class Batch:
             checkpointing=recipe.training.gradient_checkpointing,
             in_4bit=recipe.load_in_4bit,
             merged=isinstance(recipe.options, DecoderTuning) and recipe.options.merge_adapters,
+            evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
         )
 
     def total(self, world: int) -> int | None:
@@ -109,7 +118,7 @@ class Batch:
         return need(
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
-            self.adapter_rank, self.checkpointing, self.in_4bit, self.merged,
+            self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -200,8 +209,10 @@ class Batch:
         samples = counted(self.at_once(world), "sample")
         if self.texts > 1:
             samples += f" with {self.texts} texts each,"
-        if needed.saving > needed.activations:
-            what = "load and save all weights in fp32"
+        if needed.evaluating > max(needed.activations, needed.saving):
+            words += f", {gigabytes(needed.evaluating)} to evaluate {self.evaluated} tokens at once"
+        elif needed.saving > needed.activations:
+            what = f"{'load and ' * self.sharded}save all weights in fp32"
             if self.in_4bit:
                 what = f"save all weights in {self.precision}" if self.merged else "quantize layers"
             words += f", {gigabytes(needed.saving)} to {what}"

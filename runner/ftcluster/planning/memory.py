@@ -44,6 +44,7 @@ class Costs:
 OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
 # with IPEX, residuals and loss are those of transformers; torch 2.8 in bf16, assumed for fp32
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
+OF_A_LAYER = 0.5  # what an evaluation has at once of what the backward pass needs of a layer
 USABLE = 0.9  # of a host's memory; the rest is for the system and its page cache
 
 
@@ -77,17 +78,19 @@ class Need:
         activations: values of the forward pass that the backward pass needs, at most.
         runtime: Python with its libraries.
         saving: weights that are loaded or saved, when there are no activations.
+        evaluating: values of an evaluation, when there are none either.
     """
 
     states: int
     activations: int
     runtime: int
     saving: int = 0
+    evaluating: int = 0
 
     @property
     def total(self) -> int:
         """The sum."""
-        return self.states + max(self.activations, self.saving) + self.runtime
+        return self.states + max(self.activations, self.saving, self.evaluating) + self.runtime
 
 
 def need(
@@ -103,8 +106,9 @@ def need(
     checkpointing: bool = False,
     in_4bit: bool = False,
     merged: bool = False,
+    evaluated: int = 0,
 ) -> Need:
-    """The memory for a forward and a backward pass.
+    """The memory for a forward and a backward pass, and for evaluating and saving between them.
 
     Args:
         shards: ranks that the optimizer is sharded over; None: each has all of it.
@@ -116,6 +120,7 @@ def need(
         checkpointing: whether of all layers but one only the input is kept.
         in_4bit: whether weights that are not trained are in NF4, but for embeddings.
         merged: whether adapters are added to the weights at the end.
+        evaluated: tokens that a rank evaluates at once; 0: nothing is.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -127,6 +132,10 @@ def need(
     if predicts_tokens:
         logits = samples * tokens * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
+    evaluating = int(evaluated * a_layer * OF_A_LAYER)
+    if predicts_tokens:
+        at_once = min(evaluated * size.vocabulary, LOGITS)
+        evaluating += at_once * (BF16_COPY if precision == "bf16" else FP32)
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)
         each = BF16_COPY if precision == "bf16" else FP32
@@ -139,15 +148,16 @@ def need(
             saving = max(layer * QUANTIZING, frozen - quantized if merged else 0)
             frozen = quantized
         states = frozen + trained * TRAINED_BYTES[precision]
-        return Need(states, activations, costs.runtime, saving)
+        return Need(states, activations, costs.runtime, saving, evaluating)
     if shards is None:
         a_parameter = BYTES_A_PARAMETER + (BF16_COPY if precision == "bf16" else 0)
         a_parameter += LOCAL if local else 0
-        return Need(size.parameters * a_parameter, activations, costs.runtime)
+        whole = size.parameters * a_parameter
+        return Need(whole, activations, costs.runtime, FP32 * size.parameters, evaluating)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
     # at the start each rank has all weights in fp32, for a checkpoint the first ones of two hosts
-    return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters)
+    return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
 
 def adapter_parameters(size: ModelSize, rank: int) -> int:

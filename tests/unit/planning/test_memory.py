@@ -56,6 +56,20 @@ def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> Non
     assert found == pytest.approx(2719, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("parameters", "width", "heads", "vocabulary", "tokens", "measured_mb"),
+    [(79_889_664, 256, 4, 151_936, 128, 2283), (96_072_960, 768, 12, 50_257, 512, 2763)],
+)
+def test_the_estimate_of_evaluating_and_saving_is_near_what_was_measured(
+    parameters: int, width: int, heads: int, vocabulary: int, tokens: int, measured_mb: int
+) -> None:
+    """The peak of two steps with two layers, each evaluated and saved (bench.evaluation_memory)."""
+    size = ModelSize(parameters, 2, width, heads, vocabulary)
+    found = need(size, "bf16", 1, tokens, predicts_tokens=True, evaluated=8192)
+    assert max(found.evaluating, found.saving) > found.activations
+    assert found.total / 1e6 == pytest.approx(measured_mb, rel=0.1)
+
+
 def test_each_text_of_a_sample_has_activations() -> None:
     size = ModelSize(*MINI, HEADS)
 
@@ -64,9 +78,9 @@ def test_each_text_of_a_sample_has_activations() -> None:
         return Batch.of(recipe, "bf16", size, ipex=False)
 
     pairs, triplets = batch_of(), batch_of("negative_columns=[wrong]")
-    assert pairs.need(1) == need(size, "bf16", 32, 128, predicts_tokens=False)
+    assert pairs.need(1) == need(size, "bf16", 32, 128, predicts_tokens=False, evaluated=8192)
     needed = triplets.need(2)
-    assert needed == need(size, "bf16", 24, 128, predicts_tokens=False)
+    assert needed == need(size, "bf16", 24, 128, predicts_tokens=False, evaluated=8192)
     assert "of 8 samples with 3 texts each, of 128 tokens" in triplets.explain(needed, 2)
 
 

@@ -42,13 +42,13 @@ def why(launch: LaunchPlan) -> str:
 
 
 def test_a_model_that_fits_no_host_trains_on_several() -> None:
-    with pytest.raises(PlanError, match="a rank needs 19 GB: 18 bytes") as caught:
+    with pytest.raises(PlanError, match="a rank needs 23 GB: 18 bytes") as caught:
         planned(hosts(1, 16 * GB))
     assert "more hosts" in str(caught.value)
     launch = planned(hosts(2, 18 * GB))
     assert launch.shard_optimizer
-    assert "19 GB, which would be too much for the memory of node0-node1" in why(launch)
-    with pytest.raises(PlanError, match="a rank needs 19 GB") as caught:
+    assert "23 GB, which would be too much for the memory of node0-node1" in why(launch)
+    with pytest.raises(PlanError, match="a rank needs 23 GB") as caught:
         planned(hosts(2, 18 * GB), shard_optimizer=False)
     assert "training.shard_optimizer=true" in str(caught.value)
     with pytest.raises(PlanError, match="more hosts or hosts with more memory"):

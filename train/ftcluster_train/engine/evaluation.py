@@ -33,7 +33,8 @@ def predict(
     kernels = task.evaluation_kernels(model)
     most = task.recipe.training.per_device_eval_batch_size
     of_rank: list[tuple[int, Any]] = []
-    for indices in eval_batches(samples.lengths("input_ids"), world.rank, world.size, most):
+    lengths, tokens = samples.lengths("input_ids"), task.evaluation_tokens(model)
+    for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
         batch = [samples[i] for i in indices]
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, task.collate(batch).inputs)

@@ -47,6 +47,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                     grad_weight = more.float()  # a sum of several in bf16 would be rounded again
                 else:
                     grad_weight += more
+            del logits  # else those of two parts are there while the next ones are computed
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.vocab_size, ctx.dtype = len(weight), weight.dtype
         return loss
@@ -84,6 +85,7 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
+            del logits
         ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens)
         ctx.frozen = frozen
         return losses
@@ -104,6 +106,7 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
             _product(logits, padded, grad_hidden[part])
             grad_weight += logits.T @ hidden[part]
+            del logits
         return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None
 
 

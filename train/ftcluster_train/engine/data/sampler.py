@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
+from ftcluster_common.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 
 # Samples of this many batches are sorted by length together, but at most a quarter of all, so that
@@ -16,7 +17,6 @@ MIN_GROUPS = 4
 # step with one thread and AVX512-BF16, against 1,024 here: 128 is 1.11 times as fast, 256 1.09, 512
 # 1.03, 2,048 0.84. Where products are faster (AMX, many threads) a pass costs more tokens.
 PASS_TOKENS = 256
-EVAL_TOKENS = 8192  # of a rank at once; without gradients there is memory for more than in training
 
 
 class BatchSampler:
@@ -120,17 +120,22 @@ def micro_batches(share: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def eval_batches(
-    lengths: Sequence[int], rank: int, size: int, most: int | None = None
+    lengths: Sequence[int],
+    rank: int,
+    size: int,
+    most: int | None = None,
+    most_tokens: int = EVAL_TOKENS,
 ) -> Iterator[list[int]]:
     """Indices of a rank's batches of an evaluation, with samples of similar length.
 
     Args:
         most: the largest number of samples of a batch.
+        most_tokens: with padding, unless one sample has more.
     """
     shortest_first = sorted(range(len(lengths)), key=lengths.__getitem__)
     batch: list[int] = []
     for index in shortest_first[rank::size]:
-        full = len(batch) == most or (len(batch) + 1) * lengths[index] > EVAL_TOKENS
+        full = len(batch) == most or (len(batch) + 1) * lengths[index] > most_tokens
         if batch and full:
             yield batch
             batch = []

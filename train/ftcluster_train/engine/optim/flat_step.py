@@ -88,8 +88,9 @@ class FlatOptimizerStep(OptimizerStep):
             moments["step"].fill_(step)
         self.weights.copy_to_model()
 
-    def detach(self, wanted: bool = True) -> PreTrainedModel:  # noqa: ARG002 - it costs nothing
-        self.weights.detach()
+    def detach(self, wanted: bool = True) -> PreTrainedModel:
+        if wanted:
+            self.weights.detach()
         return self._model
 
     def attach(self) -> None:

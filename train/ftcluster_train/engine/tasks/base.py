@@ -13,12 +13,14 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
 from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 COMPARED_TOKENS = 64
@@ -68,6 +70,8 @@ class Task(ABC):
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
         options: the recipe's fields of this task.
+        head: the weight of the last layer, where in training that returns its input.
+        evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
         labelled: whether documents have labels of which there are few.
@@ -106,6 +110,10 @@ class Task(ABC):
         self._unread: list[str] = []
         self._empty = 0  # texts or pairs without a token
         self._special: Counter[str] = Counter()  # special tokens of the tokenizer, by texts
+        self.smoothing = recipe.training.label_smoothing_factor
+        self.head: torch.Tensor | None = None
+        self.evaluation_head: torch.Tensor | None = None
+        self._evaluated: PreTrainedModel | None = None  # which `evaluation_head` is of
         if self.pads:
             self.check_padding()
 
@@ -158,13 +166,15 @@ class Task(ABC):
             TrainError: it cannot.
         """
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:  # noqa: ARG002
+    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
         """Make `loss` compute from hidden states instead of logits, if it can.
 
         Returns:
             The weight of the layer that has to return its input in training, or None.
         """
-        return None
+        if self.large_vocabulary and not self.smoothing:
+            self.head = find_head(model)
+        return self.head
 
     def set_reference(  # noqa: B027 - optional
         self, samples: Samples, predictions: Sequence[Any]
@@ -182,9 +192,17 @@ class Task(ABC):
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:  # noqa: ARG002
-        """The context of forward passes without gradients."""
-        return KernelMode()
+    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
+        """The context of forward passes without gradients, for `predictions`."""
+        if self.large_vocabulary and self._evaluated is not model:
+            self._evaluated, self.evaluation_head = model, find_head(model)
+        return KernelMode(head=self.evaluation_head)
+
+    def evaluation_tokens(self, model: PreTrainedModel) -> int:
+        """The most that a rank evaluates at once; fewer where all have logits at the same time."""
+        if not self.large_vocabulary or self.evaluation_head is not None:
+            return EVAL_TOKENS
+        return min(EVAL_TOKENS, LOGITS // int(model.get_input_embeddings().num_embeddings))
 
     def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Arguments with which a saved model is compared with the one in memory.

@@ -23,8 +23,7 @@ from ftcluster_train.engine.data.token_store import (
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy, token_losses
 
 
 class CausalLmTask(Task):
@@ -38,8 +37,6 @@ class CausalLmTask(Task):
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        self._smoothing = recipe.training.label_smoothing_factor
-        self._head: torch.Tensor | None = None
         self._router_coefficient = 0.0
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
@@ -113,21 +110,17 @@ class CausalLmTask(Task):
         tokens = torch.tensor([sample["input_ids"] for sample in samples])
         return Batch({"input_ids": tokens, "use_cache": False}, {"tokens": tokens})
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
-        self._head = None if self._smoothing else find_head(model)
-        return self._head
-
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The mean over each block's tokens, summed over the blocks.
 
         With output_router_logits a mixture of experts adds its router's loss, as in transformers.
         """
         logits, tokens = outputs.logits[:, :-1].flatten(0, 1), targets["tokens"][:, 1:]
-        if self._head is not None:  # the model returned hidden states, see use_fused_loss
-            total = linear_cross_entropy(logits, self._head, tokens.flatten())
+        if self.head is not None:  # the model returned hidden states, see use_fused_loss
+            total = linear_cross_entropy(logits, self.head, tokens.flatten())
         else:
             total = cross_entropy(
-                logits.float(), tokens.flatten(), reduction="sum", label_smoothing=self._smoothing
+                logits.float(), tokens.flatten(), reduction="sum", label_smoothing=self.smoothing
             )
         loss: torch.Tensor = total / tokens.shape[1]
         if self._router_coefficient:
@@ -136,6 +129,12 @@ class CausalLmTask(Task):
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """The mean loss of each block; one block at a time, because logits in fp32 are large."""
+        if self.evaluation_head is not None:  # the model returned hidden states
+            tokens = torch.tensor([sample["input_ids"][1:] for sample in samples])
+            hidden = outputs.logits[:, :-1].flatten(0, 1)
+            of_tokens = token_losses(hidden, self.evaluation_head, tokens.flatten())
+            means: list[float] = of_tokens.view(tokens.shape).mean(1).tolist()
+            return means
         losses = []
         for logits, sample in zip(outputs.logits, samples, strict=True):
             tokens = torch.tensor(sample["input_ids"][1:])

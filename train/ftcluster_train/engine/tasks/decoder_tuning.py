@@ -28,7 +28,6 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.lm_head import find_head
 
 
 class DecoderTuningTask(Task):
@@ -45,8 +44,6 @@ class DecoderTuningTask(Task):
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
-        self.smoothing = recipe.training.label_smoothing_factor
-        self.head: torch.Tensor | None = None
         self.rows = 0  # of a set
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
@@ -204,14 +201,9 @@ class DecoderTuningTask(Task):
                 "use a decoder of the kind of Llama, Qwen or GPT-2",
             )
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
-        self.head = None if self.smoothing else find_head(model)
-        return self.head
-
     def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
-        if self.purpose != "train" and self.head is None:
-            self.head = find_head(model)  # in training `use_fused_loss` has looked for it
-        return self._kernels(self.head)
+        super().evaluation_kernels(model)
+        return self._kernels(self.evaluation_head)
 
     def _kernels(self, head: torch.Tensor | None) -> KernelMode:
         return KernelMode([Attention(with_dropout=False).patch()], head)

@@ -66,25 +66,32 @@ class InstructionTuningTask(DecoderTuningTask):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum over the learned tokens."""
-        return self._loss(outputs.logits[0, targets["places"]], targets["tokens"], self.smoothing)
-
-    def _loss(self, logits: torch.Tensor, tokens: torch.Tensor, smoothing: float) -> torch.Tensor:
-        if self.head is not None:  # the model returned hidden states, see use_fused_loss
-            return linear_cross_entropy(logits, self.head, tokens)
-        return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
+        logits = outputs.logits[0, targets["places"]]
+        return _loss(logits, targets["tokens"], self.head, self.smoothing)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each sample the sum of its learned tokens' losses, and their number."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
         rows = zip(targets["places"].split(counts), targets["tokens"].split(counts), strict=True)
-        losses = [self._loss(outputs.logits[0, places], tokens, 0.0) for places, tokens in rows]
+        losses = [
+            _loss(outputs.logits[0, places], tokens, self.evaluation_head)
+            for places, tokens in rows
+        ]
         return [(loss.item(), count) for loss, count in zip(losses, counts, strict=True)]
 
     def score(self, predictions: Sequence[Any], _samples: Samples) -> dict[str, float]:
         losses, counts = zip(*predictions, strict=True)
         loss = sum(losses) / sum(counts)
         return {"loss": loss, "perplexity": perplexity(loss)}
+
+
+def _loss(
+    logits: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor | None, smoothing: float = 0.0
+) -> torch.Tensor:
+    if head is not None:  # these are hidden states
+        return linear_cross_entropy(logits, head, tokens)
+    return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
 
 def _joined(documents: Sequence[Sample]) -> Sample:

@@ -119,7 +119,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum over the pairs."""
-        gains = self._log_probabilities(outputs, targets) - targets["reference"]
+        gains = _log_probabilities(outputs, targets, self.head) - targets["reference"]
         return self._losses(gains[:, 0] - gains[:, 1]).sum()
 
     def _losses(self, margins: torch.Tensor) -> torch.Tensor:
@@ -129,19 +129,10 @@ class PreferenceTuningTask(DecoderTuningTask):
         other = -logsigmoid(-self.options.beta * margins)
         return (1 - self.smoothing) * preferred + self.smoothing * other
 
-    def _log_probabilities(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The logarithms of both answers' probabilities, shape (pairs, 2)."""
-        logits, tokens = outputs.logits[0, targets["places"]], targets["tokens"]
-        if self.head is not None:  # the model returned hidden states, see use_fused_loss
-            losses = token_losses(logits, self.head, tokens)
-        else:
-            losses = cross_entropy(logits.float(), tokens, reduction="none")
-        answers = losses.split(targets["counts"].tolist())
-        return -torch.stack([losses.sum() for losses in answers]).view(-1, 2)
-
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each pair the logarithms of both answers' probabilities."""
-        likely: list[Any] = self._log_probabilities(outputs, self.collate(samples).targets).tolist()
+        targets = self.collate(samples).targets
+        likely: list[Any] = _log_probabilities(outputs, targets, self.evaluation_head).tolist()
         return likely
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
@@ -154,3 +145,16 @@ class PreferenceTuningTask(DecoderTuningTask):
             "accuracy": (margins > 0).float().mean().item(),
             "margin": self.options.beta * statistics.fmean(margins.tolist()),
         }
+
+
+def _log_probabilities(
+    outputs: Any, targets: Mapping[str, torch.Tensor], head: torch.Tensor | None
+) -> torch.Tensor:
+    """The logarithms of both answers' probabilities, shape (pairs, 2)."""
+    logits, tokens = outputs.logits[0, targets["places"]], targets["tokens"]
+    if head is not None:  # these are hidden states
+        losses = token_losses(logits, head, tokens)
+    else:
+        losses = cross_entropy(logits.float(), tokens, reduction="none")
+    answers = losses.split(targets["counts"].tolist())
+    return -torch.stack([losses.sum() for losses in answers]).view(-1, 2)

@@ -1,0 +1,137 @@
+"""The memory of a rank while it trains, evaluates and saves, beside what the plan expects.
+
+    PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.evaluation_memory
+        [--width N] [--layers N] [--vocabulary N] [--tokens N] [--precision bf16|fp32]
+
+from the repository's root. A Llama with random weights and a vocabulary that is large beside its
+layers. Prints one JSON object: the peak of the whole process, and of each part of it.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from bench.engine_run import WORLD
+from ftcluster.planning.memory import ModelSize, need
+from ftcluster_common.job import Job
+from ftcluster_common.recipe import CausalLm, Recipe, Training
+from ftcluster_train.engine import checkpoints, loop
+from ftcluster_train.engine.data.token_store import Samples, SampleWriter
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
+from ftcluster_train.io.events import EventWriter
+
+STEPS = 2
+EVALUATED = 8192  # tokens
+RESET_PEAK = "5"  # proc(5), clear_refs
+
+
+class Tokenizer:
+    """What a training needs of one."""
+
+    pad_token_id = eos_token_id = 0
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write nothing."""
+
+
+def main() -> int:
+    """Train for a few steps; returns the exit code."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    options = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.manual_seed(0)
+    heads = max(options.width // 64, 1)
+    config = LlamaConfig(
+        hidden_size=options.width, num_hidden_layers=options.layers, num_attention_heads=heads,
+        intermediate_size=4 * options.width, vocab_size=options.vocabulary, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    parameters = sum(p.numel() for p in model.parameters())
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    training = Training(
+        max_steps=STEPS, logging_steps=1, eval_strategy="steps", eval_steps=1,
+        save_strategy="steps", save_steps=1, save_total_limit=1,
+    )  # fmt: skip
+    recipe = Recipe(
+        "clm", "random", "", CausalLm(block_size=options.tokens), "causal-lm", batch_size=1,
+        precision=options.precision, training=training, from_scratch=True,
+    )  # fmt: skip
+    peaks: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        task = CausalLmTask(recipe, Tokenizer())
+        job = Job("m", folder, folder, recipe, options.precision, ipex=False, snapshot_seconds=0)
+        train_set = samples(folder / "train", STEPS, options)
+        validation = samples(folder / "validation", EVALUATED // options.tokens, options)
+        loop.Evaluator.evaluate = watched(loop.Evaluator.evaluate, "evaluation", peaks)
+        checkpoints.Checkpoints.save = watched(checkpoints.Checkpoints.save, "checkpoint", peaks)
+        with part("training", peaks):
+            log = ProgressLog(EventWriter(folder))
+            loop.train(job, task, model, train_set, {"validation": validation}, WORLD, log)
+    size = ModelSize(
+        parameters, options.layers, options.width, heads, options.vocabulary,
+        embeddings=2 * options.vocabulary * options.width,
+    )  # fmt: skip
+    plan = need(size, options.precision, 1, options.tokens, True, evaluated=EVALUATED)
+    print(json.dumps({
+        **vars(options), "parameters": parameters, "peaks": peaks,
+        "peak_bytes": max(peaks.values()), "plan_bytes": plan.total,
+    }))  # fmt: skip
+    return 0
+
+
+@contextmanager
+def part(name: str, peaks: dict[str, int]) -> Iterator[None]:
+    """Write down the peak of what is within; that of before is the enclosing part's."""
+    before = peak()
+    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+    yield
+    peaks[name] = max(peaks.get(name, 0), peak())
+    peaks["training"] = max(peaks.get("training", 0), before)
+    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
+
+
+def watched(function, name, peaks):
+    """A method whose peak is written down."""
+
+    def call(*arguments, **options):
+        with part(name, peaks):
+            return function(*arguments, **options)
+
+    return call
+
+
+def peak() -> int:
+    """The most bytes that this process has had in memory since the last reset."""
+    found = re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())
+    assert found
+    return int(found[1]) * 1024
+
+
+def samples(folder: Path, count: int, options: argparse.Namespace) -> Samples:
+    """Random blocks."""
+    writer = SampleWriter(folder, {"input_ids": "i"})
+    for _ in range(count):
+        writer.add({"input_ids": torch.randint(options.vocabulary, (options.tokens,)).tolist()})
+    writer.close()
+    return Samples(folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
