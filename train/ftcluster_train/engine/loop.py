@@ -36,6 +36,7 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.kernels.nf4 import shape_of
+from ftcluster_train.patching.in_use import left_alone
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 ALL_OPTIMIZATIONS = Optimizations()
@@ -123,7 +124,10 @@ def train(
         learning_rate = schedule.get_last_lr()[0]
         done = training_step.run(batch)
         if step == first_step:
-            log.write("kernels", used=training_step.kernels_used or [])
+            used = training_step.kernels_used or []
+            log.write("kernels", used=used)
+            if own := left_alone(model, used):
+                log.notice(own)
         if not math.isfinite(done.grad_norm):  # the weights were not updated
             saved = None
             if step > first_step:
