@@ -457,9 +457,9 @@ def test_heads_whose_logits_are_needed(make: Callable[[], PreTrainedModel]) -> N
 @pytest.mark.needs("avx2", "compiler")
 @pytest.mark.usefixtures("enabled")
 def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> None:
-    said = request.getfixturevalue("said")
+    look = request.getfixturevalue("said")
     step(made(own), bf16=True)
-    assert said() == [
+    assert look() == [
         "kernels in use: activations, attention",
         "the model's own code computes OddRMSNorm (no norm as the kernel has it), "
         "CappedMLP (other layers or another activation than the kernel has)",
@@ -467,9 +467,9 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     model = made(llama)
     step(model, bf16=True)
     step(model, bf16=True)
-    assert said() == ["kernels in use: activations, attention, norm, rotary"]
+    assert look() == ["kernels in use: activations, attention, norm, rotary"]
     step(LlamaForCausalLM._from_config(LLAMA, attn_implementation="eager"), bf16=True)
-    assert said() == [
+    assert look() == [
         "kernels in use: activations, norm, rotary",
         "the model's own code computes LlamaAttention (not by torch's function, "
         "attn_implementation=eager)",

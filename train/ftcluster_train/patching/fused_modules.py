@@ -62,6 +62,7 @@ def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: float) -> torch.Tenso
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
+    """Modules of two classes of transformers, with the forward pass of their class."""
     for module in _unpatched(model):
         kind = type(module)
         if kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS:
@@ -69,9 +70,9 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Those that compute the same with small layers in place of the module's own.
+    """Modules that compute the same with small layers in place of their own.
 
-    Others also cut, scale or drop.
+    Others also cut, scale or drop. A call with hooks on the activation is the class's own.
     """
     for module in _unpatched(model):
         own = vars(module)
@@ -104,7 +105,7 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Those whose class is called so, and that compute the same: some add 1 to the weight."""
+    """Modules whose class is called so, and that compute the same: some add 1 to the weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):

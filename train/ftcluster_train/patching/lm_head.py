@@ -17,11 +17,11 @@ SOFTCAP_PROBE = 1e3
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
-    """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
+    """Models whose logits are hidden states times one weight, which is tried out.
 
-    The guard of `KernelMode`'s `head`: None where the logits are more than hidden states times that
-    weight, for example capped. That is tried out; a constant factor is no obstacle, as the hidden
-    states have it too.
+    Returns that weight, of shape (vocabulary, hidden size), for `KernelMode`'s `head`; None where
+    logits are more, for example capped, or hooks see them. A constant factor is no obstacle, as the
+    hidden states have it too.
     """
     layer = model.get_output_embeddings()
     if type(layer) is not nn.Linear or layer.bias is not None or has_hooks(layer):

@@ -11,7 +11,7 @@ Place = TypeVar("Place")
 
 
 def always(*_: Any, **__: Any) -> None:
-    """The guard of an entry that is right wherever it is called.
+    """Every call.
 
     tests/engine/test_patching.py lists such entries, each with the reason.
     """
