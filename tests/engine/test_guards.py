@@ -360,7 +360,12 @@ def replace_activations(model: PreTrainedModel) -> None:
         layer.mlp.act_fn = nn.Tanh()
 
 
-@pytest.mark.parametrize("change", [hook_activations, replace_activations])
+def set_epsilons(model: PreTrainedModel) -> None:
+    for layer in model.model.layers:
+        layer.input_layernorm.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("change", [hook_activations, replace_activations, set_epsilons])
 def test_a_change_of_a_model_that_is_fused_already(
     change: Callable[[PreTrainedModel], None], request: pytest.FixtureRequest
 ) -> None:
@@ -461,7 +466,7 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     step(made(own), bf16=True)
     assert look() == [
         "kernels in use: activations, attention",
-        "the model's own code computes OddRMSNorm (no norm as the kernel has it), "
+        "without a kernel: OddRMSNorm (another norm than the kernel has), "
         "CappedMLP (other layers or another activation than the kernel has)",
     ]
     model = made(llama)
@@ -471,6 +476,6 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     step(LlamaForCausalLM._from_config(LLAMA, attn_implementation="eager"), bf16=True)
     assert look() == [
         "kernels in use: activations, norm, rotary",
-        "the model's own code computes LlamaAttention (not by torch's function, "
+        "without a kernel: LlamaAttention (no call of torch's function as the kernel has it, "
         "attn_implementation=eager)",
     ]

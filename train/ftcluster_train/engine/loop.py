@@ -124,9 +124,9 @@ def train(
         learning_rate = schedule.get_last_lr()[0]
         done = training_step.run(batch)
         if step == first_step:
-            used = training_step.kernels_used or []
-            log.write("kernels", used=used)
-            if own := left_alone(model, used):
+            used = training_step.kernels_used  # None: this rank has no sample in the first step
+            log.write("kernels", used=used or [])
+            if used is not None and (own := left_alone(model, used)):
                 log.notice(own)
         if not math.isfinite(done.grad_norm):  # the weights were not updated
             saved = None

@@ -57,8 +57,8 @@ def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module
     return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
 
 
-def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return rms_norm(x, module.weight, epsilon)
+def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
+    return rms_norm(x, module.weight, getattr(module, epsilon))
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
@@ -109,8 +109,10 @@ def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
     if not simd.is_available():
         return
     for module in _unpatched(model):
-        epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+        if not type(module).__name__.endswith("RMSNorm"):
+            continue
+        epsilon = next((name for name in EPSILONS if isinstance(vars(module).get(name), float)), "")
+        if not epsilon:
             continue
         if [name for name, _ in module.named_parameters()] != ["weight"]:
             continue

@@ -32,7 +32,7 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
     Args:
         model: which the loss is of.
     """
-    found = {NODES[name] for name in _functions(loss) if name in NODES}
+    found = {NODES[name] for name in functions_of(loss) if name in NODES}
     if any(_is_ours(module) for module in model.modules()):
         found.add("activations")
     return sorted(found)
@@ -46,9 +46,10 @@ def left_alone(model: nn.Module, used: Collection[str]) -> str:
     Args:
         used: from `kernels_in_use`.
     """
-    # without the loops in C nothing has, which is said elsewhere
-    found = dict.fromkeys(_own_code(model, used)) if simd.is_available() else {}
-    return f"the model's own code computes {', '.join(found)}" if found else ""
+    if not simd.is_available():  # which is said elsewhere
+        return ""
+    found = dict.fromkeys(_own_code(model, used))
+    return f"without a kernel: {', '.join(found)}" if found else ""
 
 
 def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
@@ -60,17 +61,21 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
             continue
         name, parts = type(module).__name__, [*vars(module)["_modules"], *module._parameters]
         if "Attention" in name and "attention" not in used:
-            how = f", attn_implementation={chosen}" if chosen else ""
-            yield f"{name} (not by torch's function{how})"
-        elif name.endswith("RMSNorm") or ("Norm" in name and "norm" not in used):
-            yield f"{name} (no norm as the kernel has it)"
+            if not any("Attention" in type(part).__name__ for part in module.children()):
+                how = f", attn_implementation={chosen}" if chosen else ""
+                yield f"{name} (no call of torch's function as the kernel has it{how})"
+        elif name.endswith("RMSNorm") or (
+            # torch's LayerNorm calls torch's function, whose guard knows when it has a kernel
+            "Norm" in name and "norm" not in used and type(module) is not nn.LayerNorm
+        ):
+            yield f"{name} (another norm than the kernel has)"
         elif "Rotary" in name and "rotary" not in used:
             yield f"{name} (another function, or other types and shapes than the kernel has)"
         elif any(part in ("gate_proj", "gate_up_proj") for part in parts):
             yield f"{name} (other layers or another activation than the kernel has)"
 
 
-def _functions(loss: torch.Tensor) -> set[str]:
+def functions_of(loss: torch.Tensor) -> set[str]:
     """The names of all functions that a loss was computed by."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]

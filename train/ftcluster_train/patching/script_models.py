@@ -13,7 +13,7 @@ from ftcluster_train.patching.fused_modules import (
     TANH_GELUS,
     tanh_gelu,
 )
-from ftcluster_train.patching.in_use import kernels_in_use, left_alone
+from ftcluster_train.patching.in_use import functions_of, kernels_in_use, left_alone
 from ftcluster_train.patching.notices import say_once
 from ftcluster_train.patching.registry import FunctionPatch, always, call_after
 from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
@@ -107,7 +107,8 @@ class _Telling:
         parts = [values] if isinstance(values, torch.Tensor) else values or ()
         computed = (one for one in parts if isinstance(one, torch.Tensor) and one.grad_fn)
         first = next(computed, None)
-        if first is not None:
+        # the older kind of checkpoints shows nothing of what it computes
+        if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
             used = kernels_in_use(first, model)
             say_once(f"kernels in use: {', '.join(used) or 'none'}")
             if own := left_alone(model, used):
