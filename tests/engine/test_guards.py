@@ -32,9 +32,10 @@ from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.step import enable_gradient_checkpointing
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.lm_head import find_head
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.beside import COMPARED
-from tests.engine.test_fast import enabled  # noqa: F401 - a fixture
+from tests.engine.test_fast import enabled, said  # noqa: F401 - fixtures
 
 SMALL = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -359,7 +360,12 @@ def replace_activations(model: PreTrainedModel) -> None:
         layer.mlp.act_fn = nn.Tanh()
 
 
-@pytest.mark.parametrize("change", [hook_activations, replace_activations])
+def set_epsilons(model: PreTrainedModel) -> None:
+    for layer in model.model.layers:
+        layer.input_layernorm.variance_epsilon = 0.5
+
+
+@pytest.mark.parametrize("change", [hook_activations, replace_activations, set_epsilons])
 def test_a_change_of_a_model_that_is_fused_already(
     change: Callable[[PreTrainedModel], None], request: pytest.FixtureRequest
 ) -> None:
@@ -420,3 +426,56 @@ def test_bf16(make: Callable[[], PreTrainedModel], request: pytest.FixtureReques
         for name, one in exact.items():
             of_stock, ours = (float((of[name].float() - one).norm()) for of in (stock, found))
             assert ours < 2 * of_stock + 0.02 * one.norm() + floor, name
+
+
+class CutLlama(LlamaForCausalLM):  # type: ignore[misc]
+    """Has fewer words than its last layer."""
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        output = super().forward(*args, **named)
+        output.logits = output.logits[..., :60]
+        return output
+
+
+class BiasedLlama(LlamaForCausalLM):  # type: ignore[misc]
+    def forward(self, *args: Any, **named: Any) -> Any:
+        output = super().forward(*args, **named)
+        output.logits = output.logits + torch.arange(64)
+        return output
+
+
+def with_hooked_head() -> PreTrainedModel:
+    model = llama()
+    model.lm_head.register_forward_hook(lambda *_: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: CutLlama(LLAMA), lambda: BiasedLlama(LLAMA), with_hooked_head],
+    ids=["cut", "biased", "hooked"],
+)  # fmt: skip
+def test_heads_whose_logits_are_needed(make: Callable[[], PreTrainedModel]) -> None:
+    assert find_head(made(llama)) is not None
+    assert find_head(made(make)) is None
+
+
+@pytest.mark.needs("avx2", "compiler")
+@pytest.mark.usefixtures("enabled")
+def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> None:
+    look = request.getfixturevalue("said")
+    step(made(own), bf16=True)
+    assert look() == [
+        "kernels in use: activations, attention",
+        "without a kernel: OddRMSNorm (another norm than the kernel has), "
+        "CappedMLP (other layers or another activation than the kernel has)",
+    ]
+    model = made(llama)
+    step(model, bf16=True)
+    step(model, bf16=True)
+    assert look() == ["kernels in use: activations, attention, norm, rotary"]
+    step(LlamaForCausalLM._from_config(LLAMA, attn_implementation="eager"), bf16=True)
+    assert look() == [
+        "kernels in use: activations, norm, rotary",
+        "without a kernel: LlamaAttention (no call of torch's function as the kernel has it, "
+        "attn_implementation=eager)",
+    ]

@@ -175,7 +175,8 @@ def test_a_model_with_its_own_attention(tmp_path: Path, world: World) -> None:
     done = run(job, model, samples, world)
     assert done.losses == pytest.approx(plain_loop(job, plain, samples), rel=1e-4)
     (notice,) = done.notices
-    assert "bert model does not call torch's attention" in notice
+    assert notice.startswith("without a kernel: BertSelfAttention (")
+    assert "attn_implementation=eager" in notice
 
 
 @pytest.mark.parametrize(

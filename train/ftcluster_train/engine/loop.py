@@ -37,6 +37,7 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.kernels.nf4 import shape_of
+from ftcluster_train.patching.in_use import left_alone
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 ALL_OPTIMIZATIONS = Optimizations()
@@ -125,7 +126,10 @@ def train(
         learning_rate = schedule.get_last_lr()[0]
         done = training_step.run(batch)
         if step == first_step:
-            log.write("kernels", used=training_step.kernels_used or [])
+            used = training_step.kernels_used  # None: this rank has no sample in the first step
+            log.write("kernels", used=used or [])
+            if used is not None and (own := left_alone(model, used)):
+                log.notice(own)
         if not math.isfinite(done.grad_norm):  # the weights were not updated
             saved = None
             if step > first_step:

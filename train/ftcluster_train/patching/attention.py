@@ -74,7 +74,10 @@ class Attention:
         return FunctionPatch(functional, torch_attention, self.guard, self._kernel, self._fallback)
 
     def guard(self, *args: Any, **kwargs: Any) -> str | None:
-        """None in training, also in a checkpoint's first pass, which keeps no graph."""
+        """Calls in training with four dimensions, of fp32 or bf16, without too many tokens.
+
+        Also a checkpoint's first pass, which keeps no graph.
+        """
         query, key, value, mask, dropout_p, causal, *_ = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
         p = self._p(dropout_p)

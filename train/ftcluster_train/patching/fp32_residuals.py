@@ -29,6 +29,7 @@ torch_embedding = functional.embedding
 def _has_master_weight(
     _: torch.Tensor, __: Sequence[int], weight: torch.Tensor | None = None, *___: Any, **____: Any
 ) -> str | None:
+    """Weights that the training keeps in fp32 beside their copies in bf16."""
     return None if hasattr(weight, "master_weight") else ""
 
 
@@ -59,6 +60,7 @@ def _is_plain_embedding(
     sparse: bool = False,
     **___: Any,
 ) -> str | None:
+    """Weights in bf16 or of large tables, without max_norm, scaling and sparse gradients."""
     ours = weight.dtype == torch.bfloat16 or _takes_rows(weight)
     return None if ours and max_norm is None and not scale_grad_by_freq and not sparse else ""
 
@@ -177,4 +179,5 @@ class Linear:
 def _is_layer(
     bias: torch.Tensor, _: torch.Tensor, weight: torch.Tensor, **options: Any
 ) -> str | None:
+    """Products of a layer: a bias of one dimension and a weight in bf16."""
     return "" if options or bias.ndim != 1 or weight.dtype != torch.bfloat16 else None

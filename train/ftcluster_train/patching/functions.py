@@ -15,6 +15,7 @@ torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has repl
 def _drops(
     input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> str | None:
+    """Calls in training that leave their input as it is, of fp32 or bf16."""
     fits = training and 0 < p <= MOST and not inplace and simd.is_fit(input)
     return None if fits else ""
 
@@ -28,10 +29,12 @@ EXACT_DROPOUT = FunctionPatch(
 
 
 def _is_gelu(input: torch.Tensor, approximate: str = "none") -> str | None:  # noqa: ARG001
+    """GELU and its tanh approximation."""
     return None if approximate in GELUS else ""
 
 
 def _is_silu(input: torch.Tensor, inplace: bool = False) -> str | None:  # noqa: ARG001
+    """Calls that leave their input as it is."""
     return "" if inplace else None
 
 

@@ -57,11 +57,12 @@ def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module
     return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
 
 
-def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: float) -> torch.Tensor:
-    return rms_norm(x, module.weight, epsilon)
+def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
+    return rms_norm(x, module.weight, getattr(module, epsilon))
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
+    """Modules of two classes of transformers, with the forward pass of their class."""
     for module in _unpatched(model):
         kind = type(module)
         if kind.__module__ == "transformers.activations" and kind.__name__ in TANH_GELUS:
@@ -69,9 +70,9 @@ def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:
 
 
 def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
-    """Those that compute the same with small layers in place of the module's own.
+    """Modules that compute the same with small layers in place of their own.
 
-    Others also cut, scale or drop.
+    Others also cut, scale or drop. A call with hooks on the activation is the class's own.
     """
     for module in _unpatched(model):
         own = vars(module)
@@ -104,12 +105,14 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Those whose class is called so, and that compute the same: some add 1 to the weight."""
+    """Modules whose class is called so, and that compute the same: some add 1 to the weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):
-        epsilon = next((getattr(module, name) for name in EPSILONS if hasattr(module, name)), None)
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(epsilon, float):
+        if not type(module).__name__.endswith("RMSNorm"):
+            continue
+        epsilon = next((name for name in EPSILONS if isinstance(vars(module).get(name), float)), "")
+        if not epsilon:
             continue
         if [name for name, _ in module.named_parameters()] != ["weight"]:
             continue

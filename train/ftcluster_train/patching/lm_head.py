@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.registry import has_hooks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -16,14 +17,14 @@ SOFTCAP_PROBE = 1e3
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
-    """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
+    """Models whose logits are hidden states times one weight, which is tried out.
 
-    The guard of `KernelMode`'s `head`: None where the logits are more than hidden states times that
-    weight, for example capped. That is tried out; a constant factor is no obstacle, as the hidden
-    states have it too.
+    Returns that weight, of shape (vocabulary, hidden size), for `KernelMode`'s `head`; None where
+    logits are more, for example capped, or hooks see them. A constant factor is no obstacle, as the
+    hidden states have it too.
     """
     layer = model.get_output_embeddings()
-    if type(layer) is not nn.Linear or layer.bias is not None:
+    if type(layer) is not nn.Linear or layer.bias is not None or has_hooks(layer):
         return None
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
@@ -35,10 +36,15 @@ def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
         return logits
 
     logits = forward(KernelMode())
-    hidden = forward(KernelMode(head=layer.weight))
-    if hidden.shape[-1] != layer.in_features:
+    try:
+        hidden = forward(KernelMode(head=layer.weight))
+        large = forward(KernelMode(head=layer.weight, head_factor=SOFTCAP_PROBE))
+    except Exception:  # its own code has more to do with the logits
         return None
-    large = forward(KernelMode(head=layer.weight, head_factor=SOFTCAP_PROBE))
+    if hidden.shape != (*logits.shape[:-1], layer.in_features):
+        return None
+    if logits.shape[-1] != layer.out_features:
+        return None
     hidden = hidden.to(logits.dtype)
     rounded = 4 * torch.finfo(logits.dtype).eps
     rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))

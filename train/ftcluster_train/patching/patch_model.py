@@ -18,7 +18,7 @@ from ftcluster_train.patching.fused_modules import (
 )
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
-from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
+from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,6 +85,8 @@ def patch_model(
         log.write("notice", message=text)
 
     SKIPPED_ROWS.apply(model)
+    if why := why_not_skipped(model):
+        notice(why)
     kind = f"this {model.config.model_type} model"
     library = simd.library_path()
     if library is not None and not library.exists():
@@ -95,8 +97,6 @@ def patch_model(
     longest = ATTENTION_TOKENS if optimizations.attention else 0
     patches = [Attention(attention_dropout, longest).patch()]
     os.environ.setdefault(SHARED_KEYS, "1")
-    if model.config._attn_implementation != "sdpa":  # transformers has no public name for it
-        notice(f"{kind} does not call torch's attention, so ours is not used")
     if optimizations.dropout:
         patches.append(DROPOUT)
     if optimizations.activations:

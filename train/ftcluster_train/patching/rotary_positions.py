@@ -17,7 +17,7 @@ PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
 
 
 def _rotary_functions(model: nn.Module) -> Iterator[FunctionPatch]:
-    """Those that are not patched yet and compute the same of these values."""
+    """Functions of the modules' files that have this name and compute the same."""
     if not simd.is_available():
         return
     for name in sorted({type(module).__module__ for module in model.modules()}):

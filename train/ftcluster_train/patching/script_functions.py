@@ -4,6 +4,7 @@ Calls that no kernel is made for go to torch: evaluations, other devices and typ
 compiling.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ def _of_script(
         says_fp32: whether calls in training say that bf16 would be faster.
     """
 
+    @functools.wraps(patch.guard)
     def guard(*args: Any, **kwargs: Any) -> str | None:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         if (
@@ -81,6 +83,7 @@ def _is_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,  # noqa: ARG001 - has torch's arguments
 ) -> str | None:
+    """Norms of the last dimension that have a weight, of numbers that autocast leaves in fp32."""
     fits = (
         weight is not None
         and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
@@ -112,6 +115,7 @@ def _is_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> str | None:
+    """4,096 or more classes, without weights of classes and label smoothing."""
     if not (
         input.ndim == 2
         and input.shape[1] >= MANY_CLASSES
@@ -138,6 +142,7 @@ def _cross_entropy(
 
 
 def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
+    """None: a compiled model is left to torch.compile, which is said."""
     is_model = isinstance(getattr(model, "__self__", model), torch.nn.Module)
     return "a compiled model is left to torch.compile" if is_model else ""
 
@@ -182,7 +187,7 @@ def replace_functions() -> bool:
 
 
 def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    """Groups of parameters that torch's fused kernel takes, where the script chooses no other."""
+    """Groups of fp32 parameters for which the script has not chosen a kernel of torch."""
     for group in optimizer.param_groups:
         chosen = [group.get(name) for name in ("fused", "foreach")]
         special = group.get("capturable") or group.get("differentiable")

@@ -1,5 +1,6 @@
 """What is replaced in the models of a script of one's own, and what of a model does not fit."""
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
@@ -12,6 +13,7 @@ from ftcluster_train.patching.fused_modules import (
     TANH_GELUS,
     tanh_gelu,
 )
+from ftcluster_train.patching.in_use import functions_of, kernels_in_use, left_alone
 from ftcluster_train.patching.notices import say_once
 from ftcluster_train.patching.registry import FunctionPatch, always, call_after
 from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
@@ -59,11 +61,11 @@ class _InTraining:
     """The forward pass of a module, which has another one for evaluations: its class's."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module, self._fused = module, module.forward
+        self._module, self.fused = module, module.forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return self._fused(*args, **kwargs)
+            return self.fused(*args, **kwargs)
         return type(self._module).forward(self._module, *args, **kwargs)
 
 
@@ -77,6 +79,40 @@ def _fuse(model: nn.Module, _: Any) -> None:
     for module in model.modules():
         if "forward" in vars(module) and module not in own:
             module.forward = _InTraining(module)
+    _Telling.begin(model)
+
+
+class _Telling:
+    """Says at the end of a model's first training step which kernels took part; not of its parts.
+
+    Attributes:
+        model: whose first step this is.
+    """
+
+    model: nn.Module | None = None
+
+    @classmethod
+    def begin(cls, model: nn.Module) -> None:
+        """Called before the step."""
+        if cls.model is None or not any(part is model for part in cls.model.modules()):
+            cls.model = model
+            handle = model.register_forward_hook(
+                lambda *call: (handle.remove(), cls._end(model, call[-1]))[0], always_call=True
+            )
+
+    @classmethod
+    def _end(cls, model: nn.Module, output: Any) -> None:
+        cls.model = None
+        values = output.values() if isinstance(output, Mapping) else output
+        parts = [values] if isinstance(values, torch.Tensor) else values or ()
+        computed = (one for one in parts if isinstance(one, torch.Tensor) and one.grad_fn)
+        first = next(computed, None)
+        # the older kind of checkpoints shows nothing of what it computes
+        if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
+            used = kernels_in_use(first, model)
+            say_once(f"kernels in use: {', '.join(used) or 'none'}")
+            if own := left_alone(model, used):
+                say_once(own)
 
 
 def check_model(model: nn.Module) -> None:
@@ -88,14 +124,6 @@ def check_model(model: nn.Module) -> None:
         own = kind.__module__ == "transformers.activations"
         if own and kind.__name__ not in (*TANH_GELUS, *ONE_KERNEL):
             say_once(f"the activation {kind.__name__} is left as it is")
-    config: Any = getattr(model, "config", None)
-    # transformers has no public name for it
-    chosen = getattr(config, "_attn_implementation", None)
-    if isinstance(chosen, str) and chosen not in ("sdpa", ATTENTION):
-        say_once(
-            f"a {config.model_type} model computes attention itself "
-            f"(attn_implementation={chosen}), which is left as it is"
-        )
 
 
 def register_attention() -> None:

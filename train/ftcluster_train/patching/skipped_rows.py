@@ -75,7 +75,10 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
 
 
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
-    """The model itself, if it is one of these encoders, and of a class of transformers."""
+    """Certain encoders, all of classes of transformers, looked at again before each call.
+
+    Not with forward passes or hooks of others.
+    """
     known = _looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
     if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
         yield model

@@ -1,0 +1,182 @@
+"""The guards of all that changes a model or torch: the table of docs/engine.md.
+
+FTCLUSTER_RENEW_GUARDS=1 writes it, otherwise it is compared. A guard's docstring says where it lets
+a change be made; nothing is changed anywhere else (`tests/unit/test_patching.py`).
+"""
+
+import ast
+import inspect
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import transformers
+from torch import nn
+
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.patching.fused_modules import (
+    FUSED_GATED_MLPS,
+    FUSED_RMS_NORMS,
+    FUSED_TANH_GELUS,
+)
+from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.patching.patch_model import SHARED_KEYS, Optimizations, patch_model
+from ftcluster_train.patching.registry import FunctionPatch
+from ftcluster_train.patching.rotary_positions import NAME, PARAMETERS, ROTARY_POSITIONS
+from ftcluster_train.patching.script_functions import FUSED_ADAMW, SCRIPT_FUNCTIONS
+from ftcluster_train.patching.script_models import activation_patches
+from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
+from tests.engine.models import make_model
+from tests.engine.test_patching import Task
+from tests.programs import ROOT
+
+PAGE = ROOT / "docs/engine.md"
+BEGIN, END = "<!-- table: guards -->\n", "<!-- end -->"
+HEAD = "| what is changed | `train` | `run --fast` | where | tests in tests/engine |\n"
+LINE = "|---|---|---|---|---|\n"
+# what is changed in objects, in which of the two, and by which guard
+OBJECTS: dict[str, tuple[bool, bool, Any]] = {
+    "RMSNorms": (True, True, FUSED_RMS_NORMS.guard),
+    "gated MLPs": (True, True, FUSED_GATED_MLPS.guard),
+    "tanh GELUs": (True, False, FUSED_TANH_GELUS.guard),
+    "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
+    "rows that nothing reads": (True, True, SKIPPED_ROWS.guard),
+    "the last layer of a language model": (True, False, find_head),
+    "AdamW and Adam: fused": (False, True, FUSED_ADAMW.guard),
+}
+UNKNOWN = ("test_guards.py::test_train", "test_guards.py::test_run_fast")
+# each with models or calls for which the change would be wrong
+TESTS: dict[str, tuple[str, ...]] = {
+    "RMSNorms": (*UNKNOWN, "test_patching.py::test_models_with_fused_modules"),
+    "gated MLPs": (
+        *UNKNOWN, "test_guards.py::test_a_change_of_a_model_that_is_fused_already",
+    ),
+    "tanh GELUs": ("test_activations.py::test_activations", UNKNOWN[0]),
+    "`apply_rotary_pos_emb`": UNKNOWN,
+    "rows that nothing reads": (
+        "test_skipped_rows.py::test_models_of_ones_own_have_stocks_gradients",
+        "test_fast.py::test_padding_in_front_stays",
+    ),
+    "the last layer of a language model": ("test_guards.py::test_heads_whose_logits_are_needed",),
+    "AdamW and Adam: fused": ("test_fast.py::test_adamw_is_fused_where_the_script_has_not_chosen",),
+    "`torch.compile`": ("test_guards.py::test_a_compiled_model",),
+    "`functional.cross_entropy`": ("test_fast.py::test_what_does_not_fit_is_said_once",),
+    "`NewGELUActivation.forward`": UNKNOWN[1:],
+    "`FastGELUActivation.forward`": UNKNOWN[1:],
+    "`torch.addmm`": UNKNOWN[:1],
+    "`functional.embedding`": ("test_guards.py::test_bf16", UNKNOWN[0]),
+    **{
+        f"`functional.{name}`": (*UNKNOWN, "test_fast.py::test_calls_that_no_kernel_is_made_for")
+        for name in (
+            "scaled_dot_product_attention", "dropout", "gelu", "silu", "linear", "layer_norm",
+        )
+    },
+}  # fmt: skip
+
+
+def name_of(entry: FunctionPatch) -> str:
+    owner = getattr(entry.owner, "__name__", "").rpartition(".")[2]
+    return f"`{owner}.{entry.original.__name__}`"
+
+
+def changes() -> Iterator[tuple[str, bool, bool, str]]:
+    """What is changed, whether in `train` and in `run --fast`, and the words of the guards."""
+    model = make_model("gpt2", "causal-lm")
+    train = patch_model(model, Task(), True, Optimizations(), ProgressLog()).patches
+    script = (*SCRIPT_FUNCTIONS, *activation_patches())
+    guards = [{name_of(entry): entry.guard for entry in entries} for entries in (train, script)]
+    for name in dict.fromkeys(name for of in guards for name in of):
+        words = dict.fromkeys(sentence(of[name]) for of in guards if name in of)
+        yield name, name in guards[0], name in guards[1], " In scripts: ".join(words)
+    for name, (in_train, in_script, guard) in OBJECTS.items():
+        yield name, in_train, in_script, sentence(guard)
+
+
+def sentence(guard: Any) -> str:
+    """The first paragraph of a guard's docstring, without its own wrapping."""
+    return " ".join((inspect.getdoc(guard) or "").partition("\n\n")[0].split())
+
+
+def table() -> str:
+    rows = []
+    for name, in_train, in_script, words in changes():
+        marks = " | ".join("yes" if used else "" for used in (in_train, in_script))
+        tests = ", ".join(f"`{test}`" for test in TESTS[name])
+        rows.append(f"| {name} | {marks} | {words} | {tests} |\n")
+    return HEAD + LINE + "".join(rows)
+
+
+def test_the_page_has_the_guards() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    before, _, rest = page.partition(BEGIN)
+    now, _, behind = rest.partition(END)
+    if os.environ.get("FTCLUSTER_RENEW_GUARDS"):
+        PAGE.write_text(before + BEGIN + table() + END + behind, encoding="utf-8")
+    else:
+        assert now == table(), "FTCLUSTER_RENEW_GUARDS=1 renews it"
+
+
+def test_every_change_has_words_and_tests() -> None:
+    found = list(changes())
+    assert {name for name, *_ in found} == TESTS.keys()
+    assert all(words for *_, words in found)
+    for test in {test for tests in TESTS.values() for test in tests}:
+        file, _, name = test.partition("::")
+        tree = ast.parse(Path(__file__).with_name(file).read_text(encoding="utf-8"))
+        assert name in {getattr(node, "name", "") for node in tree.body}, test
+
+
+# --- names of transformers without a promise; each assertion says what would be lost
+
+
+def test_models_call_post_init_when_they_are_made() -> None:
+    calls = []
+    kind = type("Kind", (transformers.BertModel,), {"post_init": lambda self: calls.append(self)})
+    kind(transformers.BertConfig(num_hidden_layers=0, hidden_size=12, vocab_size=9))
+    assert calls, "models no longer call post_init: `run --fast` would fuse nothing in new models"
+
+
+def test_models_know_their_attention() -> None:
+    config = transformers.BertConfig(num_hidden_layers=0, hidden_size=12, vocab_size=9)
+    model = transformers.BertModel._from_config(config, attn_implementation="eager")
+    assert model.config._attn_implementation == "eager", (
+        "_attn_implementation has another name: in_use.left_alone would not say it"
+    )
+
+
+def test_rms_norms_and_rotary_positions_are_found() -> None:
+    from transformers.models.llama import modeling_llama
+
+    names = [name for name, kind in vars(modeling_llama).items() if inspect.isclass(kind)]
+    assert "LlamaRMSNorm" in names, "RMSNorms have other names: none would be fused"
+    assert {"variance_epsilon"} <= vars(modeling_llama.LlamaRMSNorm(4)).keys()
+    rotary = inspect.unwrap(getattr(modeling_llama, NAME))
+    assert list(inspect.signature(rotary).parameters) == PARAMETERS, (
+        f"{NAME} has other arguments: rotary positions would not be fused"
+    )
+
+
+def test_shared_keys_reach_attention_once() -> None:
+    """Also beside a mask, where transformers repeats them by itself."""
+    from transformers.integrations import sdpa_attention
+
+    assert SHARED_KEYS in inspect.getsource(sdpa_attention), (
+        f"transformers no longer reads {SHARED_KEYS}: keys would be repeated for each head"
+    )
+
+
+def test_saving_asks_a_model_whether_this_rank_saves() -> None:
+    source = inspect.getsource(transformers.PreTrainedModel.save_pretrained)
+    assert "should_save_on_this_rank" in source, (
+        "save_pretrained asks otherwise which rank saves: only rank 0 of several would save"
+    )
+
+
+def test_modules_keep_their_hooks_where_guards_look() -> None:
+    """And in no other place: a kind of hooks that is new would not be seen."""
+    from ftcluster_train.patching.registry import HOOKS
+
+    own = {name for name in vars(nn.Linear(1, 1)) if name.endswith("_hooks")}
+    of_state = {name for name in own if "state_dict" in name}
+    assert own - of_state == {*HOOKS}, "torch has other kinds of hooks than guards look for"
