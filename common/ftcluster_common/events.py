@@ -85,6 +85,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "turns": int,
         "milliseconds": dict,
         "left_out": str,
+        "spread": dict,
+        "load": Number,
     },
     # of torch.distributed, of the process group that a user's script has made
     "backend": {"name": str},
@@ -101,6 +103,7 @@ ELEMENTS: dict[str, Any] = {
     "input_seconds": Number,
     "metrics": Number,
     "ranks": dict | int,
+    "spread": Number,
     "used": str,
     "waited_seconds": Number,
 }
