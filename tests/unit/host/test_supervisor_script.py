@@ -201,3 +201,12 @@ def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path
     assert watch.blame([hung[1], hung[0]]) == [hung[1]]  # the one that was idle first
     killed = [Trouble("head", 0, 0, "signal", "killed"), Trouble("head", 1, 0, "signal", "killed")]
     assert watch.blame(killed) == killed
+    banner = "RANK 1 PID 9 RUNNING AT head\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+    watch.feed("stdout", banner.encode())
+    watch.close()
+    assert watch.blame(killed) == killed[1:]
+    told = json.dumps({"message": "timed out", "hint": "gloo", "host": "head", "rank": 0})
+    watch.feed("stderr", f"[{run_dir.name} 0] FTCLUSTER-ERROR {told}\n".encode())
+    watch.close()
+    [named] = watch.blame(killed)
+    assert (named.rank, named.message) == (0, "timed out")
