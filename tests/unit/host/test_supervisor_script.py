@@ -96,6 +96,7 @@ def watched(run_dir: Path) -> Watch:
          '  File "/s/lib/python3.11/site-packages/torch/cuda/__init__.py", line 4, in _lazy_init\n'
          "AssertionError: Torch not compiled with CUDA enabled", "a device (/r/script/train.py:8)"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "no GPU"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no GPU"),
         ("DistNetworkError: ... code: -98, name: EADDRINUSE", "(mp.spawn) is to call"),
     ],
 )  # fmt: skip

@@ -32,7 +32,7 @@ HINTS = (
         "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; ",
     ),
     (
-        re.compile(r"not compiled with CUDA|NCCL built in|Found no NVIDIA driver"),
+        re.compile(r"not compiled with CUDA|NCCL built in|_cuda_setDevice|CUDA library"),
         'the hosts have no GPU: torch.device("cpu") where the script sets a device{at}, and no '
         "backend's name; ",
     ),
