@@ -149,8 +149,8 @@ def lines(result: Document) -> Iterator[str]:
             if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
         means = f", in the mean {' and '.join(ratios)}" if ratios else ""
-        rows = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
-        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {rows}{means}"
+        won = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
+        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
     if result["load"] > BUSY:
         yield (
             f"the hosts were busy before it, with {result['load']:.1f} processes a CPU: measure "
