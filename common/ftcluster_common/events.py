@@ -97,6 +97,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "turns": int,
         "milliseconds": dict,
         "left_out": str,
+        "spread": dict,
+        "load": Number,
     },
     # of torch.distributed, of the process group that a user's script has made
     "backend": {"name": str},
@@ -114,6 +116,7 @@ ELEMENTS: dict[str, Any] = {
     "metrics": Number,
     "milliseconds": Number,
     "ranks": dict | int,
+    "spread": Number,
     "used": str,
     "waited_seconds": Number,
 }

@@ -54,6 +54,9 @@ def test_a_trainer_script(machine: Machine) -> None:
     done = machine.home.run("run", *TWO, script("with_trainer.py"), *TRAINER)
     assert done.returncode == 0, done.stderr
     assert re.search(r"rank 0 of 2 on cpu(:0)?: 3 steps\n", done.stdout)
+    planned = machine.home.run("run", "--dry-run", "--json", *TWO, script("with_trainer.py"))
+    backend = json.loads(planned.stdout)["launch"]["env"]["FTCLUSTER_BACKEND"]
+    assert f"2 ranks, backend {backend}, " in done.stderr
     folder = logs(machine, done.stderr).with_name("script")
     assert (folder / "out" / "model.safetensors").is_file()
 

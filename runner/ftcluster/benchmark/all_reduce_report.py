@@ -15,6 +15,7 @@ from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.launch import GLOO, MPI
 
+BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
 BUCKET = 25 << 20  # bytes: what DistributedDataParallel sends at once
 
 Document = Mapping[str, Any]
@@ -60,6 +61,7 @@ def document(bench: Bench, measured: Measured, seconds: float) -> dict[str, Any]
         "sizes": rows,
         "left_out": left_out,
         "large": large(rows),
+        "load": max((event["load"] for event in measured.times), default=0.0),
         "seconds": seconds,
     }
 
@@ -79,6 +81,7 @@ def times(
         sent = host_bytes(event["bytes"], hosts) / (milliseconds * 1000)  # MB/s
         backends[name] = {
             "ms": round(milliseconds, 4),
+            "spread": event["spread"].get(name, 0.0),
             "bus_gb_per_second": round(2 * (ranks - 1) / ranks * rate, 4),
             "of_gloo": round(milliseconds / ms[GLOO], 3) if GLOO in ms else None,
             "of_mpi": round(milliseconds / ms[MPI], 3) if MPI in ms else None,
@@ -102,15 +105,21 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
         else None
         for key, other in (("of_gloo", GLOO), ("of_mpi", MPI))
     }
-    return {"fastest": fastest, **ratios}
+    won = sum(row[fastest]["ms"] == min(row[name]["ms"] for name in mean) for row in rows)
+    return {"fastest": fastest, "rows": len(rows), "fastest_in": won, **ratios}
 
 
-def fp32_times(result: Document) -> tuple[int, dict[str, float]]:
-    """The smallest size from BUCKET up in fp32, with milliseconds by backend; 0 without one."""
+def fp32_times(result: Document) -> tuple[int, dict[str, float], dict[str, float]]:
+    """The smallest size from BUCKET up in fp32, with milliseconds and spread by backend.
+
+    0 without one.
+    """
     for row in result["sizes"]:
         if row["type"] == "fp32" and row["bytes"] >= BUCKET:
-            return row["bytes"], {k: v["ms"] for k, v in row["times"].items() if k != MPI}
-    return 0, {}
+            of = {name: times for name, times in row["times"].items() if name != MPI}
+            ms, spread = ({k: v[key] for k, v in of.items()} for key in ("ms", "spread"))
+            return row["bytes"], ms, spread
+    return 0, {}, {}
 
 
 def lines(result: Document) -> Iterator[str]:
@@ -139,8 +148,14 @@ def lines(result: Document) -> Iterator[str]:
             for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
             if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
-        means = f", {' and '.join(ratios)}" if ratios else ""
-        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest{means}"
+        means = f", in the mean {' and '.join(ratios)}" if ratios else ""
+        won = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
+        yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
+    if result["load"] > BUSY:
+        yield (
+            f"the hosts were busy before it, with {result['load']:.1f} processes a CPU: measure "
+            "again when they are idle"
+        )
 
 
 def _network(result: Document) -> str:
@@ -173,7 +188,10 @@ def _row(row: Document, names: Sequence[str]) -> list[str]:
     cells = [size_text(row["bytes"]), row["type"]]
     for name in names:
         times = row["times"][name]
-        cells += [f"{times['ms']:.4g}", f"{times['bus_gb_per_second']:.3g}"]
+        cells += [
+            f"{times['ms']:.4g} ±{times['spread'] / 2:.0%}",
+            f"{times['bus_gb_per_second']:.3g}",
+        ]
         cells += [f"{times[key]:.2f}" for key, _ in _compared(name, names)]
     return cells
 

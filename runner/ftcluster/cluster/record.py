@@ -32,12 +32,19 @@ class Drained:
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The times of an all-reduce in fp32, with its size, hosts and stack."""
+    """The times of an all-reduce in fp32, with its size, hosts and stack, and what they are worth.
+
+    Attributes:
+        spread: between the quartiles, as a part of the median.
+        load: processes a CPU of the busiest host, before.
+    """
 
     ms: Mapping[str, float]
     bytes: int
     hosts: tuple[str, ...]
     stack: str
+    spread: Mapping[str, float] = field(default_factory=dict)
+    load: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -141,9 +148,14 @@ def _drained(entry: Mapping[str, Any]) -> Drained:
 def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
     _check(isinstance(entry["ms"], dict), "its ms is no mapping")
     _check(isinstance(entry["hosts"], list), "its hosts are no list")
-    ms = {name: _number(value) for name, value in entry["ms"].items()}
+    _check(isinstance(entry.get("spread", {}), dict), "its spread is no mapping")
+    ms, spread = (
+        {name: _number(value) for name, value in entry.get(key, {}).items()}
+        for key in ("ms", "spread")
+    )
     hosts = tuple(_text(name) for name in entry["hosts"])
-    return MeasuredOn(ms, int(_number(entry["bytes"])), hosts, _text(entry["stack"]))
+    size, load = int(_number(entry["bytes"])), _number(entry.get("load", 0.0))
+    return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load)
 
 
 # the fields of a recipe that a search tries, see benchmark/tuning.py, and what they may be

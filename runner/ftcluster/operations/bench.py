@@ -61,10 +61,11 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
 
 def _keep(result: dict[str, Any], cluster: Cluster, reach: tuple[str, ...], view: View) -> None:
     """Save the result for the plan's choice of the backend, if it has a large enough size."""
-    size, ms = fp32_times(result)
+    size, ms, spread = fp32_times(result)
     if len(ms) > 1:
         hosts = tuple(host.name for host in cluster.facts.hosts)
-        measured = MeasuredOn(ms, size, hosts, cluster.facts.head.stack)
+        stack = cluster.facts.head.stack
+        measured = MeasuredOn(ms, size, hosts, stack, spread, result["load"])
         try:
             change_record(cluster, with_bench(measured), reach, view)
         except FtclusterError as error:  # what was measured is worth showing all the same

@@ -35,7 +35,8 @@ def request(bench: Bench) -> dict[str, Any]:
 def measured(size: int, kind: str, **milliseconds: float) -> dict[str, Any]:
     return {
         "event": "all_reduce", "bytes": size, "type": kind, "turns": 9,
-        "milliseconds": milliseconds, "left_out": "",
+        "milliseconds": milliseconds, "left_out": "", "load": 0.1,
+        "spread": dict.fromkeys(milliseconds, 0.1),
     }  # fmt: skip
 
 
@@ -94,14 +95,22 @@ def test_the_document_of_one_host(said: Said) -> None:
     found = result(1, *TIMES)
     small, large, bf16 = found["sizes"]
     assert large["times"]["impi"] == {
-        "ms": 16.0, "bus_gb_per_second": 1.6384, "of_gloo": 0.4, "of_mpi": 1.0, "of_network": None,
+        "ms": 16.0, "spread": 0.1, "bus_gb_per_second": 1.6384, "of_gloo": 0.4, "of_mpi": 1.0,
+        "of_network": None,
     }  # fmt: skip
     assert small["times"]["gloo"]["of_mpi"] == 2.0
     assert (bf16["type"], bf16["turns"]) == ("bf16", 9)
     assert found["left_out"][0]["bytes"] == 512 * MIB
     # geometric means of 0.4 and 16/90, and of 1 and 1.25
-    assert found["large"] == {"fastest": "impi", "of_gloo": 0.267, "of_mpi": 1.118}
+    assert found["large"] == {
+        "fastest": "impi", "rows": 2, "fastest_in": 2, "of_gloo": 0.267, "of_mpi": 1.118,
+    }  # fmt: skip
     said("\n".join(lines(found)))
+    mixed = result(
+        1, measured(25 * MIB, "fp32", gloo=10.0, impi=11.0),
+        measured(100 * MIB, "fp32", gloo=40.0, impi=20.0) | {"load": 0.9},
+    )  # fmt: skip
+    said("\n".join([*lines(mixed)][-2:]))
 
 
 def test_the_document_of_several_hosts(said: Said) -> None:

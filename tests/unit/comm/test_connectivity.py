@@ -14,6 +14,8 @@ from ftcluster_train.comm.connectivity import (
     listen,
     unconnected_pairs,
 )
+from ftcluster_train.errors import TrainError
+from ftcluster_train.host import rank_environment
 from ftcluster_train.host.supervisor import free_port
 from tests.programs import NODE_PATH
 
@@ -107,6 +109,16 @@ def test_a_listener_can_be_reached_many_times() -> None:
     with listen(HERE, port, callers=40):
         assert not any(connection_error(HERE, port) for _ in range(40))
     assert connection_error(HERE, port) == "Connection refused"
+
+
+def test_a_port_that_one_launch_holds_is_its_rank_0s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with rank_environment.hold_port() as held:
+        port = held.getsockname()[1]
+        monkeypatch.setattr(rank_environment, "RENDEZVOUS_PORTS", range(port, port + 1))
+        with pytest.raises(TrainError, match=f"no TCP port from {port} to {port} is free"):
+            free_port()
+        with listen(HERE, port, callers=1):
+            assert not connection_error(HERE, port)
 
 
 def test_the_program_exits_with_1_and_the_reason() -> None:

@@ -96,6 +96,7 @@ def watched(run_dir: Path) -> Watch:
          '  File "/s/lib/python3.11/site-packages/torch/cuda/__init__.py", line 4, in _lazy_init\n'
          "AssertionError: Torch not compiled with CUDA enabled", "a device (/r/script/train.py:8)"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "no GPU"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no GPU"),
         ("DistNetworkError: ... code: -98, name: EADDRINUSE", "(mp.spawn) is to call"),
     ],
 )  # fmt: skip
@@ -201,3 +202,12 @@ def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path
     assert watch.blame([hung[1], hung[0]]) == [hung[1]]  # the one that was idle first
     killed = [Trouble("head", 0, 0, "signal", "killed"), Trouble("head", 1, 0, "signal", "killed")]
     assert watch.blame(killed) == killed
+    banner = "RANK 1 PID 9 RUNNING AT head\n=   KILLED BY SIGNAL: 9 (Killed)\n"
+    watch.feed("stdout", banner.encode())
+    watch.close()
+    assert watch.blame(killed) == killed[1:]
+    told = json.dumps({"message": "timed out", "hint": "gloo", "host": "head", "rank": 0})
+    watch.feed("stderr", f"[{run_dir.name} 0] FTCLUSTER-ERROR {told}\n".encode())
+    watch.close()
+    [named] = watch.blame(killed)
+    assert (named.rank, named.message) == (0, "timed out")

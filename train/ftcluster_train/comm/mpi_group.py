@@ -4,7 +4,8 @@ Every collective is a nonblocking one of MPI, so that several are in flight whil
 computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from ftcluster_train.comm.mpi_job import Copies, JoinedGroup
 from ftcluster_train.comm.mpi_types import (
     AVG,
     MPI,
+    REFUSED,
+    SUM,
     Tensors,
     apart_from,
     as_bytes,
@@ -34,6 +37,22 @@ from ftcluster_train.comm.mpi_work import MpiWork
 SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
 
 
+def _told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
+    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
+
+    @wraps(method)
+    def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
+        try:
+            return method(self, *args, **kwargs)
+        except ValueError as error:
+            if not hasattr(error, "told"):  # one may call another
+                error.told = True  # type: ignore[attr-defined]
+                self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
+            raise
+
+    return checked
+
+
 class MpiGroup(JoinedGroup):
     """The ranks of a group; methods as torch calls them.
 
@@ -42,9 +61,17 @@ class MpiGroup(JoinedGroup):
 
     # reductions
 
+    @_told
     def allreduce(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         opts = opts or dist.AllreduceOptions()
-        return MpiWork.joined([self._all_reduce(tensor, opts) for tensor in tensors])
+        return MpiWork.joined(
+            [
+                self._all_reduce_sparse(tensor, opts)
+                if tensor.layout == torch.sparse_coo
+                else self._all_reduce(tensor, opts)
+                for tensor in tensors
+            ]
+        )
 
     allreduce_coalesced = allreduce
 
@@ -64,6 +91,39 @@ class MpiGroup(JoinedGroup):
             divide=data if kind == AVG else None,
         )
 
+    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
+        """Gather all ranks' elements and add them up, as gloo does; waits until that is done."""
+        if kind_of(opts.reduceOp) not in (SUM, AVG):
+            raise ValueError("sparse tensors can only be added up")
+        own = tensor.detach().coalesce()
+        count, shape = own._nnz(), list(own.shape)
+        rows = self._gathered(torch.tensor([count, own.sparse_dim(), *shape]), opts).tolist()
+        if any(row[1:] != rows[0][1:] for row in rows):
+            raise dist.DistBackendError(
+                f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {rows}"
+            )
+        counts = [row[0] for row in rows]
+        parts = []
+        for data in (own.indices().t(), own.values()):
+            padded = data.new_zeros(max(counts), *data.shape[1:])
+            padded[:count] = data
+            found = self._gathered(padded, opts)
+            parts.append(torch.cat([one[:n] for one, n in zip(found, counts, strict=True)]))
+        indices, values = parts
+        if kind_of(opts.reduceOp) == AVG:
+            values = values / self._ranks
+        total = torch.sparse_coo_tensor(indices.t(), values, shape).coalesce()
+        with torch.no_grad():  # what detach() gives would have indices and values of its own
+            tensor.copy_(total)
+        return MpiWork([], [tensor])
+
+    def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
+        """Those of all ranks, which have the same shape, one after the other."""
+        found = data.new_empty(self._ranks, *data.shape)
+        self.all_gather_single(found, data, opts).wait()
+        return found
+
+    @_told
     def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank
         data, kind = contiguous(tensor), kind_of(opts.reduceOp)
@@ -84,6 +144,7 @@ class MpiGroup(JoinedGroup):
             divide=data if kind == AVG and here else None,
         )
 
+    @_told
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -106,12 +167,33 @@ class MpiGroup(JoinedGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
+    @_told
     def reduce_scatter(
         self, outputs: Tensors, sources: Sequence[Tensors], opts: Any = None
     ) -> MpiWork:
-        pairs = zip(outputs, sources, strict=True)
+        opts = opts or dist.ReduceScatterOptions()
         return MpiWork.joined(
-            [self.reduce_scatter_single(output, flat(parts), opts) for output, parts in pairs]
+            [
+                self.reduce_scatter_single(output, flat(parts), opts)
+                if all(part.numel() == output.numel() for part in parts)
+                else self._reduce_scatter_uneven(output, parts, opts)
+                for output, parts in zip(outputs, sources, strict=True)
+            ]
+        )
+
+    def _reduce_scatter_uneven(self, output: torch.Tensor, parts: Tensors, opts: Any) -> MpiWork:
+        counts = [part.numel() for part in parts]
+        data, kind = flat(parts), kind_of(opts.reduceOp)
+        result, op = apart_from(data, output), operator_of(kind, data.dtype)
+        return self._operation(
+            "reduce_scatter",
+            lambda comm: comm.Ireduce_scatter(as_elements(data), as_elements(result), counts, op),
+            [output],
+            signature("reduce_scatter", data, kind),
+            [(output, result)],
+            opts,
+            (*counts, *[output.numel()] * self._ranks),
+            divide=result if kind == AVG else None,
         )
 
     def reduce_scatter_single_coalesced(
@@ -124,6 +206,7 @@ class MpiGroup(JoinedGroup):
 
     # moves
 
+    @_told
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank if opts else 0
         data = contiguous(tensor)
@@ -136,6 +219,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
+    @_told
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -155,6 +239,7 @@ class MpiGroup(JoinedGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
+    @_told
     def allgather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None) -> MpiWork:
         works = []
         for tensors, source in zip(outputs, sources, strict=True):
@@ -188,6 +273,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
+    @_told
     def gather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any) -> MpiWork:
         (source,), root = sources, opts.rootRank
         data, here = contiguous(source), self._own == root
@@ -204,6 +290,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
+    @_told
     def scatter(self, outputs: Tensors, sources: Sequence[Tensors], opts: Any) -> MpiWork:
         (output,), root = outputs, opts.rootRank
         result, data = empty_for(output), flat(sources[0]) if self._own == root else None
@@ -218,6 +305,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
+    @_told
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -235,6 +323,7 @@ class MpiGroup(JoinedGroup):
 
     alltoall_base = all_to_all_single
 
+    @_told
     def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> MpiWork:
         receives = [tensor.numel() for tensor in outputs]
         sends = [tensor.numel() for tensor in sources]

@@ -16,14 +16,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
-from ftcluster_common.launch import IMPI
+from ftcluster_common.launch import IMPI, RUN_VARIABLE
 from ftcluster_train.comm.mpi_progress import Channel, Progress
-from ftcluster_train.comm.mpi_types import LEAVE, MPI, Tensors, describe, signature
+from ftcluster_train.comm.mpi_types import (
+    CALLS,
+    LEAVE,
+    MPI,
+    Tensors,
+    describe,
+    signature,
+)
 from ftcluster_train.comm.mpi_work import MpiWork, Operation
+from ftcluster_train.errors import TrainError, error_line
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
+LOST = "ended without the other ranks, because a collective had failed and MPI cannot go on"
 PRINT_SECONDS = 1.0  # for ranks that were told that this one has left
 
 _progress: Progress | None = None
@@ -149,6 +159,7 @@ def check(members: Sequence[Member]) -> None:
 def leave(channel: Channel) -> None:
     """Leave a group; no effect where this rank has left it."""
     if channel in _open:
+        _left[:] = [one for one in _left if one.error or not one.done.is_set()]
         _left.append(_open.pop(channel)())
 
 
@@ -169,7 +180,11 @@ def finalize() -> None:
         leave(channel)
     for operation in _left:
         operation.done.wait()
-    if any(operation.error for operation in _left):
+    failed = next((operation.error for operation in _left if operation.error), None)
+    if failed:
+        error = TrainError(f"{LOST}: {failed}", "gloo's groups can be left after a time-out")
+        told = error_line(error) if RUN_VARIABLE in os.environ else error.message
+        print(told, file=sys.stderr, flush=True)
         time.sleep(PRINT_SECONDS)  # mpirun ends the others when this one ends
     else:
         progress().call(MPI.Finalize)
@@ -191,6 +206,7 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._channel = open_channel(store, rank, size, timeout)
         self._name = self._description = ""
         self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
+        self._collectives = 0
         _open[self._channel] = self._leave
 
     def getBackendName(self) -> str:
@@ -215,7 +231,15 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
     abort = shutdown
 
     def _leave(self) -> Operation:
-        return self._operation(LEAVE, lambda _: None, (), signature(LEAVE)).operations[0]
+        work = self._operation(LEAVE, lambda _: None, (), signature(LEAVE), then=self._channel.free)
+        return work.operations[0]
+
+    @property
+    def _device_types(self) -> list[torch.device]:  # torch asks for it before dcp.async_save
+        return [torch.device("cpu")]
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._collectives
 
     def _start_coalescing(self, _: torch.device) -> None:
         self._together = []
@@ -234,6 +258,7 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts: Any = None,
         splits: tuple[int, ...] = (),
         divide: torch.Tensor | None = None,
+        then: Callable[[], None] | None = None,
     ) -> MpiWork:
         """Hand an operation to the thread that makes all calls of MPI.
 
@@ -241,6 +266,7 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
             values: its signature.
             copies: to be made when it is complete; none where both are the same tensor.
             divide: by the number of ranks, when it is complete.
+            then: called last.
         """
 
         def finish() -> None:
@@ -250,6 +276,8 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
             for target, data in copies:
                 if target is not data:
                     target.copy_(data.view(target.shape))
+            if then is not None:
+                then()
 
         def begin() -> Iterator[MPI.Request]:
             requests = start(self._channel.comm)
@@ -268,8 +296,14 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
             splits,
             deadline=time.monotonic() + seconds,
         )
+        self._collectives += bool(values)
         progress().submit(self._channel, one)
         work = MpiWork([one], outputs)
+        if torch.autograd._profiler_enabled():
+            with record_function(
+                f"{IMPI}:{CALLS[values[0]] if values else name.split()[0]}"
+            ) as event:
+                event._call_end_callbacks_on_future(work.get_future())
         if self._together is not None:
             self._together.append(work)
         return work

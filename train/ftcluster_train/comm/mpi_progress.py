@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
-from ftcluster_train.comm.mpi_work import Operation, Transfer
+from ftcluster_train.comm.mpi_work import Operation, Transfer, timed_out
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
 # a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
@@ -173,10 +173,7 @@ class Channel:
         return f"waits/{one.number}/{rank}"
 
     def _timed_out(self, one: Operation) -> dist.DistBackendError:
-        seconds = time.monotonic() - one.called
-        text = (
-            f"{one.name} is not complete after {seconds:.0f} s on {self._names([self.comm.rank])}"
-        )
+        text = timed_out(one.name, one.deadline - one.called, self._names([self.comm.rank]))
         if not one.signature:
             return dist.DistBackendError(text)
         self._tell(one)
@@ -197,6 +194,12 @@ class Channel:
         return dist.DistBackendError(
             f"{text}: {self._names(absent)} did not call it, or no longer answers"
         )
+
+    def free(self) -> None:
+        """Give the communicators back, once all ranks have left the group."""
+        self.comm.Free()
+        self._agreements.Free()
+        self.broken = dist.DistBackendError("the group was destroyed")
 
     def _all(self) -> list[Operation]:
         moving = (transfer.operation for transfer in self.moving)

@@ -39,8 +39,9 @@ KINDS = list(OPERATORS)
 OPERATORS_OF_BOOL = OPERATORS | {SUM: MPI.MAX, dist.ReduceOp.PRODUCT: MPI.MIN}
 
 LEAVE = "nothing, it has left the group"
+REFUSED = "a call with wrong arguments, whose error is on that rank"
 CALLS = [
-    LEAVE, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
+    LEAVE, REFUSED, "all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
     "reduce_scatter", "all_to_all", "barrier",
 ]  # fmt: skip
 

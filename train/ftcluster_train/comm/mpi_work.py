@@ -48,6 +48,11 @@ class CallbackThreads:
 _callback_threads = CallbackThreads()
 
 
+def timed_out(name: str, seconds: float, where: str = "") -> str:
+    """What scripts look for that catch torch's time-outs, in gloo's words."""
+    return f"{name}: Timed out waiting {seconds * 1000:.0f}ms{' on ' * bool(where)}{where}"
+
+
 def _no_transfer() -> Iterator[MPI.Request]:
     return iter(())
 
@@ -158,7 +163,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         seconds = timeout.total_seconds()
         for one in self.operations:
             if not one.done.wait(seconds if seconds > 0 else None):
-                raise dist.DistBackendError(f"{one.name} is not complete after {seconds:g} s")
+                raise dist.DistBackendError(timed_out(one.name, seconds))
             if one.error:
                 raise one.error
         return True

@@ -3,10 +3,11 @@
 torch is imported only for the measurement.
 """
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field
+from statistics import median, quantiles
 from typing import Any
 
 from ftcluster_train.errors import TrainError
@@ -26,6 +27,8 @@ class Times:
         type: one of TYPES.
         milliseconds: by backend; the median over the turns of the slowest rank's time.
         left_out: why it was not measured; "" if it was.
+        spread: by backend, what lies between the quartiles of the turns, as a part of the median.
+        load: of the busiest host before all sizes, processes for each CPU in the last minute.
     """
 
     bytes: int
@@ -33,6 +36,8 @@ class Times:
     turns: int
     milliseconds: dict[str, float]
     left_out: str = ""
+    spread: dict[str, float] = field(default_factory=dict)
+    load: float = 0.0
 
 
 def turns_of(turn_seconds: float, seconds: float) -> int:
@@ -63,6 +68,7 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
 
     from ftcluster_train.comm.world import gather_over_ranks
 
+    load = max(gather_over_ranks(os.getloadavg()[0] / (os.cpu_count() or 1)))
     began = time.perf_counter()
     pace: dict[str, float] = {}  # by type, the seconds of a turn for a byte
     rows = [(size, name) for size in sorted(sizes) for name in TYPES]
@@ -71,7 +77,7 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
         left = limit - max(gather_over_ranks(time.perf_counter() - began))
         if expected > left:
             why = f"it would take {expected:.0f} s, and {max(left, 0):.0f} s are left"
-            yield Times(size, name, 0, {}, why)
+            yield Times(size, name, 0, {}, why, load=load)
             continue
         dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
         tensor = torch.empty(size // dtype.itemsize, dtype=dtype)
@@ -87,7 +93,13 @@ def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) 
         milliseconds = {backend: 1000 * median(some) for backend, some in slowest.items()}
         if size >= PACE_BYTES:
             pace[name] = sum(milliseconds.values()) / 1000 / size
-        yield Times(size, name, turns, milliseconds)
+        spread = {backend: _spread(some) for backend, some in slowest.items()}
+        yield Times(size, name, turns, milliseconds, spread=spread, load=load)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    first, middle, third = quantiles(seconds, n=4)
+    return round((third - first) / middle, 3)
 
 
 def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -> dict[str, float]:

@@ -32,7 +32,7 @@ HINTS = (
         "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; ",
     ),
     (
-        re.compile(r"not compiled with CUDA|NCCL built in|Found no NVIDIA driver"),
+        re.compile(r"not compiled with CUDA|NCCL built in|_cuda_setDevice|CUDA library"),
         'the hosts have no GPU: torch.device("cpu") where the script sets a device{at}, and no '
         "backend's name; ",
     ),
@@ -203,7 +203,17 @@ class _ScriptWatch(Watch):
             self._events.write(kind, **fields)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Of a script that hangs, the ranks that are in no collective: the others wait for them."""
+        """The rank that mpirun ended the others for, as far as it has said so.
+
+        Of a script that hangs, the ranks that are in no collective: the others wait for them.
+        """
+        if all(one.cause == "signal" for one in trouble):  # mpirun kills the others
+            said = [
+                Trouble(error["host"], error["rank"], 0, "exit", error["message"], error["hint"])
+                for error in self._output.errors
+            ]
+            killed = self._output.killed()
+            return said or [one for one in trouble if killed and one.rank == killed.rank] or trouble
         if any(one.cause != "hung" or one.rank is None for one in trouble):
             return trouble
         frames = [self._output.python_frame(one.rank or 0) for one in trouble]

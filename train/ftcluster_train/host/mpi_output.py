@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ftcluster_train.errors import MARKER, read_error_line
 
@@ -200,7 +200,7 @@ class RankOutput:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ends: list[RankEnd] = []
-        self.errors: list[dict[str, object]] = []
+        self.errors: list[dict[str, Any]] = []
         self.backend = ""
         self._logs = logs
         self._write = write

@@ -23,7 +23,10 @@ CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of var
 
 
 def rank_environment(
-    variables: Mapping[str, str], stack: str, sourced: Mapping[str, str] | None = None
+    variables: Mapping[str, str],
+    stack: str,
+    sourced: Mapping[str, str] | None = None,
+    rendezvous: socket.socket | None = None,
 ) -> dict[str, str]:
     """The whole environment of mpirun and its ranks.
 
@@ -31,11 +34,12 @@ def rank_environment(
         variables: those of the launch; they override all others.
         sourced: what the backend's own scripts have set; their PATH comes after the stack's, so
             that mpirun and Hydra remain those of the stack.
+        rendezvous: the port that is held for torch; None: one that is free now.
 
     Raises:
         TrainError: no port is free for torch or mpirun.
     """
-    _free(MPI_PORTS, "mpirun")  # which says nothing of ports
+    _hold(MPI_PORTS, "mpirun").close()  # which says nothing of ports
     inherited = {
         key: value
         for key, value in os.environ.items()
@@ -46,7 +50,7 @@ def rank_environment(
     return {
         **inherited,
         **sourced,
-        **head_variables(stack, path, str(free_port())),
+        **head_variables(stack, path, str(_number(rendezvous) if rendezvous else free_port())),
         **variables,
     }
 
@@ -83,16 +87,34 @@ def free_port() -> int:
     Raises:
         TrainError: there is none; says whose they are.
     """
-    return _free(RENDEZVOUS_PORTS, "torch's rendezvous")
+    with hold_port() as held:
+        return _number(held)
 
 
-def _free(ports: range, needed_by: str) -> int:
+def hold_port() -> socket.socket:
+    """As `free_port`; no other launch takes the port until this socket is closed.
+
+    Rank 0 listens there meanwhile: with SO_REUSEADDR on both, Linux lets one of them.
+    """
+    held = _hold(RENDEZVOUS_PORTS, "torch's rendezvous")
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return held
+
+
+def _number(held: socket.socket) -> int:
+    return int(held.getsockname()[1])
+
+
+def _hold(ports: range, needed_by: str) -> socket.socket:
     order = list(ports)
     random.shuffle(order)  # two launches at the same moment do not take the same one
     for port in order:
-        with contextlib.suppress(OSError), socket.socket() as probe:
+        probe = socket.socket()
+        try:
             probe.bind(("", port))
-            return port
+            return probe
+        except OSError:
+            probe.close()
     first, last = ports.start, ports.stop - 1
     users = users_of(ports)
     whose = f", of which users listen at {', '.join(users)}" if users else ""

@@ -33,6 +33,7 @@ from ftcluster_train.host.monitors import Ending, Watch, watch_of
 from ftcluster_train.host.mpi_output import Stream
 from ftcluster_train.host.rank_environment import (
     free_port,
+    hold_port,
     host_path,
     rank_environment,
     without_credentials,
@@ -106,7 +107,8 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
     variables = command.env | launch.supervised_variables
-    environment = rank_environment(variables, launch.stack, sourced)
+    rendezvous = hold_port()
+    environment = rank_environment(variables, launch.stack, sourced, rendezvous)
     environment[RESTART_VARIABLE] = str(launch.restarts)
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if run.hub_token:
@@ -149,6 +151,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     finally:
         request.holding = True
         signal.setitimer(signal.ITIMER_REAL, 0)
+        rendezvous.close()
         beats.close()  # guardians that are left end their ranks, on every host
         processes.end_group(process)
         if ending.state != "done":

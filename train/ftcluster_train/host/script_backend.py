@@ -35,15 +35,22 @@ def _torch() -> None:
     defaults = getattr(groups.Backend, "default_device_backend_map", {})
     if os.environ.get(BACKEND_VARIABLE) == IMPI:
         defaults["cpu"] = IMPI
-    if own_rank({"PMI_RANK": "0", **os.environ}) == 0:
+    if own_rank({"PMI_RANK": "0", **os.environ}) == 0 and hasattr(groups, "get_backend_config"):
         update = groups._update_default_pg
 
         def reported(group: Any) -> None:
             update(group)
             if group is not None:
-                os.write(STDERR, f"{BACKEND_MARKER}{groups.get_backend(group)}\n".encode())
+                os.write(STDERR, f"{BACKEND_MARKER}{_backend_of(group)}\n".encode())
 
         groups._update_default_pg = reported
+
+
+def _backend_of(group: Any) -> str:
+    """Its backend for CPUs; get_backend is "undefined" where nothing was asked for."""
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    by_device = groups.get_backend_config(group)
+    return str(dict(part.split(":") for part in by_device.split(",")).get("cpu", by_device))
 
 
 def _accelerate() -> None:
@@ -60,7 +67,7 @@ def _accelerate() -> None:
         cpu = cpu or os.environ.get(ACCELERATE_CPU_VARIABLE) == "true"
         found, kind = prepare(self, cpu, sagemaker_dp, backend)
         if found == GLOO and not backend and groups.is_initialized():
-            found = groups.get_backend()
+            found = _backend_of(None)
         elif found == GLOO and (backend or os.environ.get(BACKEND_VARIABLE)) == IMPI:
             found = IMPI
         return found, kind

@@ -1,0 +1,132 @@
+"""torch's own tests of a backend, which its wheel has, on the ranks of one launch.
+
+    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER [TEST ...]
+
+A line of FOLDER/results for each test: its name, and passed, skipped, stuck or why it failed.
+Tests that are there are not run again, so that a launch after one that broke goes on behind it.
+The suite wants GPUs for DDP; it is given CPUs under their names.
+"""
+
+import contextlib
+import faulthandler
+import os
+import sys
+import threading
+import types
+import unittest
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+STUCK_SECONDS = 45.0
+LIMIT = timedelta(seconds=20)  # of a group; less than the above
+BROKEN = 3  # exit code: start again, behind the test that broke
+
+
+def on_cpus() -> Any:
+    """The suite's module, which takes CPUs for the GPUs that it wants."""
+    expect = types.ModuleType("expecttest")  # it comes with no torch
+    expect.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    sys.modules.setdefault("expecttest", expect)
+    from torch.testing._internal import common_distributed
+
+    def always(*_: Any, **__: Any) -> Callable[[Any], Any]:
+        return lambda test: test
+
+    for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
+        setattr(common_distributed, name, always)
+    common_distributed.skip_if_no_gpu = lambda test: test
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE)}  # what a test may expect of gloo
+    from torch.testing._internal.distributed import distributed_test
+
+    torch.cuda.device_count = lambda: SIZE
+    torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    torch.nn.Module.cuda = lambda self, *_, **__: self
+    made = DistributedDataParallel.__init__
+
+    def on_cpu(self: Any, module: Any, *more: Any, **words: Any) -> None:
+        words |= {"device_ids": None, "output_device": None}
+        made(self, module, None, None, *more[2:], **words) if more else made(self, module, **words)
+
+    DistributedDataParallel.__init__ = on_cpu
+    return distributed_test
+
+
+def outcome(case: Any, name: str) -> str:
+    """How a test ends on this rank."""
+    try:
+        getattr(case, name)()
+    except (unittest.SkipTest, SystemExit) as error:
+        return f"skipped {error}"
+    except Exception as error:
+        return f"failed {type(error).__name__}: {error}".split("\n")[0][:200]
+    return "passed"
+
+
+@contextlib.contextmanager
+def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
+    """End the process where what is done in this context takes longer."""
+
+    def end() -> None:
+        say()
+        faulthandler.dump_traceback()
+        os._exit(BROKEN)
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    yield
+    timer.cancel()
+
+
+def main(backend: str, folder: Path, names: list[str]) -> None:
+    """Run the tests."""
+    os.environ["TEMP_DIR"] = str(folder)
+    suite = on_cpus()
+    from torch.testing._internal.common_utils import TestCase
+
+    class Suite(suite.DistributedTest._DistTestBase, TestCase):  # type: ignore[misc, name-defined]
+        rank, world_size, file_name = RANK, str(SIZE), str(folder / "file")
+        init_method = f"file://{folder}/init"
+
+    results = folder / "results"
+    done = {line.split()[0] for line in results.read_text().splitlines()}
+    port = int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0, wait_for_workers=False)
+    for number, name in enumerate(names or unittest.TestLoader().getTestCaseNames(Suite)):
+        if name in done:
+            continue
+
+        def say(text: str = "stuck", name: str = name) -> None:
+            if RANK == 0:
+                with results.open("a") as file:
+                    file.write(f"{name} {text}\n")
+
+        (folder / "running").write_text(name)
+        with at_most(STUCK_SECONDS, say):
+            dist.init_process_group(
+                backend, store=dist.PrefixStore(name, store), rank=RANK, world_size=SIZE,
+                timeout=LIMIT,
+            )  # fmt: skip
+            suite.Barrier.barrier_id = number * 1000
+            own = outcome(Suite(name), name)
+            store.set(f"{name}/{RANK}", own)
+            keys = [f"{name}/{rank}" for rank in range(SIZE)]
+            store.wait(keys, 2 * LIMIT)
+            all_of = [store.get(key).decode() for key in keys]
+            say(next((one for one in all_of if one.startswith("failed")), all_of[0]))
+            with contextlib.suppress(Exception):  # the test may have done so
+                dist.destroy_process_group()
+    print(f"rank {RANK} is done", flush=True)
+    os._exit(0) if any(" failed" in line for line in results.read_text().splitlines()) else None
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
