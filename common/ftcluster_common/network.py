@@ -64,7 +64,7 @@ class HostNetwork:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "HostNetwork":
-        """Of the facts of a host; older ones have no RDMA."""
+        """Made from the facts of a host; older ones have no RDMA."""
         return cls(
             interface=facts["network_interface"],
             asked=facts.get("network_provider", AUTO),

@@ -131,7 +131,7 @@ class _TrainingWatch(Watch):
         self._stopped = self._stopped or text.endswith(STOPPED_LINE)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Of several that were killed, the first: mpirun kills the others."""
+        """The first that was killed: mpirun kills the others."""
         if any(one.cause != "signal" for one in trouble):
             return trouble
         return [one for one in trouble if one.rank == self._killed] or trouble
@@ -181,7 +181,7 @@ class _ScriptWatch(Watch):
             self._events.write("output", rank=0, stream=stream, text=text)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Of a script that hangs, the ranks that are in no collective: the others wait for them."""
+        """The ranks of a script that hangs that are in no collective: the others wait for them."""
         if any(one.cause != "hung" or one.rank is None for one in trouble):
             return trouble
         frames = [self._output.python_frame(one.rank or 0) for one in trouble]
