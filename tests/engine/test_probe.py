@@ -9,7 +9,8 @@ import torch
 
 from ftcluster_common.launch import Host
 from ftcluster_train.health.consistency import expected_kernel
-from ftcluster_train.health.probe import Request, cpu_flags, examine, kernel_used
+from ftcluster_train.health.host_benchmark import kernel_used
+from ftcluster_train.health.probe import Request, cpu_flags, examine
 from ftcluster_train.host.supervisor import free_port
 from tests.engine.forks import start
 

@@ -118,3 +118,25 @@ def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
     others = {module or name for module, name in found} - SHARED
     assert path.name in ADDS_COMMANDS or not others
     assert len(text.splitlines()) <= MOST_LINES
+
+
+# Fewer modules of a size that is read at once: a new one is for a purpose that none has yet
+MOST_MODULES = 150
+LINES = range(40, 351)
+SHORT = {  # of the hosts' package, with the reason
+    "mpi": "what a script imports to get the backend; the entry point of torch names it",
+    "engine/tasks/registry": "imports all tasks, which import `base`",
+    "kernels/private_torch": "one place for the private names of torch, which a test looks for",
+}
+MERGED_LATER = {"comm/ddp", "comm/mpi_backend", "comm/traffic", "patching/notices"}
+
+
+def test_the_hosts_package_has_few_modules_of_a_readable_size() -> None:
+    package = SOURCES["ftcluster_train"] / "ftcluster_train"
+    lines = {
+        str(path.relative_to(package).with_suffix("")): len(path.read_bytes().splitlines())
+        for path in package.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert {name for name in lines if lines[name] not in LINES} == SHORT.keys() | MERGED_LATER
+    assert len(lines) <= MOST_MODULES

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.launch import Host
+from ftcluster_train.health.host_benchmark import kernel_of
 from ftcluster_train.health.probe import (
     MARK,
     PIECE,
     Request,
     has_address,
-    kernel_of,
     mpi_variables,
     name_and_version,
     other_runs,

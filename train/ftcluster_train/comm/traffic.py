@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Traffic:
-    """Of one rank, since the training began; a context manager around each wait.
+    """What one rank sends since the training began; a context manager around each wait.
 
     Attributes:
         waited: seconds in which the rank was blocked in collectives on gradients and weights, also

@@ -16,7 +16,7 @@ from ftcluster_train.comm.world import (
 
 
 class StepTimes:
-    """Of this rank, since the training began; a context manager around what makes a batch.
+    """The times of this rank since the training began; a context manager around what makes a batch.
 
     In a collective all ranks wait for the last one, so what the rank that was blocked least in a
     step was blocked is the exchange itself, and what another one was blocked longer is waiting for

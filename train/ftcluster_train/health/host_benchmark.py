@@ -1,9 +1,14 @@
-"""How fast this host multiplies matrices, its memory and its disk are, and what slows them down."""
+"""How fast this host multiplies matrices, its memory and its disk are, and what slows them down.
+
+Also oneDNN's kernel for the products. torch is imported only for the measurement.
+"""
 
 import contextlib
 import os
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +32,16 @@ COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8  # of each of two
 COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
 LONGEST_SECONDS = 2.0  # on a slow disk
+PRODUCT = 256  # rows and columns of the product whose kernel is examined
+
+
+def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
+    """What this host computes, copies and writes a second, and what may have slowed it down."""
+    return {
+        **measure_speed(cores, bf16),
+        "memory_gb_per_second": measure_memory(cores),
+        "disk_mb_per_second": measure_disk(Path(folder)) if folder else None,
+    }
 
 
 def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
@@ -129,3 +144,42 @@ def measure_disk(folder: Path) -> float | None:
                 break
         return round(best / 1e6)
     return None
+
+
+def kernel_used(bf16: bool) -> str:
+    """oneDNN's name, from its log, for the kernel of a matrix product as in a training step."""
+    import torch
+
+    matrix = torch.ones(PRODUCT, PRODUCT)
+    verbose = torch.backends.mkldnn.verbose
+    with captured_output() as log, verbose(torch.backends.mkldnn.VERBOSE_ON):
+        if bf16:
+            matrix = matrix.bfloat16()
+            matrix @ matrix
+        else:  # MKL computes fp32 products, oneDNN convolutions; on one thread wide ones only
+            torch.nn.functional.conv1d(matrix[None], matrix[:, :, None].repeat(1, 1, 3))
+    text = log.read_text(errors="replace")
+    log.unlink()
+    return kernel_of(text)
+
+
+@contextlib.contextmanager
+def captured_output() -> Iterator[Path]:
+    """Redirect file descriptor 1 to a file: oneDNN prints its log from C."""
+    descriptor, name = tempfile.mkstemp(prefix="ftcluster-onednn-")
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(descriptor, 1)
+    try:
+        yield Path(name)
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(descriptor)
+
+
+def kernel_of(log: str) -> str:
+    """The kernel of the last execution in oneDNN's log, or ""; copies to other layouts aside."""
+    fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
+    names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
+    return names[-1] if names else ""

@@ -13,9 +13,8 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import timedelta
 from importlib.metadata import Distribution, distributions
@@ -37,7 +36,7 @@ from ftcluster_train.comm.connectivity import (
 )
 from ftcluster_train.errors import first_line
 from ftcluster_train.health.consistency import KERNELS
-from ftcluster_train.health.host_benchmark import measure_disk, measure_memory, measure_speed
+from ftcluster_train.health.host_benchmark import kernel_used, measure_host
 from ftcluster_train.health.host_firewalls import HostFirewall
 from ftcluster_train.health.open_ports import accept_connections
 from ftcluster_train.host.processes import run_of
@@ -49,7 +48,6 @@ LIMIT_SECONDS = 180  # torch is imported from a cold disk the first time
 COLLECTIVE_SECONDS = 30
 MARK = "FTCLUSTER-VERIFY"
 PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes to a pipe
-PRODUCT = 256  # rows and columns of the product whose kernel is examined
 TIMED_BYTES = 4 << 20
 TIMED_REPEATS = 5
 PRINT_SECONDS = 1.0
@@ -143,15 +141,6 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
-    """What this host computes, copies and writes a second, and what may have slowed it down."""
-    return {
-        **measure_speed(cores, bf16),
-        "memory_gb_per_second": measure_memory(cores),
-        "disk_mb_per_second": measure_disk(Path(folder)) if folder else None,
-    }
-
-
 def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:
     """What each host has for MPI; those whose facts are not known have this interface alone."""
     return [
@@ -224,45 +213,6 @@ def other_runs(processes: Path = Path("/proc")) -> list[str]:
         with contextlib.suppress(OSError):
             found.add(run_of(folder))
     return sorted(run for run in found if run and not run.startswith(RUN_PREFIX))
-
-
-def kernel_used(bf16: bool) -> str:
-    """oneDNN's name, from its log, for the kernel of a matrix product as in a training step."""
-    import torch
-
-    matrix = torch.ones(PRODUCT, PRODUCT)
-    verbose = torch.backends.mkldnn.verbose
-    with captured_output() as log, verbose(torch.backends.mkldnn.VERBOSE_ON):
-        if bf16:
-            matrix = matrix.bfloat16()
-            matrix @ matrix
-        else:  # MKL computes fp32 products, oneDNN convolutions; on one thread wide ones only
-            torch.nn.functional.conv1d(matrix[None], matrix[:, :, None].repeat(1, 1, 3))
-    text = log.read_text(errors="replace")
-    log.unlink()
-    return kernel_of(text)
-
-
-@contextlib.contextmanager
-def captured_output() -> Iterator[Path]:
-    """Redirect file descriptor 1 to a file: oneDNN prints its log from C."""
-    descriptor, name = tempfile.mkstemp(prefix="ftcluster-onednn-")
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(descriptor, 1)
-    try:
-        yield Path(name)
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(descriptor)
-
-
-def kernel_of(log: str) -> str:
-    """The kernel of the last execution in oneDNN's log, or ""; copies to other layouts aside."""
-    fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
-    names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
-    return names[-1] if names else ""
 
 
 def time_all_reduce(group: Any) -> float:

@@ -153,7 +153,7 @@ def _tcp_sockets() -> Iterator[tuple[int, int]]:
 
 
 def _inode_and_bytes(message: bytes) -> tuple[int, int]:
-    """Of a struct inet_diag_msg with its attributes."""
+    """The inode and bytes in a struct inet_diag_msg with its attributes."""
     (inode,) = struct.unpack_from("=I", message, INODE)
     rest = message[ATTRIBUTES:]
     while len(rest) >= 4:

@@ -147,7 +147,7 @@ class _TrainingWatch(Watch):
         self._stopped = self._stopped or text.endswith(STOPPED_LINE)
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
-        """Of several that were killed, the first: mpirun kills the others."""
+        """The first that was killed: mpirun kills the others."""
         if any(one.cause != "signal" for one in trouble):
             return trouble
         return [one for one in trouble if one.rank == self._killed] or trouble

@@ -18,7 +18,7 @@ from typing import Any
 def stack_packages() -> dict[str, Any]:
     """The stack that this Python is of, and what packages beside it must be compatible with.
 
-    Of what a package requires, only that of its extras: all else is in the stack.
+    A package has only the requirements of its extras: all others are in the stack.
     """
     packages = [
         {

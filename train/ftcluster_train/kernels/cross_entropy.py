@@ -14,7 +14,7 @@ CHUNK = 1 << 20  # elements at once: 4 MB of fp32
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
-    """Of each row, in fp32, shape (rows,); 0 where its target is `ignored`."""
+    """The losses of the rows, in fp32, shape (rows,); 0 where a target is `ignored`."""
 
     @staticmethod
     def forward(

@@ -15,7 +15,7 @@ from ftcluster_train.kernels.nf4 import dense, dtype_of, linear_in_nf4
 
 @dataclass(frozen=True)
 class Adapter:
-    """Of a linear layer; its weight has it as attribute `adapter`.
+    """The adapter of a linear layer, whose weight has it as attribute `adapter`.
 
     Attributes:
         down: A, shape (rank, inputs).

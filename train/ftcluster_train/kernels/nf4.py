@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Nf4:
-    """Of a parameter in NF4, which has it as attribute `nf4`.
+    """How a parameter is kept in NF4; it has this as attribute `nf4`.
 
     Attributes:
         state: bitsandbytes' description of the bytes.
@@ -27,7 +27,7 @@ class Nf4:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         dtype: torch.dtype = self.state.dtype
         return dtype
 

@@ -256,7 +256,7 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
-    """Of contiguous rows, summed in fp32; shape (columns,), in their dtype."""
+    """The sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
     sums = torch.zeros(_threads(rows), rows.shape[1])
     _call_typed("column_sums", rows, sums, *rows.shape)
     total: torch.Tensor = sums.sum(0).to(rows.dtype)

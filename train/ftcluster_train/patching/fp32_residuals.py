@@ -134,7 +134,7 @@ class Linear:
         self.clear()
 
     def patches(self) -> tuple[FunctionPatch, FunctionPatch]:
-        """Of torch's function, and of the one by which GPT-2 computes its layers."""
+        """The patches of torch's function and of the one by which GPT-2 computes its layers."""
         return (
             FunctionPatch(functional, torch_linear, always, self),
             FunctionPatch(torch, torch.addmm, _is_layer, self._addmm),

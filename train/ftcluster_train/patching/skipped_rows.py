@@ -41,7 +41,7 @@ LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
 
 
 class _Rows:
-    """Of the batch that a model computes now, the rows that are read.
+    """The rows that are read of the batch that a model computes now.
 
     Attributes:
         model: the one that was called.
