@@ -6,6 +6,7 @@ from weakref import WeakSet
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ftcluster_train.patching.fused_modules import (
     FUSED_GATED_MLPS,
@@ -96,7 +97,7 @@ class _Telling:
         """Called before the step."""
         if cls.model is None or not any(part is model for part in cls.model.modules()):
             cls.model = model
-            handle = model.register_forward_hook(
+            handle: RemovableHandle = model.register_forward_hook(
                 lambda *call: (handle.remove(), cls._end(model, call[-1]))[0], always_call=True
             )
 
