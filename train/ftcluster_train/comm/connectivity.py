@@ -55,8 +55,8 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
     gaps = unconnected_pairs(unreached)
     ranks = list(range(len(unreached)))
     while gaps:
-        counts = {one: sum(one in gap for gap in gaps) for one in ranks if one != 0}
-        worst = max(counts, key=lambda one: (counts[one], one))
+        counts = {rank: sum(rank in gap for gap in gaps) for rank in ranks if rank != 0}
+        worst = max(counts, key=lambda rank: (counts[rank], rank))
         ranks.remove(worst)
         gaps = {gap for gap in gaps if worst not in gap}
     return ranks
@@ -65,8 +65,8 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
 def unconnected_pairs(unreached: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
     """Pairs of ranks of which one does not reach the other, lower rank first."""
     return {
-        (min(one, other), max(one, other))
-        for one, others in enumerate(unreached)
+        (min(rank, other), max(rank, other))
+        for rank, others in enumerate(unreached)
         for other in others
     }
 
@@ -86,10 +86,8 @@ def listen(address: str, port: int, callers: int) -> socket.socket:
     The kernel completes connections, so nothing needs to accept them.
     """
     try:
-        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(
-            found[4][:2], family=found[0], backlog=max(callers + 1, BACKLOG)
-        )
+        info = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(info[4][:2], family=info[0], backlog=max(callers + 1, BACKLOG))
     except OSError:
         return socket.create_server(("", port), backlog=max(callers + 1, BACKLOG))
 

@@ -61,5 +61,5 @@ class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
             reduced = ReduceScatter(sent.view(-1), torch.empty_like(sent).view(-1))
             reduced.wait()
         reduced.sum(total, add=False)
-        own = total.view(most, width)[: counts[dist.get_rank()]]
-        return own, None, None
+        rows = total.view(most, width)[: counts[dist.get_rank()]]
+        return rows, None, None

@@ -37,17 +37,17 @@ def make_worker() -> Worker:
     hosts = gather_over_ranks(os.environ.get("GROUP_RANK", "0"))  # set by `bind`
     if len(set(hosts)) == 1:
         hosts = [str(rank) for rank in range(len(hosts))]
-    own = hosts[dist.get_rank()]
+    here = hosts[dist.get_rank()]
     members = {
         host: tuple(rank for rank, of_rank in enumerate(hosts) if of_rank == host)
         for host in dict.fromkeys(hosts)
     }
-    found: dict[str, list[dist.ProcessGroup | None]] = {
+    groups: dict[str, list[dist.ProcessGroup | None]] = {
         host: [dist.new_group(ranks) if len(ranks) > 1 else None for _ in range(2)]
         for host, ranks in members.items()
     }
     first = [ranks[0] for ranks in members.values()]
     leaders = dist.new_group(first)
-    steps, exchange = found[own]
+    steps, exchange = groups[here]
     leads = dist.get_rank() in first
-    return Worker(members[own], len(hosts), steps, exchange, leaders if leads else None)
+    return Worker(members[here], len(hosts), steps, exchange, leaders if leads else None)

@@ -114,12 +114,12 @@ def interface_towards(host: str) -> str:
     """
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, DEFAULT_PORT))
-        own = probe.getsockname()[0]
+        source = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == own:
+                if socket.inet_ntoa(answer[20:24]) == source:
                     return name
     return ""
 
@@ -178,8 +178,8 @@ def latency_of_collectives() -> float:
         began = time.perf_counter()
         sum_over_ranks([0.0])
         times.append(time.perf_counter() - began)
-    own = statistics.median(times[1:])  # the ranks have waited for each other in the first one
-    return sum_over_ranks([own])[0] / float(dist.get_world_size())
+    seconds = statistics.median(times[1:])  # the ranks have waited for each other in the first one
+    return sum_over_ranks([seconds])[0] / float(dist.get_world_size())
 
 
 def gather_over_ranks(value: Any) -> list[Any]:
@@ -190,11 +190,11 @@ def gather_over_ranks(value: Any) -> list[Any]:
     Args:
         value: plain data; tuples become lists.
     """
-    own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(own)]))
+    dist.all_gather(sizes, torch.tensor([len(encoded)]))
     longest = max(map(int, sizes))
-    padded = torch.nn.functional.pad(own, (0, longest - len(own)))
+    padded = torch.nn.functional.pad(encoded, (0, longest - len(encoded)))
     texts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(texts, padded)
     pairs = zip(texts, sizes, strict=True)

@@ -96,15 +96,15 @@ def unconnected_hosts(
 
 def package_differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
     """Packages of one host whose versions differ from the first host's."""
-    one, another = first["packages"], other["packages"]
-    found = [
-        f"{name} {another.get(name, 'missing')} instead of {one.get(name, 'none')}"
-        for name in sorted(one.keys() | another.keys())
-        if one.get(name) != another.get(name)
+    expected, actual = first["packages"], other["packages"]
+    differences = [
+        f"{name} {actual.get(name, 'missing')} instead of {expected.get(name, 'none')}"
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
     ]
-    if not found:
+    if not differences:
         return []
-    what = f"differs from {hosts[first['rank']].name}: {', '.join(found)}"
+    what = f"differs from {hosts[first['rank']].name}: {', '.join(differences)}"
     return [Finding(hosts[other["rank"]].name, what, SETUP, "packages")]
 
 
@@ -145,7 +145,7 @@ def open_to_outsiders(
 
 def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
     """One row for each host that answered."""
-    found: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {
             "name": hosts[answer["rank"]].name,
             "address": hosts[answer["rank"]].address,
@@ -160,11 +160,11 @@ def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
         }
         for answer in answers
     ]
-    relative = relative_speeds(found)
-    for row in found:
+    relative = relative_speeds(rows)
+    for row in rows:
         if row["speed"]:
             row["speed"] = {**row["speed"], "relative": relative[row["name"]]}
-    return found
+    return rows
 
 
 def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:

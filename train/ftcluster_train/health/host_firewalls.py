@@ -45,8 +45,8 @@ def advice(
 ) -> list[str]:
     """What to run on those of the hosts with such a firewall, so that they let others in."""
     return [
-        f"on {host.name}, whose firewall {found.program} manages: "
-        + found.opening([one.address for one in others if one != host])
+        f"on {host.name}, whose firewall {firewall.program} manages: "
+        + firewall.opening([other.address for other in others if other != host])
         for host in hosts
-        if (found := firewalls.get(host.name))
+        if (firewall := firewalls.get(host.name))
     ]

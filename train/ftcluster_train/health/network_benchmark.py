@@ -44,13 +44,13 @@ def rounds(size: int) -> list[list[tuple[int, int]]]:
     [[(0, 3), (1, 2)], [(0, 2), (1, 3)], [(0, 1), (2, 3)]]
     """
     seats: list[int | None] = [*range(size), *([None] if size % 2 else [])]
-    found = []
+    paired = []
     for _ in range(len(seats) - 1):
         facing = zip(seats[: len(seats) // 2], reversed(seats), strict=False)
         pairs = [(a, b) for a, b in facing if a is not None and b is not None]
-        found.append(sorted((min(pair), max(pair)) for pair in pairs))
+        paired.append(sorted((min(pair), max(pair)) for pair in pairs))
         seats = [seats[0], seats[-1], *seats[1:-1]]
-    return [pairs for pairs in found if pairs]
+    return [pairs for pairs in paired if pairs]
 
 
 def partners(rank: int, size: int) -> list[int]:

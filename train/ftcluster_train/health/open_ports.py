@@ -83,5 +83,5 @@ def _listen(port: int) -> socket.socket:
 
 def _plain(address: str) -> str:
     """Without the interface, and IPv4 as IPv4."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

@@ -38,12 +38,12 @@ def relative_speeds(hosts: Sequence[Row]) -> dict[str, float | None]:
     a host that was not measured, or the only one with its CPU.
     """
     precision = _precision(hosts)
-    found: dict[str, float | None] = {}
+    relative: dict[str, float | None] = {}
     for host in hosts:
         speeds = [_per_core(other, precision) for other in _with_same_cpu(host, hosts)]
         usual = median_high(speeds) if len(speeds) > 1 else 0.0
-        found[host["name"]] = round(_per_core(host, precision) / usual, 3) if usual else None
-    return found
+        relative[host["name"]] = round(_per_core(host, precision) / usual, 3) if usual else None
+    return relative
 
 
 def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
@@ -78,17 +78,17 @@ def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:
             ("memory_gb_per_second", "GB/s of memory", same, SLOW_HOST, CHECK_MEMORY),
             ("disk_mb_per_second", "MB/s written to disk", others, SLOW_DISK, CHECK_DISK),
         ):
-            known = [row[key] for row in rows if row[key]]
-            if speed[key] and known and speed[key] < limit * median_low(known):
-                what = f"{speed[key]:.0f} {unit}, the other hosts have {median_low(known):.0f}"
+            measured = [row[key] for row in rows if row[key]]
+            if speed[key] and measured and speed[key] < limit * median_low(measured):
+                what = f"{speed[key]:.0f} {unit}, the other hosts have {median_low(measured):.0f}"
                 findings.append(Finding(host["name"], what, hint, "straggler"))
     return findings
 
 
 def reasons(host: Row, others: Sequence[Row]) -> list[str]:
     """What was measured that explains a slow host, else what to compare with another host."""
-    found = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
-    return found or [
+    measured = list(_measured_reasons(host["speed"], [other["speed"] for other in others]))
+    return measured or [
         f"nothing measured explains it (load average {host['speed']['load_average']:g}); "
         "compare with another host: its frequency (turbostat), cooling, power profile and SNC in "
         "the BIOS, memory in all channels (dmidecode -t memory), microcode"
@@ -112,12 +112,12 @@ def _measured_reasons(speed: Row, others: Sequence[Row]) -> Iterator[str]:
             f"its load average was {speed['load_average']:g} for {speed['threads']} threads "
             "before: look for other programs (top)"
         )
-    known = [other["mhz"] for other in others if other["mhz"]]
+    usual_mhz = [other["mhz"] for other in others if other["mhz"]]
     if speed["throttled"]:
         yield "its CPU was throttled because of heat: check fans and air flow"
-    if speed["mhz"] and known and speed["mhz"] < LOW_FREQUENCY * median_low(known):
+    if speed["mhz"] and usual_mhz and speed["mhz"] < LOW_FREQUENCY * median_low(usual_mhz):
         yield (
-            f"it ran at {speed['mhz']} MHz, the others at {median_low(known)}: check its power "
+            f"it ran at {speed['mhz']} MHz, the others at {median_low(usual_mhz)}: check its power "
             "profile and governor, and look for other load"
         )
     governors = {other["governor"] for other in others} - {""}

@@ -86,8 +86,8 @@ class Request:
     @classmethod
     def read(cls, text: str) -> "Request":
         """From JSON; what only a later version of the control node knows is left out."""
-        known = {one.name for one in fields(cls)}
-        data = {key: value for key, value in json.loads(text).items() if key in known}
+        names = {one.name for one in fields(cls)}
+        data = {key: value for key, value in json.loads(text).items() if key in names}
         firewalls = {
             name: HostFirewall(one["program"], tuple(one["ports"]))
             for name, one in data.get("firewalls", {}).items()
@@ -192,10 +192,10 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = timedelta(seconds=COLLECTIVE_SECONDS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
-    found = sum_over_ranks([float(rank + 1), 0.5])
+    sums = sum_over_ranks([float(rank + 1), 0.5])
     return {
         "interface": interface,
-        "sum_right": found == [size * (size + 1) / 2, 0.5 * size],
+        "sum_right": sums == [size * (size + 1) / 2, 0.5 * size],
         "all_reduce_ms": time_all_reduce(None) if size > 1 else None,
     }
 
@@ -208,11 +208,11 @@ def cpu_flags() -> list[str]:
 
 def other_runs(processes: Path = Path("/proc")) -> list[str]:
     """Ids of other runs on this host, of processes whose environment this user may read."""
-    found = set()
+    runs = set()
     for folder in processes.glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            found.add(run_of(folder))
-    return sorted(run for run in found if run and not run.startswith(RUN_PREFIX))
+            runs.add(run_of(folder))
+    return sorted(run for run in runs if run and not run.startswith(RUN_PREFIX))
 
 
 def time_all_reduce(group: Any) -> float:
@@ -250,9 +250,9 @@ def time_impi(answer: dict[str, Any]) -> dict[str, float]:
 def has_address(address: str) -> bool:
     """Whether an interface of this host has the address, which may be a name."""
     try:
-        found = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(*found[:3]) as probe:
-            probe.bind(found[4])
+        address_info = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(*address_info[:3]) as probe:
+            probe.bind(address_info[4])
     except OSError:
         return False
     return True
@@ -267,16 +267,16 @@ def pieces(rank: int, answer: dict[str, Any]) -> list[str]:
 
 def read_answers(lines: Sequence[str]) -> list[dict[str, Any]]:
     """The complete answers in the output of mpirun, sorted by rank."""
-    found: dict[int, dict[int, str]] = {}
+    parts_by_rank: dict[int, dict[int, str]] = {}
     counts = {}
     for line in lines:
         _, mark, text = line.partition(f"{MARK} ")
         words = text.rstrip("\n").split(" ", 3) if mark else []
         if len(words) == 4 and all(word.isdecimal() for word in words[:3]):
             rank, number, counts[rank] = int(words[0]), int(words[1]), int(words[2])
-            found.setdefault(rank, {})[number] = words[3]
+            parts_by_rank.setdefault(rank, {})[number] = words[3]
     answers = []
-    for rank, parts in sorted(found.items()):
+    for rank, parts in sorted(parts_by_rank.items()):
         if len(parts) == counts[rank]:
             with contextlib.suppress(ValueError, RecursionError):
                 answers.append(json.loads("".join(parts[number] for number in sorted(parts))))

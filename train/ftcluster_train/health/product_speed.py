@@ -22,8 +22,8 @@ def product_shapes(model: Any) -> Counter[tuple[int, int]]:
     from ftcluster_train.kernels.nf4 import shape_of
 
     kinds = (torch.nn.Linear, Conv1D)
-    found = (shape_of(one.weight) for one in model.modules() if isinstance(one, kinds))
-    return Counter((int(one), int(other)) for one, other in found)
+    shapes = (shape_of(module.weight) for module in model.modules() if isinstance(module, kinds))
+    return Counter((int(rows), int(columns)) for rows, columns in shapes)
 
 
 def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:

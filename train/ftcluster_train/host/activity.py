@@ -38,42 +38,42 @@ def activity(
             descendants.
     """
     pids = {*main, *descendants(root)}  # a kernel may not list descendants
-    found = {pid: process for pid in pids if (process := process_state(pid))}
-    if not found:
+    processes = {pid: process for pid in pids if (process := process_state(pid))}
+    if not processes:
         return {}
-    states = [process["state"] for process in found.values()]
-    stopped = any(found[pid]["state"] in "Tt" for pid in main if pid in found)
-    asleep = [pid for pid in main if pid in found and found[pid]["state"] == "D"]
-    cpu = round(sum(process["cpu"] for process in found.values()), 2)
+    states = [process["state"] for process in processes.values()]
+    stopped = any(processes[pid]["state"] in "Tt" for pid in main if pid in processes)
+    asleep = [pid for pid in main if pid in processes and processes[pid]["state"] == "D"]
+    cpu = round(sum(process["cpu"] for process in processes.values()), 2)
     computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
-    starved = not computes and any(map(wants_cpu, found))
+    starved = not computes and any(map(wants_cpu, processes))
     return {
         "state": "T" if stopped else "D" if "D" in states else "R" if starved else "S",
         "sleep": sleep_of(asleep[0]) if asleep else None,
         "cpu": cpu,
-        "wire": before["wire"] if computes else tcp_bytes(sockets_of(found)),
+        "wire": before["wire"] if computes else tcp_bytes(sockets_of(processes)),
     }
 
 
 def descendants(root: int) -> list[int]:
     """Process ids of a process's children, of their children, and so on."""
-    found: list[int] = []
+    below: list[int] = []
     waiting = [root]
     while waiting:
         pids = children(waiting.pop())
-        found += pids
+        below += pids
         waiting += pids
-    return found
+    return below
 
 
 def children(pid: int) -> list[int]:
     """Process ids of the children of all threads of a process."""
-    found: list[int] = []
+    pids: list[int] = []
     with contextlib.suppress(OSError):  # it has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
-                found += map(int, (task / "children").read_text().split())
-    return found
+                pids += map(int, (task / "children").read_text().split())
+    return pids
 
 
 def process_state(pid: int) -> dict[str, Any]:
@@ -114,14 +114,14 @@ def sleep_of(pid: int) -> tuple[int, int, str] | None:
 
 def sockets_of(pids: Iterable[int]) -> set[int]:
     """Inodes of the sockets that processes have open."""
-    found = set()
+    inodes = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for path in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):  # it is closed by now
                     if match := SOCKET.fullmatch(str(path.readlink())):
-                        found.add(int(match[1]))
-    return found
+                        inodes.add(int(match[1]))
+    return inodes
 
 
 def tcp_bytes(inodes: Collection[int]) -> int:

@@ -61,16 +61,16 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
     if rank >= len(ranks):
         raise ValueError(f"there is no rank {rank}, the plan has {len(ranks)}")
     host, kind, local = ranks[rank]
-    own = kind["ranks"][local]
+    planned = kind["ranks"][local]
     return Place(
         rank=rank,
         world_size=len(ranks),
         local_rank=local,
         local_size=len(kind["ranks"]),
         host=host,
-        cpus=frozenset(parse_cpus(own["cpus"])),
-        threads=own["threads"],
-        memory=tuple(own["memory"]),
+        cpus=frozenset(parse_cpus(planned["cpus"])),
+        threads=planned["threads"],
+        memory=tuple(planned["memory"]),
         env=kind["env"],
     )
 

@@ -53,12 +53,12 @@ def guard(program: Sequence[str], rank: int) -> int:
     os.set_inheritable(theirs, True)
     os.set_blocking(ours, False)
     os.set_blocking(theirs, False)  # a rank never waits for its guardian
-    kills, own = oom_kills(), os.getpid()
+    kills, parent = oom_kills(), os.getpid()
     pid = os.fork()
     if pid == 0:
         connection.close()
         os.close(ours)
-        end_with_parent(signal.SIGKILL, own)
+        end_with_parent(signal.SIGKILL, parent)
         os.environ[VARIABLE] = str(theirs)
         os._exit(execute(program))
     os.close(theirs)

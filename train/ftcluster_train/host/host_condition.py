@@ -50,7 +50,7 @@ class HostCondition:
             if (before := self._programs.get((pid, name), 0)) < ticks
         ]
         used.sort(key=lambda one: -one[2])
-        found = {
+        condition = {
             "mhz": megahertz(os.sched_getaffinity(0)),
             "throttled": after.throttled - self._counters.throttled,
             "stolen": round(
@@ -66,7 +66,7 @@ class HostCondition:
         }
         self._since, self._counters, self._swapped = now, after, swapped
         self._programs = programs
-        return found
+        return condition
 
     def _others(self) -> dict[tuple[int, str], int]:
         """Ticks of CPU time of each process that is not the run's, by id and name."""
@@ -75,15 +75,15 @@ class HostCondition:
 
 def cpu_ticks(without: Collection[int]) -> dict[tuple[int, str], int]:
     """Ticks of CPU time of each process that can be seen, by id and name."""
-    found = {}
+    ticks = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal() and int(folder.name) not in without:
             with contextlib.suppress(OSError):  # it has ended
                 text = (folder / "stat").read_text(errors="replace")
                 name, _, rest = text.partition("(")[2].rpartition(")")
                 fields = rest.split()
-                found[int(folder.name), name] = int(fields[11]) + int(fields[12])  # utime, stime
-    return found
+                ticks[int(folder.name), name] = int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks
 
 
 def _swapped_pages() -> int:

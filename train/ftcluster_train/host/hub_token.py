@@ -8,6 +8,7 @@ hosts over the mesh's SSH. Standard library only.
 import os
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ftcluster_common.launch import HUB_TOKEN_FILE, Launch
@@ -65,10 +66,8 @@ def give(token: str, launch: Launch) -> list[Refusal]:
         failed = refusals(others, launch.ssh_config, command, token, launch.timeouts.ssh)
     if failed:
         take_back(launch)
-    return [
-        Refusal(one.host, f"the token for the Hub cannot be written: {one.reason}", one.by_ssh)
-        for one in failed
-    ]
+    what = "the token for the Hub cannot be written"
+    return [replace(refusal, reason=f"{what}: {refusal.reason}") for refusal in failed]
 
 
 def left_here(run_dir: Path) -> list[Path]:

@@ -23,10 +23,10 @@ def rank_of(hello: bytes, secret: str) -> int | None:
     Raises:
         ValueError: it does not have the secret, or says something else than `hello_of`.
     """
-    own = secret.encode() + b" "
-    if len(hello) >= len(own) and not hmac.compare_digest(hello[: len(own)], own):
+    greeting = secret.encode() + b" "
+    if len(hello) >= len(greeting) and not hmac.compare_digest(hello[: len(greeting)], greeting):
         raise ValueError
-    rank, newline, _ = hello[len(own) :].partition(b"\n")
+    rank, newline, _ = hello[len(greeting) :].partition(b"\n")
     if len(rank) > RANK_DIGITS or (newline and not rank.isdigit()):
         raise ValueError
     return int(rank) if newline else None
@@ -39,17 +39,17 @@ def read_report(line: bytes) -> dict[str, Any]:
         ValueError: it is no report.
     """
     try:
-        found = json.loads(line)
+        report = json.loads(line)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    return _fields(found, REPORT)
+    return _fields(report, REPORT)
 
 
-def _fields(found: Any, known: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    if not isinstance(found, dict):
+def _fields(report: Any, forms: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    if not isinstance(report, dict):
         raise ValueError("no object")
-    fields = {name: found[name] for name in known if name in found}
-    wrong = [name for name, value in fields.items() if not known[name](value)]
+    fields = {name: report[name] for name in forms if name in report}
+    wrong = [name for name, value in fields.items() if not forms[name](value)]
     if wrong:
         raise ValueError(f"of another form: {', '.join(wrong)}")
     return fields

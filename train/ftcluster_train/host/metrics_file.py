@@ -110,7 +110,7 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
     yield "ftcluster_run_info", {"recipe": recipe, **about}, 1
     for state in STATES:
         yield "ftcluster_run_state", {"state": state}, float(state == (end or "running"))
-    known = {
+    values = {
         "start_time_seconds": numbers.began,
         "update_time_seconds": now,
         "hosts": len(launch.hosts),
@@ -126,8 +126,8 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
     trained = of("step", "train_seconds")
     until = of("end", "time") or now
     if trained is not None and until > numbers.began:
-        known["goodput_ratio"] = (trained - numbers.before) / (until - numbers.began)
-    for name, value in known.items():
+        values["goodput_ratio"] = (trained - numbers.before) / (until - numbers.began)
+    for name, value in values.items():
         if value is not None:
             yield f"ftcluster_{name}", {}, value
     whole = numbers.interval

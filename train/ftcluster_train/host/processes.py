@@ -22,12 +22,12 @@ def processes_of(run: str) -> list[int]:
     A process belongs to the run if its environment says so: Hydra's proxies and ranks are in
     sessions of their own, so they are not in mpirun's process group.
     """
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if run_of(folder) == run and int(folder.name) != os.getpid():
-                found.append(int(folder.name))
-    return found
+                pids.append(int(folder.name))
+    return pids
 
 
 def run_of(process: Path) -> str:
@@ -36,8 +36,8 @@ def run_of(process: Path) -> str:
     Raises:
         OSError: it has ended, or is another user's.
     """
-    found = MARK.search((process / "environ").read_bytes())
-    return found[1].decode(errors="replace") if found else ""
+    match = MARK.search((process / "environ").read_bytes())
+    return match[1].decode(errors="replace") if match else ""
 
 
 def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
@@ -96,9 +96,9 @@ def kill_all(run: str) -> None:
 
 def kill_rest(run: str) -> list[int]:
     """Kill what is left of a run on this host; returns the process ids."""
-    found = []
+    killed = []
     for pid in processes_of(run):
         with contextlib.suppress(OSError):  # it has ended
             os.kill(pid, signal.SIGKILL)
-            found.append(pid)
-    return found
+            killed.append(pid)
+    return killed

@@ -125,118 +125,120 @@ def find_trouble(
         now: the supervisor's seconds.
         hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
     """
-    dead = [one for one in lives if one.exit not in (None, 0)]
-    killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
+    dead = [life for life in lives if life.exit not in (None, 0)]
+    killed = [life for life in dead if life.oom or (life.exit or 0) < 0]
     if killed:  # the others ended because one was gone
-        return [_ended(one) for one in killed]
+        return [_ended(life) for life in killed]
     # those that end by themselves say why, and the others soon end as well
-    if dead and now - min(one.changed for one in dead) > timeouts.last_words:
-        return [_ended(one) for one in dead]
+    if dead and now - min(life.changed for life in dead) > timeouts.last_words:
+        return [_ended(life) for life in dead]
     if dead:
         return []
-    late = [one for one in lives if one.heard is None]
+    late = [life for life in lives if life.heard is None]
     if late and now - late[0].changed > timeouts.start:
-        return [_trouble(one, "host", "not started by mpirun") for one in late]
-    known = [one for one in lives if one.heard is not None and one.exit is None]
-    silent = [one for one in known if now - (one.heard or 0) > timeouts.silence or one.lost]
+        return [_trouble(life, "host", "not started by mpirun") for life in late]
+    running = [life for life in lives if life.heard is not None and life.exit is None]
+    silent = [life for life in running if now - (life.heard or 0) > timeouts.silence or life.lost]
     if silent:
         return _silent(silent, lives, now - timeouts.silence / 2)
     stopped = [
-        one for one in known if one.stopped is not None and now - one.stopped > timeouts.stopped
+        life
+        for life in running
+        if life.stopped is not None and now - life.stopped > timeouts.stopped
     ]
     if stopped:
-        return [_trouble(one, "stopped", "stopped (SIGSTOP)", STOPPED_HINT) for one in stopped]
+        return [_trouble(life, "stopped", "stopped (SIGSTOP)", STOPPED_HINT) for life in stopped]
     asleep = [
-        one
-        for one in known
-        if one.sleep and now - one.asleep > _longest_sleep(one, timeouts, hang_seconds)
+        life
+        for life in running
+        if life.sleep and now - life.asleep > _longest_sleep(life, timeouts, hang_seconds)
     ]
     if asleep:
-        return [_asleep(one) for one in asleep]
+        return [_asleep(life) for life in asleep]
     limit = timeouts.silence if hang_seconds is None else hang_seconds
-    if any(one.doing == "starting" for one in known):
+    if any(life.doing == "starting" for life in running):
         limit = max(limit, timeouts.start)
-    return [] if late or hang_seconds == 0 else _hung(known, now, limit)
+    return [] if late or hang_seconds == 0 else _hung(running, now, limit)
 
 
-def _ended(one: RankLife) -> Trouble:
-    code = one.exit or 0
-    if one.oom:
+def _ended(life: RankLife) -> Trouble:
+    code = life.exit or 0
+    if life.oom:
         what = "killed by the kernel: the host is out of memory"
-        return _trouble(one, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
+        return _trouble(life, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
     if code < 0:
-        return _trouble(one, "signal", f"killed by signal {-code} ({signal_name(-code)})")
-    return _trouble(one, "exit", f"ended with exit code {code}")
+        return _trouble(life, "signal", f"killed by signal {-code} ({signal_name(-code)})")
+    return _trouble(life, "exit", f"ended with exit code {code}")
 
 
 def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], acked: float) -> list[Trouble]:
     """A host whose kernel has acknowledged nothing since `acked` is lost."""
-    found = []
-    for host in dict.fromkeys(one.host for one in silent):
-        there = [one for one in lives if one.host == host]
-        gone = [one for one in silent if one.host == host]
-        up = all(one.lost for one in gone) or any(one.acked > acked for one in gone)
+    trouble = []
+    for host in dict.fromkeys(life.host for life in silent):
+        there = [life for life in lives if life.host == host]
+        gone = [life for life in silent if life.host == host]
+        up = all(life.lost for life in gone) or any(life.acked > acked for life in gone)
         if len(gone) == len(there) and not up:
             message = f"{host} ({gone[0].address}) was lost{at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
-            found.append(Trouble(host, None, gone[0].step, "host", message, hint))
+            trouble.append(Trouble(host, None, gone[0].step, "host", message, hint))
         else:
             hint = f"if {host} was rebooted, it is used again when it answers"
-            found += [
-                _trouble(one, "signal", "its guardian process was killed", hint)
-                if one.lost
-                else _trouble(one, "stopped", "its guardian process does not answer", STOPPED_HINT)
-                for one in gone
+            trouble += [
+                _trouble(life, "signal", "its guardian process was killed", hint)
+                if life.lost
+                else _trouble(life, "stopped", "its guardian process does not answer", STOPPED_HINT)
+                for life in gone
             ]
-    return found
+    return trouble
 
 
-def _longest_sleep(one: RankLife, timeouts: Timeouts, hang_seconds: float | None) -> float:
+def _longest_sleep(life: RankLife, timeouts: Timeouts, hang_seconds: float | None) -> float:
     """Seconds that a rank may be in one uninterruptible sleep."""
     if hang_seconds is not None:
         return hang_seconds or math.inf
-    return timeouts.start if one.doing in WRITES_OR_READS else timeouts.silence
+    return timeouts.start if life.doing in WRITES_OR_READS else timeouts.silence
 
 
-def _asleep(one: RankLife) -> Trouble:
-    function = f", {one.sleep[2]}" if one.sleep and one.sleep[2] else ""
-    return _trouble(one, "asleep", f"waits in the kernel (state D{function})", ASLEEP_HINT)
+def _asleep(life: RankLife) -> Trouble:
+    function = f", {life.sleep[2]}" if life.sleep and life.sleep[2] else ""
+    return _trouble(life, "asleep", f"waits in the kernel (state D{function})", ASLEEP_HINT)
 
 
-def _hung(known: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
+def _hung(running: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
     """Where no rank has done anything for a while, those that are the farthest behind.
 
     Where none is behind, the one that has done nothing for longest; all ranks of a script in that
     order, which do not report where they are.
     """
-    idle = {one.rank: max(one.busy, one.changed) for one in known}
-    if not known or now - max(idle.values()) <= limit_seconds:
+    idle = {life.rank: max(life.busy, life.changed) for life in running}
+    if not running or now - max(idle.values()) <= limit_seconds:
         return []
-    first = min(map(_place, known))
-    behind = [one for one in known if _place(one) == first]
-    ordered = sorted(known, key=lambda one: idle[one.rank])
-    scripts = all(one.doing == SCRIPT for one in known)
-    named = behind if len(behind) < len(known) else ordered if scripts else ordered[:1]
+    first = min(map(_place, running))
+    behind = [life for life in running if _place(life) == first]
+    ordered = sorted(running, key=lambda life: idle[life.rank])
+    scripts = all(life.doing == SCRIPT for life in running)
+    named = behind if len(behind) < len(running) else ordered if scripts else ordered[:1]
     what = f"no rank has used its CPU, a disk or the network for {limit_seconds:g} s"
     return [
         _trouble(
-            one,
+            life,
             "hung",
-            f"hung in {one.doing}: {what}",
-            f"its Python stacks: ftcluster logs --rank {one.rank}",
+            f"hung in {life.doing}: {what}",
+            f"its Python stacks: ftcluster logs --rank {life.rank}",
         )
-        for one in named
+        for life in named
     ]
 
 
-def _place(one: RankLife) -> tuple[int, int]:
-    return one.step, ORDER.index(one.doing) if one.doing in ORDER else 0
+def _place(life: RankLife) -> tuple[int, int]:
+    return life.step, ORDER.index(life.doing) if life.doing in ORDER else 0
 
 
-def _trouble(one: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
-    return Trouble(one.host, one.rank, one.step, cause, f"{what}{at_step(one)}", hint)
+def _trouble(life: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
+    return Trouble(life.host, life.rank, life.step, cause, f"{what}{at_step(life)}", hint)
 
 
-def at_step(one: RankLife) -> str:
+def at_step(life: RankLife) -> str:
     """The end of a message: at which step a rank is; a script reports none."""
-    return "" if one.doing == SCRIPT else f" at step {one.step}"
+    return "" if life.doing == SCRIPT else f" at step {life.step}"

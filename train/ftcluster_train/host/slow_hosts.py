@@ -95,12 +95,12 @@ class SlowHosts:
             rest = [other for other_name, other in seconds.items() if other_name != name]
             # batches differ in length, and the other hosts' do so likewise
             now = seconds[name] / (median_low(rest) if rest else tokens)
-            own = now / median(host.earlier) if len(host.earlier) >= LEAST_EARLIER else 0.0
+            alone = now / median(host.earlier) if len(host.earlier) >= LEAST_EARLIER else 0.0
             beside = now if rest else 0.0
-            ratio = max(beside, own)
+            ratio = max(beside, alone)
             relative[name] = now
             usual = seconds[name] / ratio if ratio else seconds[name]
-            compared[name] = Behind(name, step, seconds[name], usual, beside >= own, ratio)
+            compared[name] = Behind(name, step, seconds[name], usual, beside >= alone, ratio)
         slow = {name for name, one in compared.items() if one.ratio >= SLOWER}
         for name, host in self._hosts.items():
             host.slow, host.fast = (host.slow + 1, 0) if name in slow else (0, host.fast + 1)
@@ -176,14 +176,14 @@ class SlowHostWatch:
         before, self._before = self._before, event
         if before is None:
             return  # the first steps are slow on all hosts, each in its own way
-        conditions = {one.host: one.condition for one in self._lives if one.condition}
-        for found in self._slow.add(interval_between(before, event)):
-            own = conditions.get(found.host, {})
-            others = [one for name, one in conditions.items() if name != found.host]
+        conditions = {life.host: life.condition for life in self._lives if life.condition}
+        for behind in self._slow.add(interval_between(before, event)):
+            condition = conditions.get(behind.host, {})
+            others = [other for name, other in conditions.items() if name != behind.host]
             self._events.write(
                 "slow_host",
-                host=found.host,
-                step=found.step,
-                ratio=round(found.ratio, 3),
-                message=message_of(found, own, others),
+                host=behind.host,
+                step=behind.step,
+                ratio=round(behind.ratio, 3),
+                message=message_of(behind, condition, others),
             )

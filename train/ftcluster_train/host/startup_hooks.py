@@ -51,8 +51,8 @@ class _Finder(MetaPathFinder):
         if name != self._name:
             return None
         behind = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        found = (finder.find_spec(name, path, target) for finder in behind)
-        spec = next((spec for spec in found if spec), None)
+        specs = (finder.find_spec(name, path, target) for finder in behind)
+        spec = next((spec for spec in specs if spec), None)
         if spec and spec.loader:
             # a script may also look whether there is such a module, and not import it
             run = spec.loader.exec_module

@@ -52,7 +52,7 @@ class StopRequest:
         if self.holding:
             return
         # before the first step there is nothing to save
-        if not self.saving or not all(one.step for one in self.saving.lives):
+        if not self.saving or not all(life.step for life in self.saving.lives):
             raise Stopped
         if again and not self.repeated:
             raise Stopped

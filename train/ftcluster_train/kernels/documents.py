@@ -146,10 +146,10 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = []
         for group in ctx.layout.groups:
-            own = _group(grad, group, ctx.per_key)
+            gradient = _group(grad, group, ctx.per_key)
             if group.padding is not None:
-                own.unflatten(2, (-1, ctx.per_key)).masked_fill_(group.padding, 0)
-            grads.append(own)
+                gradient.unflatten(2, (-1, ctx.per_key)).masked_fill_(group.padding, 0)
+            grads.append(gradient)
         return None, None, *grads
 
 

