@@ -105,6 +105,16 @@ def test_every_message_is_written_or_refused() -> None:
         with_known_roles(twice, knows("user", "assistant"))
 
 
+def test_a_message_is_missed_though_another_has_its_words() -> None:
+    """As of a tool whose result the answer repeats."""
+    result = {"role": "function", "content": "4"}
+    told = Conversation([ASKS, result, {"role": "assistant", "content": "It is 4."}])
+    known = with_known_roles(told, knows("user", "tool", "assistant"))
+    assert known.messages[1]["role"] == "tool"
+    with pytest.raises(DataError, match="leaves out message 2, of the role tool"):
+        with_known_roles(told, knows("user", "assistant"))
+
+
 def drops(messages: Sequence[Message], prompt: bool) -> str:
     return chatml([m for m in messages if m["role"] == "user"], prompt)
 
