@@ -19,7 +19,14 @@ import torch.distributed as dist
 
 from ftcluster_common.launch import IMPI
 from ftcluster_train.comm.mpi_progress import Channel, Progress
-from ftcluster_train.comm.mpi_types import LEAVE, MPI, Tensors, describe, signature
+from ftcluster_train.comm.mpi_types import (
+    LEAVE,
+    MPI,
+    Tensors,
+    check_bfloat16,
+    describe,
+    signature,
+)
 from ftcluster_train.comm.mpi_work import MpiWork, Operation
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
@@ -59,6 +66,7 @@ def progress() -> Progress:
                 check_shared_memory(int(os.environ.get("MPI_LOCALNRANKS", "1")))
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
                 atexit.register(finalize)
+                check_bfloat16()
             _progress = Progress()
         return _progress
 

@@ -58,6 +58,7 @@ class Task(ABC):
         evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
+        disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -68,6 +69,7 @@ class Task(ABC):
     has_head = True
     group_by_length = True
     needs_reference = False
+    disables_dropout = False
     pads = True
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
