@@ -254,11 +254,14 @@ class PreferenceTuning(DecoderTuning):
         chosen_column: the answer that is preferred: a text, or a list of messages.
         rejected_column: the other answer.
         beta: how strongly the model is held at the one that the training begins with.
+        disable_dropout: whether the model is trained without dropout, as it is compared with what
+            it computed without; as in TRL, also of adapters.
     """
 
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
     beta: float = limited(0.1, above=0)
+    disable_dropout: bool = True
 
 
 Options = (

@@ -28,8 +28,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
-from ftcluster_train.comm import mpi_job, mpi_progress
+from ftcluster_train.comm import mpi_job, mpi_progress, mpi_types
 from ftcluster_train.comm.mpi_progress import Channel
+from ftcluster_train.comm.mpi_types import MPI, adds_bfloat16
 
 RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])
@@ -184,6 +185,9 @@ def beyond_gloo() -> None:
         tensor = torch.tensor([RANK == 0, True, False]).to(dtype)
         dist.broadcast(tensor, 0)
         assert tensor.tolist() == [1, 1, 0]
+    assert adds_bfloat16(mpi_types.TYPES[torch.bfloat16])
+    others = (MPI.INT16_T, MPI.FLOAT16_T, MPI.FLOAT, MPI.BYTE, MPI.DATATYPE_NULL)
+    assert not any(map(adds_bfloat16, others))  # as the number of bf16 in another release may be
     flags = torch.tensor([RANK == 1, False])
     dist.all_reduce(flags)
     assert flags.tolist() == [True, False]

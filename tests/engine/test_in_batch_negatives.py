@@ -139,7 +139,7 @@ def loss_of(
     times = StepTimes(optimizer.traffic, world)
     kernels = kernels or contextlib.nullcontext()
     step = make_step(task, model, optimizer, kernels, times, bf16=False)  # type: ignore[arg-type]
-    batch = StepBatch(1, 0, 0, 1, [], parts, dropout_seed=0)
+    batch = StepBatch(1, 0, 0, [1], [], parts, dropout_seed=0)
     return step.run(batch).loss, optimizer.lasts
 
 

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +13,19 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ftcluster_common.job import Job
+from ftcluster_common.recipe import PreferenceTuning
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine import evaluation
+from ftcluster_train.engine.adapters import add_adapters, linear_layers
 from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.models import disable_dropout
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear_cross_entropy import token_losses
+from tests.engine import architectures
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of
+from tests.engine.jobs import run as run_once
 from tests.engine.models import CHAT, VOCABULARY, make_model, make_tokenizer
 from tests.engine.runs import Row, make_whole_job, write_data
 from tests.engine.test_instruction_tuning import write_chat_model
@@ -62,6 +71,57 @@ def test_a_trained_model_prefers(
     assert found["accuracy"] > 0.95
     assert found["margin"] > 0.1
     assert found["loss"] < 0.9 * log_2
+
+
+def test_the_reference_is_computed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    """A start after a failure, and a run that continues, read it, unless it is damaged."""
+    data = tmp_path / "data"
+    job = job_of(data, pairs(20), batch_size=4, max_steps=2)
+    inputs = prepare(job)
+    train_set = Samples(Path(inputs.samples) / "train")
+    read: list[dict[int, Any]] = []
+    computed: list[int] = []
+    predict = evaluation.predict
+
+    def counted(*arguments: Any) -> Any:
+        computed.append(1)
+        return predict(*arguments)
+
+    monkeypatch.setattr(evaluation, "predict", counted)
+    continued = replace(
+        job, prefix=data, run_dir=data / "runs/two", resume=("one",), must_resume=False
+    )
+    continued.run_dir.mkdir()
+    for again in (job, job, continued):
+        task = make_task_of(again)
+        shutil.rmtree(again.run_dir / "samples", ignore_errors=True)
+        run_once(again, make_model("llama", TASK), list(train_set), world, task=task)
+        read.append(task._reference)
+    assert len(computed) == 1
+    assert read[0] == read[1] == read[2] != {}
+    [kept] = job.run_dir.glob("reference-*.json")
+    kept.write_text(kept.read_text()[:-20])
+    shutil.rmtree(job.run_dir / "samples")
+    run_once(job, make_model("llama", TASK), list(train_set), world)
+    assert len(computed) == 2
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon", "llama", "gemma2", "opt"])
+def test_nothing_is_dropped(name: str) -> None:
+    """A model gives in training what it gives in evaluations."""
+    kind = architectures.kinds(architectures.Size(64, 4, 2, 8, dropout=0.5))[name]
+    model = architectures.make_kind(name, kind)
+    tokens = torch.arange(12).unsqueeze(0) + 4
+    exact = model.eval()(input_ids=tokens).logits
+    assert not torch.allclose(model.train()(input_ids=tokens).logits, exact)
+    if linear_layers(model):
+        add_adapters(model, PreferenceTuning(lora_r=2, lora_dropout=0.5))
+    disable_dropout(model)
+    torch.testing.assert_close(model.train()(input_ids=tokens).logits, exact)
+    adapters = [p.adapter for p in model.parameters() if hasattr(p, "adapter")]
+    assert not any(adapter.dropout for adapter in adapters)
 
 
 def test_what_is_learned(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from ftcluster_train.comm.mpi_types import (
     LEAVE,
     MPI,
     Tensors,
+    check_bfloat16,
     describe,
     signature,
 )
@@ -69,6 +70,7 @@ def progress() -> Progress:
                 check_shared_memory(int(os.environ.get("MPI_LOCALNRANKS", "1")))
                 MPI.Init_thread(MPI.THREAD_MULTIPLE)
                 atexit.register(finalize)
+                check_bfloat16()
             _progress = Progress()
         return _progress
 

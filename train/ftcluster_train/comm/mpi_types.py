@@ -25,7 +25,7 @@ TYPES = {
     torch.bool: MPI.UINT8_T,
 }  # fmt: skip
 if TYPES[torch.bfloat16] == MPI.DATATYPE_NULL and MPI.get_vendor()[0] == "Intel MPI":
-    TYPES[torch.bfloat16] = MPI.Datatype.fromhandle(INTEL_BFLOAT16)
+    TYPES[torch.bfloat16] = MPI.Datatype.fromhandle(INTEL_BFLOAT16)  # see `check_bfloat16`
 DTYPES = list(TYPES)
 
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
@@ -58,6 +58,26 @@ def kind_of(reduction: dist.ReduceOp) -> Any:
         if reduction == kind:
             return kind
     raise ValueError(f"this backend has no {reduction}")
+
+
+def check_bfloat16() -> None:
+    """Have reductions of bf16 refused where MPI's type for it is another; MPI is initialized."""
+    if not adds_bfloat16(TYPES[torch.bfloat16]):
+        TYPES[torch.bfloat16] = MPI.DATATYPE_NULL
+
+
+def adds_bfloat16(kind: MPI.Datatype) -> bool:
+    """Whether MPI adds values of a type as bf16."""
+    values, others = torch.tensor([1.5, -2.0]).bfloat16(), torch.tensor([2.25, 0.5]).bfloat16()
+    sums = others.clone()
+    try:
+        if kind == MPI.DATATYPE_NULL or kind.Get_size() != values.itemsize:
+            return False
+        MPI.SUM.Reduce_local([_memory(values), len(values), kind], [_memory(sums), len(sums), kind])
+    except MPI.Exception:
+        return False
+    same: bool = torch.equal(sums, values + others)
+    return same
 
 
 def operator_of(kind: Any, dtype: torch.dtype) -> MPI.Op:

@@ -23,7 +23,7 @@ class StepBatch:
         step: its number, from 1.
         samples: how many all ranks take.
         tokens: of all ranks, without padding.
-        loss_denominator: what the sum of all ranks' losses is divided by.
+        by_rank: what the samples of each rank count in the loss, which is a mean over all.
         share: the numbers of this rank's samples.
         parts: this rank's samples, by micro-batch.
         dropout_seed: of this rank.
@@ -32,7 +32,7 @@ class StepBatch:
     step: int
     samples: int
     tokens: int
-    loss_denominator: int
+    by_rank: Sequence[int]
     share: Sequence[int]
     parts: Sequence[Sequence[Sample]]
     dropout_seed: int
@@ -69,12 +69,13 @@ class Batches:
         parts = micro_batches(share, self._settings.gradient_accumulation_steps)
         if self._job.log_samples:
             log_samples(self._job.run_dir, self._world.rank, step, share)
-        weights = self._weights
+        size, weights = self._world.size, self._weights
+        shares = (share_of_rank(indices, rank, size) for rank in range(size))
         return StepBatch(
             step=step,
             samples=len(indices),
             tokens=sum(self._lengths[i] for i in indices),
-            loss_denominator=sum(weights[i] for i in indices) if weights else len(indices),
+            by_rank=[sum(weights[i] for i in one) if weights else len(one) for one in shares],
             share=share,
             parts=[[self._train_set[i] for i in part] for part in parts],
             dropout_seed=dropout_seed(self._settings.seed, step, self._world.rank),

@@ -1,5 +1,6 @@
 """Evaluation and prediction: each sample is computed by one rank, every rank gets the result."""
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import PREDICT, Job
-from ftcluster_train.comm.world import World, gather_over_ranks
+from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
@@ -18,7 +19,7 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
-from ftcluster_train.io.fsync import new_folder
+from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 
 PREDICTIONS = "predictions"  # the folder of a run, and the file in it
@@ -79,15 +80,28 @@ class Evaluator:
         self._task, self._model, self._pending = task, model, pending
         self._world, self._bf16, self._log = world, bf16, log
 
-    def compute_reference(self, sets: Sequence[Samples]) -> None:
-        """Give the task the predictions of the model as it is before the first step."""
+    def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
+        """Give the task the predictions of the model as it is before the first step.
+
+        They are computed once: kept in the run's folder on each host, they are those of a start
+        after a failure too, and of a run that continues this one.
+        """
         for samples in sets:
+            name = f"reference-{samples.about['sha256'][:16]}.json"
+            kept = _read_kept([folder / name for folder in job.run_dirs], len(samples))
+            ranks = [rank for rank, has in enumerate(gather_over_ranks(bool(kept))) if has]
+            if ranks:
+                mine = kept if self._world.rank == ranks[0] else []
+                self._task.set_reference(samples, gather_over_ranks(mine)[ranks[0]])
+                continue
             report(0, "evaluating")
             what = f"evaluating {len(samples)} samples before the first step"
             self._log.write("phase", doing=what)
             self._pending.wait()
             predictions = predict(self._task, self._model, samples, self._world, self._bf16)
             self._task.set_reference(samples, predictions)
+            if folder_led(self._world.rank, job.shared_folder) is not None:
+                write_atomically(job.run_dir / name, json.dumps(predictions))
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> dict[str, float]:
         """The metrics after a step, which are logged; the model is ready to train again."""
@@ -98,6 +112,16 @@ class Evaluator:
         self._log.write("evaluation", step=step, epoch=epoch, metrics=metrics, seconds=seconds)
         self._model.train()
         return metrics
+
+
+def _read_kept(paths: Sequence[Path], count: int) -> list[Any]:
+    """The predictions of so many samples in one of these files; [] where none is whole."""
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(found, list) and len(found) == count:
+                return found
+    return []
 
 
 def run_on_sets(

@@ -23,6 +23,7 @@ from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.evaluation import Evaluator
 from ftcluster_train.engine.intervals import Intervals
 from ftcluster_train.engine.lr_schedule import make_schedule, set_step
+from ftcluster_train.engine.models import disable_dropout
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
@@ -84,6 +85,9 @@ def train(
     batches = Batches(job, task, train_set, world, optimizations.group_by_length)
     intervals = Intervals(settings, batches.steps_per_epoch, batches.steps)
 
+    if task.disables_dropout:
+        disable_dropout(model)
+
     # model: its calls of torch functions go to our kernels while `kernels` is active
     if job.ipex:  # its linear layers do not call torch's function, which the fused loss overrides
         optimizations = replace(optimizations, cross_entropy=False)
@@ -97,7 +101,7 @@ def train(
     schedule = make_schedule(optimizer.adamw, settings, batches.steps)
     evaluator = Evaluator(task, model, optimizer.pending_gathers, world, bf16, log)
     if task.needs_reference:
-        evaluator.compute_reference([train_set, *validation_sets.values()])
+        evaluator.compute_reference(job, [train_set, *validation_sets.values()])
     log_start(job, model, train_set, batches, world, log)
 
     # state: of this run after a restart, or of the run that it continues
@@ -124,6 +128,7 @@ def train(
         with times:
             batch = batches.read(step, indices)
         learning_rate = schedule.get_last_lr()[0]
+        optimizer.start_batch(batch.by_rank)
         done = training_step.run(batch)
         if step == first_step:
             used = training_step.kernels_used  # None: this rank has no sample in the first step

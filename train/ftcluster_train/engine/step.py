@@ -83,7 +83,7 @@ class Step:
 
     def _backward(self, loss: torch.Tensor, batch: StepBatch, last: bool) -> float:
         """Add the gradients of a micro-batch; returns its part of the mean."""
-        loss = loss / batch.loss_denominator
+        loss = loss / sum(batch.by_rank)
         if last and self.kernels_used is None:
             self.kernels_used = kernels_in_use(loss, self._model)
         self._optimizer.backward(loss, last)

@@ -1,6 +1,7 @@
 """What the training loop needs of an optimizer."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -25,6 +26,9 @@ class OptimizerStep(ABC):
     control_flags: torch.Tensor
     traffic: Traffic
     pending_gathers: PendingGathers
+
+    def start_batch(self, by_rank: Sequence[int]) -> None:  # noqa: B027 - most sum over all ranks
+        """Take note of what the samples of each rank count in the next batch's mean."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:

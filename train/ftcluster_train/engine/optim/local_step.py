@@ -8,6 +8,7 @@ meanwhile is added to its result (as in Streaming DiLoCo, Douillard et al. 2025)
 """
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -40,12 +41,17 @@ class LocalOptimizerStep(FlatOptimizerStep):
         weights = self.weights.master_weights
         self._common, self._momentum = weights.clone(), torch.zeros_like(weights)
         self._sent, self._mean = torch.empty_like(weights), torch.empty_like(weights)
+        self._share = self._worker.share  # of a batch
         self._since = 0  # local steps since an exchange began
         self._exchange: Future[None] | None = None  # under way
         self._thread = ThreadPoolExecutor(1, "exchange")
 
+    def start_batch(self, by_rank: Sequence[int]) -> None:
+        own = sum(by_rank[rank] for rank in self._worker.ranks)
+        self._share = own / sum(by_rank)
+
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        super().backward(loss / self._worker.share, last)  # a mean over this worker's samples
+        super().backward(loss / self._share, last)  # a mean over this worker's samples
 
     def step(self) -> float:
         norm = super().step()

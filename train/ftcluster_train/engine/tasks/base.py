@@ -78,6 +78,7 @@ class Task(ABC):
         compares: whether rows that are in two sets are equal documents.
         uses: the columns of the data, by what they are for.
         limit: tokens of a sample, at most.
+        disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -88,6 +89,7 @@ class Task(ABC):
     has_head = True
     group_by_length = True
     needs_reference = False
+    disables_dropout = False
     pads = True
     labelled = False
     compares = True

@@ -35,6 +35,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     def __init__(self, recipe: Recipe, tokenizer: Any, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
+        self.disables_dropout = self.options.disable_dropout
         # by a sample's number: the logarithms of both answers' probabilities at the start
         self._reference: dict[int, tuple[float, float]] = {}
         self._written = 0  # samples of all sets
