@@ -26,6 +26,7 @@ ATTENTION = "ftcluster"
 ONE_KERNEL = ("GELUActivation", "GELUTanh", "SiLUActivation", "MishActivation", "LinearActivation")
 
 _fused: WeakSet[nn.Module] = WeakSet()
+_first_steps: dict[nn.Module, RemovableHandle] = {}  # of models that are in them
 
 
 def patch_transformers() -> None:
@@ -80,40 +81,28 @@ def _fuse(model: nn.Module, _: Any) -> None:
     for module in model.modules():
         if "forward" in vars(module) and module not in own:
             module.forward = _InTraining(module)
-    _Telling.begin(model)
+    _tell_kernels(model)
 
 
-class _Telling:
-    """Says at the end of a model's first training step which kernels took part; not of its parts.
+def _tell_kernels(model: nn.Module) -> None:
+    """Have a model, but not its parts, say at the end of a step which kernels took part."""
+    if not any(part is model for whole in _first_steps for part in whole.modules()):
+        _first_steps[model] = model.register_forward_hook(_tell, always_call=True)
 
-    Attributes:
-        model: whose first step this is.
-    """
 
-    model: nn.Module | None = None
-
-    @classmethod
-    def begin(cls, model: nn.Module) -> None:
-        """Called before the step."""
-        if cls.model is None or not any(part is model for part in cls.model.modules()):
-            cls.model = model
-            handle: RemovableHandle = model.register_forward_hook(
-                lambda *call: (handle.remove(), cls._end(model, call[-1]))[0], always_call=True
-            )
-
-    @classmethod
-    def _end(cls, model: nn.Module, output: Any) -> None:
-        cls.model = None
-        values = output.values() if isinstance(output, Mapping) else output
-        parts = [values] if isinstance(values, torch.Tensor) else values or ()
-        computed = (one for one in parts if isinstance(one, torch.Tensor) and one.grad_fn)
-        first = next(computed, None)
-        # the older kind of checkpoints shows nothing of what it computes
-        if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
-            used = kernels_in_use(first, model)
-            say_once(f"kernels in use: {', '.join(used) or 'none'}")
-            if own := left_alone(model, used):
-                say_once(own)
+def _tell(model: nn.Module, _: Any, output: Any) -> None:
+    """Called with what the model returned; with None where it failed."""
+    _first_steps.pop(model).remove()
+    values = output.values() if isinstance(output, Mapping) else output
+    parts = [values] if isinstance(values, torch.Tensor) else values or ()
+    computed = (one for one in parts if isinstance(one, torch.Tensor) and one.grad_fn)
+    first = next(computed, None)
+    # the older kind of checkpoints shows nothing of what it computes
+    if first is not None and "CheckpointFunctionBackward" not in functions_of(first):
+        used = kernels_in_use(first, model)
+        say_once(f"kernels in use: {', '.join(used) or 'none'}")
+        if own := left_alone(model, used):
+            say_once(own)
 
 
 def check_model(model: nn.Module) -> None:
