@@ -28,7 +28,7 @@ MAY_FAIL = {
     "test_monitored_barrier_gloo": GLOO_ONLY,
     "test_monitored_barrier_gloo_rank_0_timeout": GLOO_ONLY,
     "test_monitored_barrier_gloo_subgroup": GLOO_ONLY,
-    "test_ddp_profiling_torch_profiler": "the event of a call that is complete at once is not async",
+    "test_ddp_profiling_torch_profiler": "an event of what is complete at once is not async",
 }
 
 
