@@ -5,7 +5,7 @@ its head knows.
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -103,7 +103,6 @@ def remember(cluster: Cluster) -> None:
         "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
-        "drained": {name: asdict(drained) for name, drained in cluster.drained.items()},
         "record": cluster.record,
         "as_of": cluster.as_of,
     }
@@ -208,11 +207,8 @@ def _read() -> Cluster:
         _BUNDLED if text == LOCALHOST else Path(text) for text in _texts(document["inventories"])
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
-    drained = {name: Drained(**entry) for name, entry in document.get("drained", {}).items()}
-    cluster = Cluster(inventories, facts, options, pattern, drained=drained)
-    as_of = str(document.get("as_of", ""))
-    # before heads had records, all was here
-    return _with_record(cluster, document["record"], as_of) if as_of else cluster
+    cluster = Cluster(inventories, facts, options, pattern)
+    return _with_record(cluster, document["record"], str(document["as_of"]))
 
 
 def _texts(values: Any) -> tuple[str, ...]:

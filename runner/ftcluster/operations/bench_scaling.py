@@ -98,7 +98,7 @@ def _trainings(
         modes: fields of the recipe for each mode; the first training has none, as it sends nothing.
 
     Raises:
-        FtclusterError: see `prepare_run`.
+        FtclusterError: see `RecipeRequest.prepared`.
     """
 
     def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:

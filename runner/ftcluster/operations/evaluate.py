@@ -33,7 +33,7 @@ class TrainedModelRequest(RecipeRequest):
         """The run that is asked for.
 
         Raises:
-            FtclusterError: see `prepare_run`.
+            FtclusterError: see `RecipeRequest.prepared`.
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), purpose))
         return replace(run, hub_token=find_token() if self.hub_token else "")

@@ -72,9 +72,46 @@ class RecipeRequest:
     def prepared(
         self, cluster: Cluster, purpose: Purpose = "train", use_tuning: bool = True
     ) -> TrainingRun:
-        """The run that is asked for; arguments and errors as of `prepare_run`."""
-        given = (self.data, self.model, self.nodes, self.spares, self.ranks_per_host)
-        return prepare_run(self.words, cluster, *given, purpose, use_tuning)
+        """Prepare the run that is asked for, without changing anything.
+
+        Args:
+            purpose: whether the model is trained, evaluated or predicts.
+            use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
+
+        Raises:
+            UsageError: there are too few hosts for spares.
+            FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
+        """
+        trains = purpose == "train"
+        remembered: tuple[str, ...] = ()
+        if trains:
+            recipe = training_recipe(self.words, self.data, self.model)
+        else:
+            recipe, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
+        check_inputs(recipe, purpose)
+        columns, encodings = find_columns(recipe, purpose), encoding_notes(recipe, purpose)
+        facts = first_hosts(cluster.usable, self.nodes)
+        further = next_hosts(cluster.usable, self.nodes, self.spares)
+        size = _size_of(recipe)
+        recipe, folders = on_the_hosts(recipe, facts)
+        tuned, tuning, stacks = UNTUNED, None, load_stacks()
+        if trains and use_tuning:
+            asked = as_tuned(recipe, self.ranks_per_host)
+            tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
+        recipe, shape = tuned.applied_to(recipe), (self.ranks_per_host, size, trains, tuned)
+        decided = plan_with_spares(facts, further, recipe, stacks, *shape)
+        recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
+        if tuning:
+            decided = decided.with_decision(Decision("tuning", *tuning))
+        decided = with_drained(decided, cluster)
+        if "batch_size" in tuned.settings:
+            notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
+        notes = (*notes, *encodings)
+        run_id = new_run_id(recipe.name)
+        launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+        return TrainingRun(
+            run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose
+        )
 
 
 @dataclass(frozen=True)
@@ -99,62 +136,6 @@ class LaunchOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         command = given.pop("command")
         return replace(run, command=command, launch=replace(run.launch, **given))
-
-
-def prepare_run(
-    words: Sequence[str],
-    cluster: Cluster,
-    data: str | None = None,
-    model: str | None = None,
-    nodes: int | None = None,
-    spares: int = 0,
-    ranks_per_host: int | None = None,
-    purpose: Purpose = "train",
-    use_tuning: bool = True,
-) -> TrainingRun:
-    """Prepare a run without changing anything.
-
-    Args:
-        words: a recipe, a known one or a file, and `key=value` of its fields.
-        data, model: a folder or a name, instead of the recipe's.
-        nodes: number of hosts with ranks, the head first; default: all.
-        spares: number of hosts after these that may take the place of a lost one.
-        ranks_per_host: default: the plan decides.
-        purpose: whether the model is trained, evaluated or predicts.
-        use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
-
-    Raises:
-        UsageError: there are several recipes, or too few hosts for spares.
-        FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
-    """
-    trains = purpose == "train"
-    remembered: tuple[str, ...] = ()
-    if trains:
-        recipe = training_recipe(words, data, model)
-    else:
-        recipe, remembered = trained_recipe(words, data, model or "", purpose)
-    check_inputs(recipe, purpose)
-    columns, encodings = find_columns(recipe, purpose), encoding_notes(recipe, purpose)
-    facts = first_hosts(cluster.usable, nodes)
-    further = next_hosts(cluster.usable, nodes, spares)
-    size = _size_of(recipe)
-    recipe, folders = on_the_hosts(recipe, facts)
-    tuned, tuning, stacks = UNTUNED, None, load_stacks()
-    if trains and use_tuning:
-        asked = as_tuned(recipe, ranks_per_host)
-        tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
-    recipe, shape = tuned.applied_to(recipe), (ranks_per_host, size, trains, tuned)
-    decided = plan_with_spares(facts, further, recipe, stacks, *shape)
-    recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
-    if tuning:
-        decided = decided.with_decision(Decision("tuning", *tuning))
-    decided = with_drained(decided, cluster)
-    if "batch_size" in tuned.settings:
-        notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
-    notes = (*notes, *encodings)
-    run_id = new_run_id(recipe.name)
-    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-    return TrainingRun(run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose)
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:

@@ -15,7 +15,7 @@ from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.operations import hosts, setup
-from ftcluster.operations.prepare import prepare_run
+from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import cluster, host
@@ -91,12 +91,12 @@ def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run(capsys, "drain", "xeon2", "--why", "memory errors")
-    decided = prepare_run(["quickstart"], recall()).plan
+    decided = RecipeRequest(("quickstart",)).prepared(recall()).plan
     assert [one.name for one in decided.hosts] == ["xeon1", "xeon3"]
     [why] = [one.why for one in decided.decisions if (one.what, one.value) == ("drained", "xeon2")]
     assert "memory errors" in why
     with pytest.raises(FtclusterError, match="--nodes 3"):
-        prepare_run(["quickstart"], recall(), nodes=3)
+        RecipeRequest(("quickstart",), nodes=3).prepared(recall())
     assert [row["state"] for row in run(capsys)["hosts"]] == [
         "head",
         "drained",
@@ -104,7 +104,7 @@ def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(
         "not set up",
     ]
     run(capsys, "return", "xeon2")
-    assert len(prepare_run(["quickstart"], recall()).plan.hosts) == 3
+    assert len(RecipeRequest(("quickstart",)).prepared(recall()).plan.hosts) == 3
 
 
 def test_the_others_let_added_hosts_in_before_these_are_verified(

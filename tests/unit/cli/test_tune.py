@@ -14,7 +14,7 @@ from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import prepare, tune
-from ftcluster.operations.prepare import prepare_run
+from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host
 
@@ -67,7 +67,7 @@ def tuned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def decisions(*words: str, ranks_per_host: int | None = None) -> dict[str, tuple[str, str]]:
-    run = prepare_run([*WORDS, *words], recall(), ranks_per_host=ranks_per_host)
+    run = RecipeRequest((*WORDS, *words), ranks_per_host=ranks_per_host).prepared(recall())
     return {one.what: (one.value, one.why) for one in run.plan.decisions}
 
 
@@ -84,7 +84,7 @@ def test_the_winner_is_used_for_the_same_training(
     assert used["allocator"][0] == "libc's"
     assert used["ranks"][1] == used["allocator"][1]
     assert used["tuning"][0].startswith("4.44 x")
-    assert prepare_run([*WORDS], recall()).plan.hosts[0].allocator == ""
+    assert RecipeRequest((*WORDS,)).prepared(recall()).plan.hosts[0].allocator == ""
 
 
 def test_what_is_set_goes_before_what_was_tuned(capsys: pytest.CaptureFixture[str]) -> None:

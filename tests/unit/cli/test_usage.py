@@ -10,7 +10,7 @@ from ftcluster.cli.commands import read_arguments
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
-from ftcluster.operations.prepare import prepare_run
+from ftcluster.operations.prepare import RecipeRequest
 from tests.unit.clusters import VM, cluster, host
 
 
@@ -75,7 +75,7 @@ def test_samples_of_a_rank_are_taken_times_the_ranks(capsys: pytest.CaptureFixtu
     hosts = cluster(host("a", cores=8, numa_nodes=2), host("b", cores=8, numa_nodes=2))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=hosts))
     words = ["mrpc", "per_device_train_batch_size=6", "gradient_accumulation_steps=2"]
-    run = prepare_run(words, recall())
+    run = RecipeRequest(words).prepared(recall())
     assert run.recipe.batch_size == 6 * 4 * 2
     assert run.recipe.training.per_device_train_batch_size is None  # a resumed run keeps its batch
     assert {rank.samples for one in run.plan.hosts for rank in one.placement} == {12}

@@ -29,7 +29,7 @@ from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import recorded_runs
-from ftcluster.operations.prepare import prepare_run
+from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.progress.view import make_view
 from ftcluster.provision import shared
 from ftcluster.provision.shared import change_record
@@ -126,7 +126,7 @@ def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / node))
 
     def plan() -> tuple[list[str], str]:
-        decided = prepare_run(["quickstart", "ranks_per_host=1"], recall()).plan
+        decided = RecipeRequest(("quickstart", "ranks_per_host=1")).prepared(recall()).plan
         return [one.name for one in decided.hosts], decided.backend
 
     for node in ("first", "second"):

@@ -51,14 +51,3 @@ def test_what_a_head_says_is_only_for_the_cluster_that_it_is_of() -> None:
     learn((Path("/i.ini"),), "intel-2.8", "")
     assert {one.stack for one in recall().facts.hosts} == {"intel-2.8"}
     assert recall().as_of
-
-
-def test_hosts_that_an_earlier_version_has_drained_stay_so() -> None:
-    """Their names were saved here alone."""
-    remember(Cluster((Path("/i.ini"),), cluster(host("a"), host("b"))))
-    file = state_dir() / "cluster.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
-    del document["record"], document["as_of"]
-    document["drained"] = {"b": {"why": "x", "since": "2026-01-31"}}
-    file.write_text(json.dumps(document), encoding="utf-8")
-    assert list(recall().drained) == ["b"]
