@@ -20,7 +20,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # that it prefers; [] for the kernel's default policy, null where that is not known)
     "placement": {"ranks": list},
     # how fast each rank computes the model's matrix products alone, by rank, and how many weights
-    # they have, see `ftcluster_train.health.product_speed`
+    # they have, see `ftcluster_train.health.host_benchmark`
     "products": {"gflops": list, "weights": int},
     "start": {
         "world_size": int,
@@ -33,7 +33,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
-    # of the first step, see `ftcluster_train.patching.in_use`
+    # of the first step, see `ftcluster_train.patching.patch_model`
     "kernels": {"used": list},
     "step": {
         "step": int,
@@ -50,7 +50,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
     # blocked in collectives, those of them that the exchange itself took, and those in which each
     # rank made batches, see `ftcluster_train.engine.step_times`; bytes and collectives of rank 0,
-    # see `ftcluster_train.comm.traffic`; seconds of a collective on one number
+    # see `ftcluster_train.comm.collectives`; seconds of a collective on one number
     "communication": {
         "step": int,
         "steps": int,
@@ -173,7 +173,7 @@ def is_data(fields: Mapping[str, Any]) -> bool:
 
 
 def _are(values: Any, type_: Any) -> bool:
-    return all(_is(one, type_) for one in values)
+    return all(_is(value, type_) for value in values)
 
 
 def _is(value: Any, type_: Any) -> bool:

@@ -173,13 +173,15 @@ def main() -> None:
     ruleset = json.loads(listed or '{"nftables": []}')
     rules = read(RULES)
     digest = digest_in_force(ruleset["nftables"])
-    tables = [one["table"] for one in ruleset["nftables"] if "table" in one]
+    tables = [nftable["table"] for nftable in ruleset["nftables"] if "table" in nftable]
     ports = PORTS.search(rules)
     module.exit_json(
         changed=False,
         nft=nft or "",
         closing=closing_chains(ruleset["nftables"], module.params["hosts"]),
-        has_table=any((one["family"], one["name"]) == ("inet", "ftcluster") for one in tables),
+        has_table=any(
+            (table["family"], table["name"]) == ("inet", "ftcluster") for table in tables
+        ),
         state=state_of(rules, digest),
         digest=digest,
         ports=ports[1].strip() if ports else "",

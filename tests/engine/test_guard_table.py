@@ -15,17 +15,19 @@ import transformers
 from torch import nn
 
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.patching.fused_modules import (
+from ftcluster_train.patching.kernel_mode import find_head
+from ftcluster_train.patching.patch_model import SHARED_KEYS, Optimizations, patch_model
+from ftcluster_train.patching.registry import FunctionPatch
+from ftcluster_train.patching.script_functions import FUSED_ADAMW, SCRIPT_FUNCTIONS
+from ftcluster_train.patching.script_models import activation_patches
+from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
+    PARAMETERS,
+    ROTARY_FUNCTION,
+    ROTARY_POSITIONS,
 )
-from ftcluster_train.patching.lm_head import find_head
-from ftcluster_train.patching.patch_model import SHARED_KEYS, Optimizations, patch_model
-from ftcluster_train.patching.registry import FunctionPatch
-from ftcluster_train.patching.rotary_positions import NAME, PARAMETERS, ROTARY_POSITIONS
-from ftcluster_train.patching.script_functions import FUSED_ADAMW, SCRIPT_FUNCTIONS
-from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 from tests.engine.models import make_model
 from tests.engine.test_patching import Task
@@ -151,9 +153,9 @@ def test_rms_norms_and_rotary_positions_are_found() -> None:
     names = [name for name, kind in vars(modeling_llama).items() if inspect.isclass(kind)]
     assert "LlamaRMSNorm" in names, "RMSNorms have other names: none would be fused"
     assert {"variance_epsilon"} <= vars(modeling_llama.LlamaRMSNorm(4)).keys()
-    rotary = inspect.unwrap(getattr(modeling_llama, NAME))
+    rotary = inspect.unwrap(getattr(modeling_llama, ROTARY_FUNCTION))
     assert list(inspect.signature(rotary).parameters) == PARAMETERS, (
-        f"{NAME} has other arguments: rotary positions would not be fused"
+        f"{ROTARY_FUNCTION} has other arguments: rotary positions would not be fused"
     )
 
 

@@ -31,8 +31,7 @@ from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.step import enable_gradient_checkpointing
-from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.beside import COMPARED
 from tests.engine.test_fast import enabled, said  # noqa: F401 - fixtures

@@ -19,7 +19,7 @@ from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import Ask, Clean, Data, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
+from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
 from ftcluster.recipe.schema import keys_of
 from ftcluster_common.job import recipe_of
 from ftcluster_common.recipe import TASKS, Recipe, Training
@@ -34,7 +34,7 @@ LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 
 def list_runs(
-    place: Place, beginnings: Sequence[str] = (), most: int = 0
+    run_hosts: RunHosts, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
     """The runs that the head knows of, the newest first, and how many older ones were left out.
 
@@ -48,27 +48,29 @@ def list_runs(
     runs: dict[str, RunState] = {}
     skip, left = 0, 1
     while left and not (most and runs):
-        page = Runs(place.at(), list(beginnings), skip, most)
-        answered = play(page, place, SHORT_SECONDS, RUNS_LISTED)
-        if place.head not in answered:
-            raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
-        listed, left = answered[place.head]
+        page = Runs(run_hosts.at(), list(beginnings), skip, most)
+        answered = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED)
+        if run_hosts.head not in answered:
+            raise FtclusterError(
+                f"{run_hosts.head} gave no list of its runs", "run ftcluster setup"
+            )
+        listed, left = answered[run_hosts.head]
         skip += len(listed)
         runs |= {one.run: one for one in listed}
         if skip > MOST_RUNS:
-            raise FtclusterError(f"{place.head} lists more than {MOST_RUNS:,} runs", LIST)
-    return sorted(runs.values(), key=lambda one: -one.started), left
+            raise FtclusterError(f"{run_hosts.head} lists more than {MOST_RUNS:,} runs", LIST)
+    return sorted(runs.values(), key=lambda run: -run.started), left
 
 
-def find_run(place: Place, run: str) -> RunState:
+def find_run(run_hosts: RunHosts, run: str) -> RunState:
     """One run by its id, or by the only one that begins like that.
 
     Raises:
         FtclusterError: there is none, or there are several.
     """
-    runs = {one.run: one for one in list_runs(place, (run,), MOST_ALIKE)[0]}
+    runs = {one.run: one for one in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
     matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
-    return runs[_only(run, matching, place.head)]
+    return runs[_only(run, matching, run_hosts.head)]
 
 
 def _only(beginning: str, matching: Sequence[str], where: str) -> str:
@@ -87,7 +89,7 @@ class FoundJob:
         run: its id.
         recipe: with folders as they are on the hosts.
         hosts: names of the hosts that answer, those first that it was prepared on; else in the
-            place's order.
+            cluster's order.
         nodes: how many of these it had ranks on, or could have had.
         resume: the runs that it has continued itself.
         ipex: whether IPEX optimized its model.
@@ -103,14 +105,14 @@ class FoundJob:
     saved: bool = True
 
 
-def find_job(place: Place, run: str) -> FoundJob:
+def find_job(run_hosts: RunHosts, run: str) -> FoundJob:
     """A training by its id or the beginning of it, on any of the hosts: the head may be lost.
 
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    jobs = play(Jobs(place.at(run)), place, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
-    hosts = tuple(host for host in place.hosts if host in jobs)
+    jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
+    hosts = tuple(host for host in run_hosts.hosts if host in jobs)
     if not hosts:
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
@@ -156,7 +158,12 @@ def _recipe(data: Mapping[str, Any]) -> Recipe:
 
 
 def copy_log(
-    place: Place, run: str, file: str, destination: Path, follow: bool, on_tick: Callable[[], None]
+    run_hosts: RunHosts,
+    run: str,
+    file: str,
+    destination: Path,
+    follow: bool,
+    on_tick: Callable[[], None],
 ) -> None:
     """Copy a log of a run to a file here.
 
@@ -169,22 +176,22 @@ def copy_log(
         FtclusterError: the head does not answer.
         Interrupted: the user stopped it.
     """
-    playbook = Logs(place.at(run), file, str(destination), follow)
-    play(playbook, place, LONG_SECONDS, on_tick=on_tick)
+    playbook = Logs(run_hosts.at(run), file, str(destination), follow)
+    play(playbook, run_hosts, LONG_SECONDS, on_tick=on_tick)
 
 
-def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
+def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> None:
     """Copy a folder of a run to a new or empty folder here, which is there only once it is whole.
 
     Raises:
         FtclusterError: it cannot be copied; says why.
         Interrupted: the user stopped it.
     """
-    play(Fetch(place.at(run), path, str(destination.absolute())), place, LONG_SECONDS)
+    play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)
 
 
 def read_data(
-    place: Place, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
+    run_hosts: RunHosts, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
 ) -> dict[str, Any]:
     """What the head says of a training's data: `report` and `notices`.
 
@@ -197,7 +204,7 @@ def read_data(
         Interrupted: the user stopped it.
     """
     copied = [{"source": source, "path": path} for source, path in folders]
-    head = replace(place, hosts=place.hosts[:1])
+    head = replace(run_hosts, hosts=run_hosts.hosts[:1])
     playbook = Data(head.at(), copied, hub_token, dict(job))
     found = play(playbook, head, LONG_SECONDS, DATA_READ)
     if head.head not in found:
@@ -205,7 +212,7 @@ def read_data(
     return found[head.head]
 
 
-def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
+def clean_runs(run_hosts: RunHosts, runs: tuple[str, ...]) -> list[str]:
     """Remove the folders of ended runs from all hosts; returns the ids of those removed.
 
     Raises:
@@ -214,14 +221,16 @@ def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
     removed: list[str] = []
     for first in range(0, len(runs), CLEAN_RUNS):
         some = runs[first : first + CLEAN_RUNS]
-        playbook = Clean(place.at(), list(some))
-        removed += play(playbook, place, SHORT_SECONDS, clean_removed(some)).get(place.head, [])
+        playbook = Clean(run_hosts.at(), list(some))
+        removed += play(playbook, run_hosts, SHORT_SECONDS, clean_removed(some)).get(
+            run_hosts.head, []
+        )
     return removed
 
 
 def play(
     playbook: Ask | Clean | Data | Fetch | Jobs | Logs | Runs,
-    place: Place,
+    run_hosts: RunHosts,
     time_limit_seconds: float,
     answer: Answer[Answered] | None = None,
     on_tick: Callable[[], None] = lambda: None,
@@ -240,16 +249,16 @@ def play(
     answered: dict[str, Answered] = {}
 
     def on_event(event: TaskEvent) -> None:
-        if answer and event.host in place.hosts and (found := take(answer, event)):
+        if answer and event.host in run_hosts.hosts and (found := take(answer, event)):
             (answered[event.host],) = found
 
     with Interrupts() as interrupts:
         outcome = run_playbook(
             playbook.qualified,
-            place.inventories,
+            run_hosts.inventories,
             playbook.variables(),
             on_event,
-            options=(*place.limit, *place.options),
+            options=(*run_hosts.limit, *run_hosts.options),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
@@ -257,7 +266,9 @@ def play(
         on_tick()
     if outcome.state == "stopped":
         raise Interrupted("stopped")
-    failed = [one for one in outcome.failures if one.kind == "failed" or not unreachable]
+    failed = [
+        failure for failure in outcome.failures if failure.kind == "failed" or not unreachable
+    ]
     if failed:
         off = {event.host for event in failed if event.kind == "unreachable"}
         words = [
@@ -265,7 +276,7 @@ def play(
             for event in failed
         ]
         hint = UNREACHABLE if off else sudo_hint(event.message for event in failed)
-        if place.head in off and playbook.at.train_run:
+        if run_hosts.head in off and playbook.at.train_run:
             hint = head_lost_hint(playbook.at.train_run)
         raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":

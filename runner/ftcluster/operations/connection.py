@@ -11,8 +11,8 @@ from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import ClusterChanged, FtclusterError, UsageError
-from ftcluster.launch.place import Place, head_lost_hint, place_of
-from ftcluster.launch.record import other_heads, recorded_place, recorded_runs
+from ftcluster.launch.record import other_heads, recorded_run_hosts, recorded_runs
+from ftcluster.launch.run_hosts import RunHosts, head_lost_hint, run_hosts_of
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
@@ -113,18 +113,18 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     return cluster.with_record(stages.records.get(inventory.head, ""))
 
 
-def cluster_place(connection: Connection, view: View) -> Place:
+def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
     """Where the runs of the cluster are that is meant; errors as of `cluster_of`."""
-    return reached(place_of(cluster_of(connection, view)), connection)
+    return reached(run_hosts_of(cluster_of(connection, view)), connection)
 
 
-def reached(place: Place, connection: Connection) -> Place:
-    """A place with further arguments of ansible-playbook."""
-    return replace(place, options=(*place.options, *connection.arguments))
+def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
+    """The hosts with further arguments of ansible-playbook."""
+    return replace(run_hosts, options=(*run_hosts.options, *connection.arguments))
 
 
 def all_runs(
-    place: Place, view: View, beginnings: Sequence[str] = (), most: int = 0
+    run_hosts: RunHosts, view: View, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
     """The runs of a cluster's head, and of other heads that this control node has started.
 
@@ -133,20 +133,20 @@ def all_runs(
     Raises:
         FtclusterError: the first head does not answer.
     """
-    listed, left = list_runs(place, beginnings, most)
+    listed, left = list_runs(run_hosts, beginnings, most)
     runs = {one.run: one for one in listed}
-    for other in other_heads(place):
+    for other in other_heads(run_hosts):
         try:
-            found, more = list_runs(replace(other, options=place.options), beginnings, most)
+            found, more = list_runs(replace(other, options=run_hosts.options), beginnings, most)
         except FtclusterError as error:
             view.say(error.message)
         else:
             runs |= {one.run: one for one in found if one.hosts}
             left += more
-    return sorted(runs.values(), key=lambda one: one.started, reverse=True), left
+    return sorted(runs.values(), key=lambda run: run.started, reverse=True), left
 
 
-def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
+def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
     """The run that is meant: where it is, and its id.
 
     Args:
@@ -157,22 +157,22 @@ def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
     """
     recorded = recorded_runs(name) if name and not connection.inventories else []
     run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
-    if run and (at_launch := recorded_place(run)):
+    if run and (at_launch := recorded_run_hosts(run)):
         return reached(at_launch, connection), run
-    place = cluster_place(connection, view)
+    run_hosts = cluster_run_hosts(connection, view)
     if name:
-        state = find_run(place, name)
+        state = find_run(run_hosts, name)
     else:
-        runs, _ = all_runs(place, view, most=NEWEST)
+        runs, _ = all_runs(run_hosts, view, most=NEWEST)
         if not runs:
-            raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
+            raise UsageError(f"there are no runs on {run_hosts.head}", "start one: ftcluster train")
         state = runs[0]
-        at_launch = recorded_place(state.run)
-        place = reached(at_launch, connection) if at_launch else place
+        at_launch = recorded_run_hosts(state.run)
+        run_hosts = reached(at_launch, connection) if at_launch else run_hosts
     if not state.hosts and state.state != "running":  # only the head of a run has its launch
-        at_launch = recorded_place(state.run)
-        message = f"run {state.run} was not launched on {place.head}"
-        if at_launch and at_launch.head not in place.hosts:
+        at_launch = recorded_run_hosts(state.run)
+        message = f"run {state.run} was not launched on {run_hosts.head}"
+        if at_launch and at_launch.head not in run_hosts.hosts:
             message = f"{at_launch.head}, the head of run {state.run}, does not answer"
         raise FtclusterError(message, head_lost_hint(state.run))
-    return place, state.run
+    return run_hosts, state.run

@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.cluster.saved import Cluster, NoCluster
 from ftcluster.launch.hub_token import find_token
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import read_data
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.prepare import RecipeRequest
@@ -111,9 +111,9 @@ def _of_head(request: DataRequest, recipe: Recipe, cluster: Cluster, view: View)
     facts, prefix = cluster.facts, Path(cluster.facts.head.prefix)
     there, folders = on_the_hosts(recipe, replace(facts, hosts=facts.hosts[:1]))
     job = Job("data", prefix, prefix, there, "fp32", ipex=False)
-    place = replace(place_of(cluster), options=request.connection.to(cluster))
-    view.say(f"reading data on {place.head} ...")
+    run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
+    view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""
-    found = read_data(place, job.to_dict(), folders, token)
+    found = read_data(run_hosts, job.to_dict(), folders, token)
     notes = (*encoding_notes(recipe), *found["notices"])
-    return DataResult(recipe, place.head, notes=notes, **found["report"])
+    return DataResult(recipe, run_hosts.head, notes=notes, **found["report"])

@@ -79,7 +79,7 @@ def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
     for sample in islice(samples, SHOWN):
         documents = task.documents(sample, samples)
         apart = isinstance(task.options, InstructionTuning)  # those of a sample have nothing to do
-        groups = [[one] for one in documents] if apart else [documents]
+        groups = [[document] for document in documents] if apart else [documents]
         for group in groups:
             most = MOST_CHARACTERS // len(group)
             shown.append([_document(task, one, most) for one in group[:MOST_PARTS]])

@@ -8,17 +8,16 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ftcluster_train.patching.fused_modules import (
+from ftcluster_train.patching.patch_model import functions_of, kernels_in_use, left_alone
+from ftcluster_train.patching.registry import FunctionPatch, always, call_after, say_once
+from ftcluster_train.patching.script_functions import attention
+from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
     FUSED_RMS_NORMS,
+    ROTARY_POSITIONS,
     TANH_GELUS,
     tanh_gelu,
 )
-from ftcluster_train.patching.in_use import functions_of, kernels_in_use, left_alone
-from ftcluster_train.patching.notices import say_once
-from ftcluster_train.patching.registry import FunctionPatch, always, call_after
-from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
-from ftcluster_train.patching.script_functions import attention
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
 
 ATTENTION = "ftcluster"
@@ -95,7 +94,7 @@ def _tell(model: nn.Module, _: Any, output: Any) -> None:
     _first_steps.pop(model).remove()
     values = output.values() if isinstance(output, Mapping) else output
     parts = [values] if isinstance(values, torch.Tensor) else values or ()
-    computed = (one for one in parts if isinstance(one, torch.Tensor) and one.grad_fn)
+    computed = (part for part in parts if isinstance(part, torch.Tensor) and part.grad_fn)
     first = next(computed, None)
     # the older kind of checkpoints shows nothing of what it computes
     if first is not None and "CheckpointFunctionBackward" not in functions_of(first):

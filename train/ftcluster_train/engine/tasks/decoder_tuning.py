@@ -14,14 +14,14 @@ from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
 from ftcluster_common.messages import Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
-from ftcluster_train.engine.data.chat_samples import (
+from ftcluster_train.engine.data.sources import BATCH_ROWS
+from ftcluster_train.engine.data.text_samples import (
     LearnedText,
     learned_texts,
     learned_tokens,
     plain_text,
     with_known_roles,
 )
-from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError, first_line
@@ -122,7 +122,7 @@ class DecoderTuningTask(Task):
         Raises:
             TrainError: its chat template does not write it so that answers are found.
         """
-        self.look_for_special(str(one.get("content")) for one in conversation.messages)
+        self.look_for_special(str(message.get("content")) for message in conversation.messages)
         try:
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]

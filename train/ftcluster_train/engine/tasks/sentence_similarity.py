@@ -109,8 +109,8 @@ class SentenceSimilarityTask(Task):
         query, text = self.prompts
         for first, *others in rows:
             self._prompted += bool(query) and first.startswith(query)
-            self._prompted += sum(bool(text) and one.startswith(text) for one in others)
-            yield [query + first, *(text + one for one in others)]
+            self._prompted += sum(bool(text) and other.startswith(text) for other in others)
+            yield [query + first, *(text + other for other in others)]
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         encode = self._encode_rows if split == TRAIN else self._encode_texts

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 DOCUMENTATION = r"""
-name: proof_table
+name: verify_table
 short_description: The results of verify as a text table
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -19,7 +19,7 @@ options:
     required: true
   reached:
     description: >-
-      The hosts that the control node itself reaches, RV(ftcluster.cluster.prove#module:reached).
+      The hosts that the control node itself reaches, RV(ftcluster.cluster.verify#module:reached).
     type: list
     elements: str
   facts:
@@ -29,7 +29,7 @@ options:
 """
 
 EXAMPLES = r"""
-table: "{{ verify_report | ftcluster.cluster.proof_table(all_facts, ['node1', 'node2']) }}"
+table: "{{ verify_report | ftcluster.cluster.verify_table(all_facts, ['node1', 'node2']) }}"
 """
 
 RETURN = r"""
@@ -125,7 +125,7 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
     return ["their ports are closed to this machine, which is not one of them"]
 
 
-def proof_table(
+def verify_table(
     report: Mapping[str, Any], facts: Mapping[str, Any], reached: Collection[str] = ()
 ) -> list[str]:
     """The lines of the table, and those that concern all hosts."""
@@ -151,4 +151,4 @@ def proof_table(
 
 class FilterModule:
     def filters(self) -> dict[str, Any]:
-        return {"proof_table": proof_table}
+        return {"verify_table": verify_table}
