@@ -65,6 +65,14 @@ def test_every_collective_is_gloos_and_libraries_learn_the_same(
     assert done.stdout.count("is done") == 3
 
 
+def test_what_ranks_share_has_no_name_that_others_could_open(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
+    shared = re.findall(r"^rank \d shares: (.*)$", done.stdout, re.MULTILINE)
+    assert len(shared) == 3, done.stdout
+    assert all(re.fullmatch(r"(/dev/shm/\S+ \(deleted\) ?)+", one) for one in shared), shared
+
+
 def test_calls_that_differ_between_ranks_are_named_on_each(
     done: "subprocess.CompletedProcess[str]",
 ) -> None:
