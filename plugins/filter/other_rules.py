@@ -46,10 +46,10 @@ def other_rules(facts, addresses, closes=True):
     others = facts["other_clusters"]
     rules = facts["firewall_hosts"] if closes and others else []
     shut = [address for address in rules if address not in addresses]
-    accounts = sorted({one["user"] for one in others} - {facts["rank_user"]})
+    accounts = sorted({other["user"] for other in others} - {facts["rank_user"]})
     if not shut and not accounts:
         return []
-    folders = ", ".join(one["prefix"] for one in others)
+    folders = ", ".join(other["prefix"] for other in others)
     has = " and ".join([
         *([f"its home, limits and firewall are those of the account {', '.join(accounts)}"]
           if accounts else []),

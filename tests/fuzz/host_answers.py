@@ -9,7 +9,7 @@ from unittest import mock
 
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.filter.finding import finding
-from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import proof_table
+from ansible_collections.ftcluster.cluster.plugins.filter.verify_table import verify_table
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema import read_report
@@ -27,7 +27,7 @@ from ftcluster.launch import follow, runs
 from ftcluster.launch.ask import common_stack
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.operations.facts_file import read_facts
 from ftcluster.planning.plan import plan
 from ftcluster.progress.state import SetupProgress
@@ -82,7 +82,7 @@ def proved(text: str) -> list[str]:
     found = read_report(text, NAMES)
     shown = [finding(one) for one in (*found["problems"], *found["warnings"])]
     if not found["problems"]:
-        shown += proof_table(found, dict.fromkeys(NAMES, CHECKED), NAMES)
+        shown += verify_table(found, dict.fromkeys(NAMES, CHECKED), NAMES)
     checked = Found(Inventory((), NAMES, NAMES), report=found)
     document = compared(check_report.document(checked), {})
     json.dumps(document)
@@ -117,7 +117,7 @@ def resumed(answer: Any) -> object:
     """The training that a host says is to be continued."""
     jobs = {VM.name: JOBS_FOUND.read(answer)}
     with mock.patch.object(runs, "play", return_value=jobs):
-        return runs.find_job(place_of(KNOWN), "r")
+        return runs.find_job(run_hosts_of(KNOWN), "r")
 
 
 def events_of(text: str, kind: str = "") -> list[dict[str, Any]]:

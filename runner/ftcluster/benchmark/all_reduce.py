@@ -53,14 +53,14 @@ class Measured:
         Raises:
             FtclusterError: backends differ by size, or a number is impossible.
         """
-        times = [one for one in self.times if not one["left_out"]]
-        ms = [value for one in times for value in one["milliseconds"].values()]
-        backends = {tuple(sorted(one["milliseconds"])) for one in times}
+        times = [time for time in self.times if not time["left_out"]]
+        ms = [value for time in times for value in time["milliseconds"].values()]
+        backends = {tuple(sorted(time["milliseconds"])) for time in times}
         right = (
             len(backends) < 2
             and () not in backends
             and all(value >= LEAST_MS for value in ms)
-            and all(one["bytes"] > 0 for one in times)
+            and all(time["bytes"] > 0 for time in times)
             and all(link["mb_per_second"] > 0 for link in self.links)
             and all(
                 len(link["ranks"]) == 2 and all(isinstance(rank, int) for rank in link["ranks"])
@@ -183,18 +183,22 @@ def prepare(
     return Bench(scripted, facts.hosts, stack.name, left_out)
 
 
-def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured, float]:
+def measure(
+    bench: Bench, view: View, connection_options: tuple[str, ...]
+) -> tuple[Measured, float]:
     """Launch the run and follow it to its end; returns what was measured, and seconds.
 
     Args:
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
         FtclusterError: it failed, could not be launched, or reports what cannot be.
         Interrupted: the user stopped it; no rank is left running.
     """
     measured = Measured()
-    followed = launch_and_follow(bench.run, view, reach, measured.add, may_detach=False)
+    followed = launch_and_follow(
+        bench.run, view, connection_options, measured.add, may_detach=False
+    )
     known = {"run": bench.run.id}
     raise_if_stopped(followed, known)
     if followed.progress.state != "done":

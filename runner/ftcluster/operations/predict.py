@@ -13,7 +13,7 @@ from typing import Any
 from ftcluster.ansible.answers import json_object
 from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import fetch_model
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
@@ -96,20 +96,22 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     """
     run = _prepared(request, view)
     say_notes(run, view)
-    reach = request.connection.to(run.cluster)
-    progress, model = training_run.train(run, view, reach), str(request.model)
+    connection_options = request.connection.to(run.cluster)
+    progress, model = training_run.train(run, view, connection_options), str(request.model)
     if progress.state == "running":  # detached from
         view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
         return PredictResult(run, progress, model, request.output, 0)
-    place = replace(place_of(run.cluster), options=reach)
+    run_hosts = replace(run_hosts_of(run.cluster), options=connection_options)
     with tempfile.TemporaryDirectory() as scratch:
         copied = Path(scratch) / "predictions"
-        fetch_model(place, run.id, str(progress.result.get("predictions")), copied)
+        fetch_model(run_hosts, run.id, str(progress.result.get("predictions")), copied)
         rows = "".join(file.read_text("utf-8", "backslashreplace") for file in copied.iterdir())
     output = Path(request.output).absolute()
     if mark := FORMATS[output.suffix]:
         lines = filter(None, rows.split("\n"))
-        table = as_table([json_object(place.head, "a row", line.encode()) for line in lines], mark)
+        table = as_table(
+            [json_object(run_hosts.head, "a row", line.encode()) for line in lines], mark
+        )
     text = table if mark else rows
     write_atomically(output, text.encode("utf-8", "backslashreplace"), READABLE)
     return PredictResult(run, progress, model, request.output, rows.count("\n"))
