@@ -79,6 +79,14 @@ def test_the_backend_is_reported_once_for_each_group_of_the_world(
     assert (said.count("gloo"), said.count("impi")) == (4, len(CASES) + 6 - 1)
 
 
+def test_what_ranks_share_has_no_name_that_others_could_open(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
+    shared = re.findall(r"^rank \d shares: (.*)$", done.stdout, re.MULTILINE)
+    assert len(shared) == 3, done.stdout
+    assert all(re.fullmatch(r"(/dev/shm/\S+ \(deleted\) ?)+", one) for one in shared), shared
+
+
 def test_calls_that_differ_between_ranks_are_named_on_each(
     done: "subprocess.CompletedProcess[str]",
 ) -> None:
