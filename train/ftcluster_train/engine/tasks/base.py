@@ -17,8 +17,7 @@ from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets,
 from ftcluster_train.engine.data.sources import Rows, check_rows, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 COMPARED_TOKENS = 64
