@@ -24,8 +24,7 @@ from transformers.utils import logging
 from ftcluster_common.job import Job, read_job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Samples
-from ftcluster_train.engine.intervals import warmup_steps
+from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
@@ -33,7 +32,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.io.inputs import read_inputs, write_inputs
+from ftcluster_train.engine.train_state import warmup_steps
 
 LAST = 50  # steps whose mean is the final training loss
 EVALUATED = 512  # samples of the validation set

@@ -22,11 +22,11 @@ from ftcluster_common.columns import search_columns, search_texts
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
 from ftcluster_train.engine.data.sources import columns_of, load_rows
+from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
-from ftcluster_train.io.inputs import read_inputs, write_inputs
 
 
 def main() -> int:

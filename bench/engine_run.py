@@ -30,15 +30,14 @@ from ftcluster_common.job import Job, read_job
 from ftcluster_common.recipe import CausalLm
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.health.product_speed import product_shapes, weights_of
-from ftcluster_train.io.inputs import read_inputs, write_inputs
+from ftcluster_train.health.host_benchmark import product_shapes, weights_of
 from ftcluster_train.patching.patch_model import Optimizations
 
 TURNS = 7

@@ -34,7 +34,7 @@ from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import vector_only_parameters
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
-from ftcluster_train.kernels.nf4 import shape_of
+from ftcluster_train.kernels.linear import shape_of
 
 STEPS = 2
 SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's

@@ -27,8 +27,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.world import gather_over_ranks, latency_of_collectives
-from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep, LocalOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 
 assert ftcluster_train.mpi

@@ -27,16 +27,15 @@ from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters
-from ftcluster_train.engine.data.packing import Piece
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Samples
-from ftcluster_train.engine.data.train_tokenizer import train_tokenizer
+from ftcluster_train.engine.data.text_samples import Piece
+from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.models import train_tokenizer
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.io.inputs import Inputs, read_inputs, write_inputs
 
 ROWS, HELD_BACK = 4000, 100
 # of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves

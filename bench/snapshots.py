@@ -21,7 +21,7 @@ import torch
 from ftcluster_common.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import snapshots as module
-from ftcluster_train.engine.optim.state import State
+from ftcluster_train.engine.optim.base import State
 from ftcluster_train.engine.train_state import TrainState
 
 PARAMETERS = 124_440_000

@@ -18,11 +18,11 @@ from transformers.utils import logging
 
 from ftcluster_common.job import read_job
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
-from ftcluster_train.io.inputs import read_inputs, write_inputs
 
 WORLD = World(rank=0, size=1, backend="gloo")
 

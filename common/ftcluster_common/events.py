@@ -18,7 +18,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # that it prefers; [] for the kernel's default policy, null where that is not known)
     "placement": {"ranks": list},
     # how fast each rank computes the model's matrix products alone, by rank, and how many weights
-    # they have, see `ftcluster_train.health.product_speed`
+    # they have, see `ftcluster_train.health.host_benchmark`
     "products": {"gflops": list, "weights": int},
     "start": {
         "world_size": int,
@@ -31,7 +31,7 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_samples": int,
         "parameters": int,
     },
-    # of the first step, see `ftcluster_train.patching.in_use`
+    # of the first step, see `ftcluster_train.patching.patch_model`
     "kernels": {"used": list},
     "step": {
         "step": int,
@@ -48,7 +48,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
     # blocked in collectives, those of them that the exchange itself took, and those in which each
     # rank made batches, see `ftcluster_train.engine.step_times`; bytes and collectives of rank 0,
-    # see `ftcluster_train.comm.traffic`; seconds of a collective on one number
+    # see `ftcluster_train.comm.collectives`; seconds of a collective on one number
     "communication": {
         "step": int,
         "steps": int,

@@ -90,7 +90,11 @@ def choose_provider(hosts: Sequence[HostNetwork]) -> str:
 def best_device(host: HostNetwork) -> tuple[RdmaDevice | None, str]:
     """The host's RDMA device on the cluster's network, and why it cannot be used, or ""."""
     # EFA has no network interface
-    near = [one for one in host.devices if one.driver == EFA or host.interface in one.interfaces]
+    near = [
+        device
+        for device in host.devices
+        if device.driver == EFA or host.interface in device.interfaces
+    ]
     if not near:
         where = f" at {host.interface}" if host.devices else ""
         return None, f"no RDMA device{where}"

@@ -54,7 +54,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return None
     try:
         modules = read_json(folder / MODULES)
-        kinds = {one["type"].rpartition(".")[2]: folder / one["path"] for one in modules}
+        kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
         unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
         if unknown or "Pooling" not in kinds:
             what = f"the module {unknown[0]}" if unknown else "no module Pooling"

@@ -43,10 +43,10 @@ def other_rules(facts, addresses):
     if not rules or not others:
         return []
     shut = [address for address in rules if address not in addresses]
-    accounts = sorted({one["user"] for one in others} - {facts["rank_user"]})
+    accounts = sorted({other["user"] for other in others} - {facts["rank_user"]})
     if not shut and not accounts:
         return []
-    folders = ", ".join(one["prefix"] for one in others)
+    folders = ", ".join(other["prefix"] for other in others)
     needs = " and ".join([
         *([f"lets in {', '.join(shut)}"] if shut else []),
         *([f"is for the account {', '.join(accounts)}"] if accounts else []),

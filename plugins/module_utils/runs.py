@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs that use a stack: they hold a shared lock on its folder (host/stack_lock.py)."""
+"""Runs that use a stack: they hold a shared lock on its folder (host/stack.py)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ options:
     type: dict
     default: {}
   start:
-    description: The text of a record to begin with where there is none, as of a former head.
+    description: The text of a record to begin with where there is none, as of a previous head.
     type: str
     default: ""
   state:

@@ -150,12 +150,14 @@ def main():
     ruleset = json.loads(listed or '{"nftables": []}')
     rules = RULES.read_text(encoding="utf-8") if RULES.is_file() else ""
     digest = digest_in_force(ruleset["nftables"])
-    tables = [one["table"] for one in ruleset["nftables"] if "table" in one]
+    tables = [nftable["table"] for nftable in ruleset["nftables"] if "table" in nftable]
     ports = PORTS.search(rules)
     module.exit_json(
         changed=False,
         nft=nft or "",
-        has_table=any((one["family"], one["name"]) == ("inet", "ftcluster") for one in tables),
+        has_table=any(
+            (table["family"], table["name"]) == ("inet", "ftcluster") for table in tables
+        ),
         state=state_of(rules, digest),
         digest=digest,
         ports=ports[1].strip() if ports else "",

@@ -191,10 +191,10 @@ def parse_mesh(text, path):
         found = json.loads(text or "{}")
         members = found.get("members", [])
         right = isinstance(found.get("address", ""), str) and all(
-            isinstance(one["port"], int)
-            and all(isinstance(word, str) for word in one["host_keys"])
-            and not wrong_words([one])
-            for one in members
+            isinstance(member["port"], int)
+            and all(isinstance(word, str) for word in member["host_keys"])
+            and not wrong_words([member])
+            for member in members
         )
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         right = False

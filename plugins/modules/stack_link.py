@@ -1,15 +1,15 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Which stack is in use: the links current and former."""
+"""Which stack is in use: the links current and previous."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: stack_link
-short_description: Makes a stack the current one, or the former one again
+short_description: Makes a stack the current one, or the previous one again
 description:
   - Moves the link C(<prefix>/current) at one instant, and keeps where it pointed in
-    C(<prefix>/former).
+    C(<prefix>/previous).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -22,24 +22,24 @@ options:
     type: path
   state:
     description:
-      - V(former) exchanges the two links.
+      - V(previous) exchanges the two links.
       - V(pruned) removes the stacks that neither of them points to and that no run uses, and the
         layers, packages of users' own requirements, of all stacks that no run uses.
       - V(removed) removes all stacks and both links, or nothing where a run uses one of them.
     type: str
-    choices: [current, former, pruned, removed]
+    choices: [current, previous, pruned, removed]
     default: current
 attributes:
   check_mode:
-    description: Says what would change, and fails where there is no former stack.
+    description: Says what would change, and fails where there is no previous stack.
     support: full
 """
 
 EXAMPLES = r"""
-- name: Use the former stack again
+- name: Use the previous stack again
   ftcluster.cluster.stack_link:
     prefix: /opt/ftcluster
-    state: former
+    state: previous
 """
 
 RETURN = r"""
@@ -94,7 +94,7 @@ def unused(prefix):
     if not target(prefix / "current"):
         return []
     # as what is there, because the prefix may have been written in another way when they were made
-    used = {(prefix / link).resolve() for link in ("current", "former")}
+    used = {(prefix / link).resolve() for link in ("current", "previous")}
     return [path for path in sorted(prefix.glob("stacks/[!.]*")) if path.resolve() not in used]
 
 
@@ -130,7 +130,7 @@ def prune(module, prefix):
 def remove_all(module, prefix):
     """Remove all stacks and the links, if no run uses any, and end the module."""
     stacks = sorted(prefix.glob("stacks/[!.]*"))
-    links = [prefix / name for name in ("current", "former") if target(prefix / name)]
+    links = [prefix / name for name in ("current", "previous") if target(prefix / name)]
     changed = bool(links) or (prefix / "stacks").exists()
     try:
         with contextlib.ExitStack() as held:
@@ -161,7 +161,10 @@ def main():
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "path": {"type": "path"},
-            "state": {"choices": ["current", "former", "pruned", "removed"], "default": "current"},
+            "state": {
+                "choices": ["current", "previous", "pruned", "removed"],
+                "default": "current",
+            },
         },
         required_if=[("state", "current", ["path"])],
         supports_check_mode=True,
@@ -175,12 +178,12 @@ def main():
         prune(module, prefix)
     if module.params["state"] == "removed":
         remove_all(module, prefix)
-    current, former = target(prefix / "current"), target(prefix / "former")
-    wanted = module.params["path"] if module.params["state"] == "current" else former
-    if module.params["state"] == "former" and not is_finished(former):
+    current, previous = target(prefix / "current"), target(prefix / "previous")
+    wanted = module.params["path"] if module.params["state"] == "current" else previous
+    if module.params["state"] == "previous" and not is_finished(previous):
         module.fail_json(
-            msg=f"there is no former stack in {prefix} to go back to"
-            + (f": {former} is not whole" if former else "; only one has ever been set up")
+            msg=f"there is no previous stack in {prefix} to go back to"
+            + (f": {previous} is not whole" if previous else "; only one has ever been set up")
         )
     if wanted == current:
         module.exit_json(changed=False, current=current)
@@ -189,7 +192,7 @@ def main():
             module.fail_json(msg=f"{wanted} is not a finished stack; run the stage stack again")
         try:
             if is_finished(current):
-                point(prefix / "former", current)
+                point(prefix / "previous", current)
             point(prefix / "current", wanted)
         except OSError as error:
             module.fail_json(msg=f"{error.filename or prefix}: {error.strerror}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.health.all_reduce_benchmark import TURNS
+from ftcluster_train.health.bench_all_reduce import TURNS
 from tests.cluster.conftest import Machine
 
 SCRIPTS = Path(__file__).with_name("scripts")

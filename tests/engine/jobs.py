@@ -24,14 +24,13 @@ from ftcluster_common.recipe import (
 )
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, write_inputs
 from ftcluster_train.engine.loop import TrainResult, train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.io.inputs import write_inputs
 from tests.engine.models import SPECIAL, VOCABULARY, make_tokenizer
 
 CLASSES = 3

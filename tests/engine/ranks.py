@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm import pieces
+from ftcluster_train.comm import collectives
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.engine.optim import gradient_buckets, sharded_weights
+from ftcluster_train.engine.optim.base import State
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
-from ftcluster_train.engine.optim.state import State
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.forks import start
@@ -85,7 +85,7 @@ def weights_that_wait() -> Iterator[None]:
 
     def start(whole: torch.Tensor, piece: torch.Tensor) -> Any:
         arrived = torch.empty_like(whole)
-        work = pieces.start_all_gather(arrived, piece.clone())
+        work = collectives.start_all_gather(arrived, piece.clone())
 
         def wait() -> None:
             work.wait()
@@ -97,7 +97,7 @@ def weights_that_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        sharded_weights.start_all_gather = pieces.start_all_gather
+        sharded_weights.start_all_gather = collectives.start_all_gather
 
 
 def learn(case: Case, rank: int, size: int) -> Learned:

@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, activations
 
-from ftcluster_train.patching.fused_modules import FUSED_GATED_MLPS, FUSED_TANH_GELUS
-from ftcluster_train.patching.in_use import kernels_in_use
+from ftcluster_train.patching.patch_model import kernels_in_use
+from ftcluster_train.patching.shared_entries import FUSED_GATED_MLPS, FUSED_TANH_GELUS
 
 TINY = {
     "vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48,

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.errors import TrainError
-from ftcluster_train.health.all_reduce_benchmark import measure
+from ftcluster_train.health.bench_all_reduce import measure
 from tests.engine.ranks import on_ranks
 
 

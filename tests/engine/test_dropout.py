@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.dropout import LEVELS, MOST, drop_of
+from ftcluster_train.kernels.elementwise import DROP_LEVELS, MOST_DROPPED, drop_of
 from ftcluster_train.kernels.simd import Drop
-from ftcluster_train.patching.functions import DROPOUT
+from ftcluster_train.patching.shared_entries import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
@@ -19,7 +19,7 @@ dropout = DROPOUT.function()
 LANES = 4  # elements that a word of SplitMix64 decides on
 # standard deviations: one in 10^9 of all cases is beyond
 SIGMAS = 6
-rates = st.floats(0, MOST, exclude_min=True) | st.sampled_from(
+rates = st.floats(0, MOST_DROPPED, exclude_min=True) | st.sampled_from(
     [0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 0.9]
 )
 counts = st.integers(0, 50_000)
@@ -35,7 +35,7 @@ def scale_of(p: float) -> float:
 
 
 @given(counts, rates, seeds)
-@example(50_000, MOST, 0)
+@example(50_000, MOST_DROPPED, 0)
 def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
     made, scale = make_mask(count, drop_of(p, seed)), scale_of(p)
     assert (made.shape, made.dtype) == ((count,), torch.bfloat16)
@@ -44,7 +44,9 @@ def test_the_rate_and_the_scale(count: int, p: float, seed: int) -> None:
     # a probability is given in steps, and is the one that makes the mean 1
     rate = 1 - 1 / scale if scale > 1 else p
     off = (
-        math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS + 0.5 / LEVELS + SIGMAS / (count + 1)
+        math.sqrt(rate * (1 - rate) / max(count, 1)) * SIGMAS
+        + 0.5 / DROP_LEVELS
+        + SIGMAS / (count + 1)
     )
     assert abs(zeros - rate * count) <= off * count
     # it is near p: the scale is 1 / (1 - p), rounded to bf16
@@ -74,8 +76,8 @@ def test_each_element_is_decided_on_by_its_counter(p: float, seed: int, places: 
     share = 1 - 1 / scale if scale > 1 else p
     for place in places:
         lane = splitmix64(seed, place // LANES) >> 16 * (place % LANES) & 0xFFFF
-        number = (lane ^ 0x8000) / LEVELS  # uniform: the lane is signed
-        assert made[place] == (scale if number >= round(share * LEVELS) / LEVELS else 0)
+        number = (lane ^ 0x8000) / DROP_LEVELS  # uniform: the lane is signed
+        assert made[place] == (scale if number >= round(share * DROP_LEVELS) / DROP_LEVELS else 0)
 
 
 @given(st.lists(st.integers(0, 6), max_size=4), dtypes, rates, st.integers(0, 2**32), st.data())

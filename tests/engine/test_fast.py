@@ -28,7 +28,7 @@ from transformers import (
 
 from ftcluster_train import fast, host
 from ftcluster_train.kernels import linear
-from ftcluster_train.patching import notices, script_functions
+from ftcluster_train.patching import registry, script_functions
 from ftcluster_train.patching.skipped_rows import FIRST_TOKEN, MASKED_KEYS
 from tests.engine.architectures import FEW, make_kind, more_but
 from tests.engine.jobs import make_job, make_task_of
@@ -74,8 +74,8 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Any:
     """What has been said since the last look, by lines."""
-    notices.say_once.cache_clear()
-    notices.say_fp32.cache_clear()
+    registry.say_once.cache_clear()
+    registry.say_fp32.cache_clear()
 
     def look() -> list[str]:
         lines = capfd.readouterr().err.splitlines()
@@ -311,8 +311,8 @@ def test_fp32_is_kept_and_said(said: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert found.dtype == torch.float32
     (line,) = said()
     assert line.startswith("the script trains in fp32; with AVX512-BF16 this CPU is faster in bf16")
-    notices.say_fp32.cache_clear()
-    notices.say_once.cache_clear()
+    registry.say_fp32.cache_clear()
+    registry.say_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         cast = functional.scaled_dot_product_attention(*attention_inputs())
     assert cast.dtype == torch.bfloat16  # as torch's
@@ -513,7 +513,7 @@ import importlib.util, json, os, sys
 assert importlib.util.find_spec("torch")
 import torch
 from torch.nn.functional import dropout
-os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # read when transformers is imported
+os.environ["TRANSPREVIOUSS_VERBOSITY"] = "error"  # read when transformers is imported
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 def trained(**changes):

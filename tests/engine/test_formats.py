@@ -20,10 +20,9 @@ from ftcluster_common.recipe import TextClassification
 from ftcluster_common.trained_model import read_trained
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.inputs import read_inputs, write_inputs
 from tests.engine.forks import start
 from tests.engine.runs import Row, classes, make_whole_job, questions, write_model
 from tests.programs import free_ports

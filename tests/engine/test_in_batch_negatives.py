@@ -15,15 +15,14 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.comm.collectives import Traffic
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.batches import StepBatch
 from ftcluster_train.engine.data import sampler
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.engine.data.token_store import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.step import make_step
+from ftcluster_train.engine.step import StepBatch, make_step
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss

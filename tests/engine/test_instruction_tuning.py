@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ftcluster_common.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
-from ftcluster_train.engine.data.chat_samples import learned_tokens
+from ftcluster_train.engine.data.text_samples import learned_tokens
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError

@@ -16,14 +16,13 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import linear_cross_entropy as kernel
-from ftcluster_train.kernels.linear_cross_entropy import (
+from ftcluster_train.kernels import cross_entropy as kernel
+from ftcluster_train.kernels.cross_entropy import (
     ALIGNMENT,
     ROWS,
     linear_cross_entropy,
 )
-from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 from tests.engine.drawn import ROUNDOFF, TINY, check_near, dtypes, tensors, unit
 from tests.engine.models import SIZES, VOCABULARY, make_model
 

@@ -13,13 +13,12 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm import quantized
-from ftcluster_train.comm.quantized import BLOCK, all_reduce_quantized, pack, unpack
+from ftcluster_train.comm import collectives
+from ftcluster_train.comm.collectives import BLOCK, all_reduce_quantized, pack, unpack
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import loop
 from ftcluster_train.engine.data.sampler import share_of_rank
-from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
-from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep, LocalOptimizerStep
 from ftcluster_train.errors import TrainError, TrainingStopped
 from tests.engine.jobs import Run, make_job, make_samples
 from tests.engine.jobs import run as run_once
@@ -92,7 +91,7 @@ def _by_formula() -> torch.Tensor:
 
 def _learn(rank: int, size: int, dtype: Any) -> tuple[torch.Tensor, str]:
     os.environ["GROUP_RANK"] = str(next(n for n, ranks in enumerate(HOSTS) if rank in ranks))
-    quantized.CHUNK = 5000
+    collectives.CHUNK = 5000
     model = make_model("gpt2", "causal-lm").eval()
     step = LocalOptimizerStep(model, replace(SETTINGS, sync_dtype=dtype), torch.float32)
     for samples in _batches():

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels.low_rank import Adapter, linear_with_adapter
+from ftcluster_train.kernels.linear import Adapter, linear_with_adapter
 from tests.engine.drawn import check_near, dtypes, tensors, unit
 
 

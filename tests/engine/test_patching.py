@@ -13,17 +13,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.linear import torch_linear
-from ftcluster_train.patching import fused_modules, rotary_positions
-from ftcluster_train.patching.fused_modules import (
+from ftcluster_train.patching import shared_entries
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
+from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, computes_same
+from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
+from ftcluster_train.patching.script_models import activation_patches
+from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
+    ROTARY_FUNCTION,
+    ROTARY_POSITIONS,
 )
-from ftcluster_train.patching.patch_model import Optimizations, patch_model
-from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, computes_same
-from ftcluster_train.patching.rotary_positions import NAME, ROTARY_POSITIONS
-from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
-from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 from tests.engine.models import make_model
 
@@ -68,8 +69,10 @@ NOT_COMPARED = {
 def _transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' own functions; an earlier test may have replaced them."""
     for name, module in list(sys.modules.items()):
-        if name.startswith("transformers.models.") and hasattr(module, NAME):
-            monkeypatch.setattr(module, NAME, inspect.unwrap(getattr(module, NAME)))
+        if name.startswith("transformers.models.") and hasattr(module, ROTARY_FUNCTION):
+            monkeypatch.setattr(
+                module, ROTARY_FUNCTION, inspect.unwrap(getattr(module, ROTARY_FUNCTION))
+            )
 
 
 FUSIONS = (FUSED_TANH_GELUS, FUSED_GATED_MLPS, FUSED_RMS_NORMS, ROTARY_POSITIONS)
@@ -115,7 +118,7 @@ def test_models_with_fused_modules(architecture: str) -> None:
 @pytest.mark.usefixtures("_transformers")
 def test_changes_of_models_are_compared(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
     """Where what a change computes is said to differ, none of the others is made."""
-    for room in (fused_modules, rotary_positions):
+    for room in (shared_entries,):
         monkeypatch.setattr(room, "computes_same", lambda *_, **__: same)
     monkeypatch.setattr(simd, "is_available", lambda: True)
     models = make_model("llama", "causal-lm"), make_model("gpt2", "causal-lm"), make_model("bert")

@@ -14,7 +14,7 @@ from ftcluster_common.job import Job
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import token_losses
+from ftcluster_train.kernels.cross_entropy import token_losses
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of
 from tests.engine.models import CHAT, VOCABULARY, make_model, make_tokenizer

@@ -11,10 +11,10 @@ import pytest
 from ftcluster_common.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
+from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.inputs import write_inputs
 from tests.engine.models import make_tokenizer
 from tests.engine.runs import classes, make_whole_job, questions, write_data, write_model
 

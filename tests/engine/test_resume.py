@@ -23,7 +23,7 @@ from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import checkpoints, loop, snapshots, state_files
 from ftcluster_train.engine.optim import flat_params
-from ftcluster_train.engine.optim.state import State
+from ftcluster_train.engine.optim.base import State
 from ftcluster_train.engine.rank import listen_for_stop
 from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ftcluster_common.job import Job
+from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run
-from ftcluster_train.io.inputs import write_inputs
 from tests.engine.forks import start
 from tests.engine.runs import (
     Row,

@@ -14,10 +14,9 @@ from transformers import AutoModel, AutoTokenizer
 from ftcluster_common.job import EVALUATE, PREDICT, Job
 from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.io.inputs import read_inputs, write_inputs
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
 

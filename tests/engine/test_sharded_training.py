@@ -24,8 +24,8 @@ from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.resume import resume
 from ftcluster_train.engine.snapshots import Snapshots
+from ftcluster_train.engine.state_files import resume
 from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.activations import activate
-from ftcluster_train.kernels.dropout import drop_of
+from ftcluster_train.kernels.elementwise import activate, drop_of
 from ftcluster_train.kernels.simd import Drop
 from tests.engine.drawn import DTYPES, check_near, dtypes, seeds, unit
 

@@ -46,7 +46,7 @@ from ftcluster.cluster.record import record_of
 from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader, read_event_line
-from ftcluster.launch.record import end_of, read_record, recorded_place
+from ftcluster.launch.record import end_of, read_record, recorded_run_hosts
 from ftcluster.operations.facts_file import read_facts
 from ftcluster.operations.report import read_scaling
 from ftcluster.planning.model_size import model_size, size_from_scratch
@@ -84,15 +84,15 @@ from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
+from ftcluster_train.engine.data.token_store import read_inputs
 from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.health.probe import MARK, read_answers
 from ftcluster_train.host.heartbeats import Heartbeats
-from ftcluster_train.host.messages import rank_of, read_report
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
 from ftcluster_train.host.runs import find_jobs, run_there
 from ftcluster_train.io.events import read_events
-from ftcluster_train.io.inputs import read_inputs
+from ftcluster_train.io.rank_status import rank_of, read_report
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them
@@ -578,7 +578,7 @@ PARSERS = {
     ),
     "record of a cluster": Parser(of_text(record_of), (dumped({"format": 1}),), (ValueError,)),
     "record of a run": Parser(
-        of_state(lambda: (read_record("r"), recorded_place("r")), "runs/r/run.json"),
+        of_state(lambda: (read_record("r"), recorded_run_hosts("r")), "runs/r/run.json"),
         (dumped(RECORD),),
         (FtclusterError,),
         all,

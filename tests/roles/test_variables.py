@@ -62,7 +62,7 @@ def test_the_documented_variables_are_the_roles() -> None:
 
 def test_the_variables_that_the_playbooks_validate_are_the_documented_ones() -> None:
     given = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
-    first = yaml.safe_load((ROOT / "playbooks/tasks/look.yml").read_text(encoding="utf-8"))[0]
+    first = yaml.safe_load((ROOT / "playbooks/tasks/facts.yml").read_text(encoding="utf-8"))[0]
     validated = first["ansible.builtin.validate_argument_spec"]["argument_spec"]
     assert sorted(validated) == sorted(given)
     for role in ("torch_stack", "node_agent"):

@@ -12,7 +12,7 @@ TORCH = ("torch", "functional", "transformers")  # and what is in them
 # by file and kind of change, why it is made there
 OTHERS = {
     ("gradient_buckets.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
-    ("sharded_gradients.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
+    ("sharded_step.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",
 }

@@ -15,7 +15,7 @@ have nothing but the attention:
 from typing import Any
 
 from ftcluster_train.host.startup_hooks import after_import
-from ftcluster_train.patching.in_use import kernels_in_use
+from ftcluster_train.patching.patch_model import kernels_in_use
 from ftcluster_train.patching.script_functions import replace_functions
 from ftcluster_train.patching.script_models import (
     patch_script_model,

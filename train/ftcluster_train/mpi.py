@@ -7,6 +7,6 @@ The ranks have to be started by mpirun. torch 2.5 and newer imports this module 
 entry point.
 """
 
-from ftcluster_train.comm.mpi_backend import register
+from ftcluster_train.comm.torch_backends import register
 
 register()

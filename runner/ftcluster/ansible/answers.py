@@ -182,7 +182,7 @@ def _jobs(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _stack(value: Any) -> dict[str, Any]:
-    """What `ftcluster_train.host.stack_packages` prints."""
+    """What `ftcluster_train.host.stack` prints."""
     forms = {
         "stack": r"\w[\w.-]{0,99}",
         "python": r"\d{1,2}\.\d{1,3}(\.\d{1,3})?",
@@ -255,7 +255,7 @@ CHOICE = Answer("Keep the choice", "torch_stack_choice", _mapping)
 REPORT = Answer("Keep the result", "verify_report", _mapping)
 TABLE = Answer("Keep the result", "verify_table", _lines)
 CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LINK)
-PREVIOUS = Answer("Make the former stack the current one", "current", _folder, STACK_LINK)
+PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 # of ssh

@@ -71,7 +71,7 @@ class Keys:
 def refused_hosts(outcome: Outcome) -> tuple[str, ...]:
     """The hosts whose keys ssh refused in a playbook."""
     marks = (UNKNOWN, CHANGED, REFUSED)
-    refused = [one.host for one in outcome.failures if one.message.startswith(marks)]
+    refused = [failure.host for failure in outcome.failures if failure.message.startswith(marks)]
     return tuple(dict.fromkeys(refused))
 
 

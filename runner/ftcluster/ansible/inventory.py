@@ -256,7 +256,11 @@ def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
     groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}
     head = set(_members(listing, HEAD_GROUP))
     others = set(_members(listing, "all")) - head
-    odd = [one for one in groups.values() if one and not (others <= set(one) or set(one) <= head)]
+    odd = [
+        group
+        for group in groups.values()
+        if group and not (others <= set(group) or set(group) <= head)
+    ]
     return {name: one for name, one in groups.items() if one} if odd else {}
 
 

@@ -76,10 +76,10 @@ class Stages(Playbook):
 
 
 @dataclass(frozen=True)
-class Look(Stages):
+class Facts(Stages):
     """Gathers the facts of the hosts."""
 
-    name = "look"
+    name = "facts"
 
 
 @dataclass(frozen=True)

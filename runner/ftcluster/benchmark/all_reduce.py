@@ -156,18 +156,22 @@ def prepare(
     return Bench(scripted, facts.hosts, stack.name, left_out)
 
 
-def measure(bench: Bench, view: View, reach: tuple[str, ...]) -> tuple[Measured, float]:
+def measure(
+    bench: Bench, view: View, connection_options: tuple[str, ...]
+) -> tuple[Measured, float]:
     """Launch the run and follow it to its end; returns what was measured, and seconds.
 
     Args:
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
         FtclusterError: it failed, or could not be launched.
         Interrupted: the user stopped it; no rank is left running.
     """
     measured = Measured()
-    followed = launch_and_follow(bench.run, view, reach, measured.add, may_detach=False)
+    followed = launch_and_follow(
+        bench.run, view, connection_options, measured.add, may_detach=False
+    )
     known = {"run": bench.run.id}
     raise_if_stopped(followed, known)
     if followed.progress.state != "done":

@@ -288,7 +288,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     for mode, seconds in model["latency_seconds"].items():
         yield f"  {mode}: latency of {1e3 * seconds:.2f} ms"
     if errors := model["errors"]:
-        sizes = [abs(one["error"]) for one in errors]
+        sizes = [abs(error["error"]) for error in errors]
         yield (
             f"  error of a point's step when predicted from the others: {mean(sizes):.1%} in the "
             f"mean of {counted(len(errors), 'point')}, at most {max(sizes):.1%}"

@@ -339,7 +339,7 @@ def document(
     recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
 ) -> dict[str, Any]:
     """The result of `tune --json`."""
-    first = [one for one in search.trials if one.round == FIRST]
+    first = [trial for trial in search.trials if trial.round == FIRST]
     defaults = [one.samples_per_second for one in first if not one.settings]
     alike = [speed for speed in defaults if speed]
     return {
@@ -355,7 +355,7 @@ def document(
             for trial, speed in relative(first)
         ],
         "worth_spread": _rounded(spread(alike)) if len(alike) > 1 else None,
-        "trials": [asdict(one) for one in search.trials],
+        "trials": [asdict(trial) for trial in search.trials],
         "left_out": [dict(one) for one in search.left_out],
         "seconds": round(seconds, 1),
     }
@@ -382,17 +382,17 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
                 ("setting alone", "x the default", ""),
                 *(
                     (
-                        written(one["settings"]),
-                        f"{one['speed_up']:.2f}",
-                        within if noise is None or abs(one["speed_up"] - 1) <= noise else "",
+                        written(row["settings"]),
+                        f"{row['speed_up']:.2f}",
+                        within if noise is None or abs(row["speed_up"] - 1) <= noise else "",
                     )
-                    for one in rows
+                    for row in rows
                 ),
             ]
         )
         if noise is not None:
             yield f"repeated trials of the default differed by {noise:.1%}"
-    failed = {written(one["settings"]): one["problem"] for one in result["trials"]}
+    failed = {written(trial["settings"]): trial["problem"] for trial in result["trials"]}
     for name, problem in failed.items():
         if problem:
             yield f"failed: {name}: {problem.splitlines()[0]}"

@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         """Print the help, with headings in bold on a terminal."""
         lines = self.format_help().rstrip("\n").split("\n")
         heading = re.compile(r"\S.*:$")
-        print_lines([Text(one, "bold" if heading.match(one) else "") for one in lines], file)
+        print_lines([Text(line, "bold" if heading.match(line) else "") for line in lines], file)
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""

@@ -12,7 +12,7 @@ from packaging.version import Version
 from ftcluster.ansible.answers import SCRIPT_FOUND, STACK_DESCRIBED, Answer, Answered
 from ftcluster.ansible.playbooks import Ask
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import Place, off_hint
+from ftcluster.launch.run_hosts import RunHosts, off_hint
 from ftcluster.launch.runs import SHORT_SECONDS, play
 
 
@@ -33,28 +33,30 @@ class HostStack:
     extras: dict[str, tuple[str, ...]]
 
 
-def find_script(place: Place, look: Sequence[str]) -> list[str]:
+def find_script(run_hosts: RunHosts, look: Sequence[str]) -> list[str]:
     """Check that hosts have a script, a path or -m and a module; returns those that do not answer.
 
     Raises:
         FtclusterError: a host does not have it.
     """
-    found = _ask(place, look, False, SCRIPT_FOUND)
-    return [host for host in place.hosts if host not in found]
+    found = _ask(run_hosts, look, False, SCRIPT_FOUND)
+    return [host for host in run_hosts.hosts if host not in found]
 
 
-def read_stack(place: Place) -> HostStack:
+def read_stack(run_hosts: RunHosts) -> HostStack:
     """What the hosts' stack has.
 
     Raises:
         FtclusterError: a host does not answer, or not as it should, or they differ.
     """
-    found = _ask(place, (), True, STACK_DESCRIBED)
-    silent = [host for host in place.hosts if host not in found]
+    found = _ask(run_hosts, (), True, STACK_DESCRIBED)
+    silent = [host for host in run_hosts.hosts if host not in found]
     if silent:
-        raise FtclusterError(f"{', '.join(silent)} does not answer", off_hint(silent, place.head))
+        raise FtclusterError(
+            f"{', '.join(silent)} does not answer", off_hint(silent, run_hosts.head)
+        )
     try:
-        return common_stack({host: found[host] for host in place.hosts})
+        return common_stack({host: found[host] for host in run_hosts.hosts})
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise FtclusterError(
             f"a host does not describe its stack as it should: {error!r}", "run ftcluster setup"
@@ -78,7 +80,10 @@ def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
             )
     head, *_ = described.values()
     glibc = min((one["glibc"] for one in described.values()), key=Version)
-    packages = {str(canonicalize_name(one["name"], validate=True)): one for one in head["packages"]}
+    packages = {
+        str(canonicalize_name(package["name"], validate=True)): package
+        for package in head["packages"]
+    }
     return HostStack(
         head["stack"],
         Target(head["python"], glibc, head["machine"]),
@@ -100,7 +105,7 @@ def _is_requirement(line: str) -> bool:
 
 
 def _ask(
-    place: Place, look: Sequence[str], stack: bool, answer: Answer[Answered]
+    run_hosts: RunHosts, look: Sequence[str], stack: bool, answer: Answer[Answered]
 ) -> dict[str, Answered]:
-    playbook = Ask(place.at(), {"look": list(look)}, stack)
-    return play(playbook, place, SHORT_SECONDS, answer, unreachable=True)
+    playbook = Ask(run_hosts.at(), {"look": list(look)}, stack)
+    return play(playbook, run_hosts, SHORT_SECONDS, answer, unreachable=True)

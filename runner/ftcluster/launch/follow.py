@@ -26,7 +26,6 @@ from ftcluster.errors import (
     FtclusterError,
 )
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -37,6 +36,7 @@ from ftcluster.launch.record import (
     record_dir,
 )
 from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.paths import plain_name
 from ftcluster.planning.backends import stack_of
 from ftcluster.progress.state import RunProgress
@@ -65,7 +65,7 @@ def new_run_id(name: str) -> str:
 def launch_and_follow(
     run: Run,
     view: View,
-    reach: tuple[str, ...],
+    connection_options: tuple[str, ...],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     cancelled: Callable[[], bool] = lambda: False,
     detach: bool = False,
@@ -78,7 +78,7 @@ def launch_and_follow(
     that is lost, ends no training. In a Slurm job they stop it, as Slurm means them.
 
     Args:
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
         on_event: called for each of the run's events.
         cancelled: called several times a second; true ends the run as Ctrl-C does.
         detach: whether to return once it is launched.
@@ -93,7 +93,9 @@ def launch_and_follow(
     """
     begin_record(run.id, _record(run))
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
-    place = Place(run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, reach)
+    run_hosts = RunHosts(
+        run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, connection_options
+    )
     launch = Launched(
         train_launch=replace(run.launch, started_by=this_user()).to_dict(),
         train_job=run.job,
@@ -102,8 +104,10 @@ def launch_and_follow(
         train_version=__version__,
         train_known={} if run.cluster.slurm_job else run.cluster.known,
     )
-    playbook = run.playbook(_events_of(place, run.id), launch)
-    followed = _follow(playbook, place, run.id, view, on_event, cancelled, head_seconds, may_detach)
+    playbook = run.playbook(_events_of(run_hosts, run.id), launch)
+    followed = _follow(
+        playbook, run_hosts, run.id, view, on_event, cancelled, head_seconds, may_detach
+    )
     if followed.changed:
         forget_record(run.id)
         raise _changed(run.cluster, followed.changed)
@@ -146,7 +150,7 @@ def this_user() -> str:
 
 
 def attach(
-    place: Place,
+    run_hosts: RunHosts,
     run: str,
     view: View,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -156,17 +160,17 @@ def attach(
     Raises:
         Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
-    playbook = Attach(_events_of(place, run))
-    return _follow(playbook, place, run, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+    playbook = Attach(_events_of(run_hosts, run))
+    return _follow(playbook, run_hosts, run, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
 
 
-def _events_of(place: Place, run: str) -> RunEvents:
-    return RunEvents(place.at(run), str(events_file(run)))
+def _events_of(run_hosts: RunHosts, run: str) -> RunEvents:
+    return RunEvents(run_hosts.at(run), str(events_file(run)))
 
 
 def _follow(
     playbook: Playbook,
-    place: Place,
+    run_hosts: RunHosts,
     run: str,
     view: View,
     on_event: Callable[[dict[str, Any]], None],
@@ -186,7 +190,7 @@ def _follow(
     def on_task(event: TaskEvent) -> None:
         nonlocal task, began, changed, goes_on
         goes_on = goes_on or event.action == FOLLOW
-        if event.host == place.head and (answer := take(CLUSTER_CHANGED, event)):
+        if event.host == run_hosts.head and (answer := take(CLUSTER_CHANGED, event)):
             (changed,) = answer
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
@@ -218,10 +222,10 @@ def _follow(
     def play(playbook: Playbook) -> Outcome:
         outcome = run_playbook(
             playbook.qualified,
-            place.inventories,
+            run_hosts.inventories,
             playbook.variables(),
             on_task,
-            options=(*place.limit, *place.options),
+            options=(*run_hosts.limit, *run_hosts.options),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0 or cancelled(),
             time_limit_seconds=RUN_LIMIT_SECONDS,
@@ -230,7 +234,9 @@ def _follow(
         return outcome
 
     def head_lost() -> bool:
-        off = ("unreachable", place.head) in [(one.kind, one.host) for one in outcome.failures]
+        off = ("unreachable", run_hosts.head) in [
+            (failure.kind, failure.host) for failure in outcome.failures
+        ]
         return off and launched and not progress.ended and outcome.state == "failed"
 
     def lost() -> str:
@@ -238,9 +244,13 @@ def _follow(
         if not launched or progress.ended or outcome.state != "failed":
             return ""
         if head_lost():
-            return f"{place.head} does not answer; the run continues there. Connecting again ..."
-        gone = (FOLLOW, place.head) in [(one.action, one.host) for one in outcome.failures]
-        return f"the supervisor on {place.head} is gone. Starting it again ..." if gone else ""
+            return (
+                f"{run_hosts.head} does not answer; the run continues there. Connecting again ..."
+            )
+        gone = (FOLLOW, run_hosts.head) in [
+            (failure.action, failure.host) for failure in outcome.failures
+        ]
+        return f"the supervisor on {run_hosts.head} is gone. Starting it again ..." if gone else ""
 
     detached = False
     with Interrupts() as interrupts:
@@ -249,7 +259,7 @@ def _follow(
         while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play(Attach(_events_of(place, run)))
+            outcome = play(Attach(_events_of(run_hosts, run)))
             if reader.offset > came:
                 came, deadline = reader.offset, time.monotonic() + head_seconds
         cut_off = goes_on and not progress.ended and outcome.state == "failed"
@@ -270,7 +280,7 @@ def _follow(
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
             # Slurm sends SIGTERM several times
             patient = SLURM_VARIABLE in os.environ
-            stop(place, run, on_tick, lambda: interrupts.count > 0 and not patient)
+            stop(run_hosts, run, on_tick, lambda: interrupts.count > 0 and not patient)
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
@@ -287,7 +297,7 @@ def _wants_to_detach(run: str, view: View) -> bool:
 
 
 def stop(
-    place: Place,
+    run_hosts: RunHosts,
     run: str,
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
@@ -305,19 +315,19 @@ def stop(
         FtclusterError: it may still be running; says how to end it.
     """
     begin_events(run)
-    playbook = Stop(_events_of(place, run), force)
+    playbook = Stop(_events_of(run_hosts, run), force)
     outcome = run_playbook(
         playbook.qualified,
-        place.inventories,
+        run_hosts.inventories,
         playbook.variables(),
         lambda _: None,
-        options=(*place.limit, *place.options),
+        options=(*run_hosts.limit, *run_hosts.options),
         on_tick=on_tick,
         cancelled=cancelled,
         time_limit_seconds=STOP_LIMIT_SECONDS,
     )
     if outcome.state != "done":
-        reasons = "".join(f"\n  {one.host}: {one.message}" for one in outcome.failures)
+        reasons = "".join(f"\n  {failure.host}: {failure.message}" for failure in outcome.failures)
         raise FtclusterError(
             f"run {run} could not be stopped and may still be running{reasons}",
             "" if force else f"end it without its supervisor: ftcluster stop --force {run}",

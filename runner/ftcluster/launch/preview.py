@@ -113,7 +113,7 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
 
 def reasons(plan: LaunchPlan) -> list[Text]:
     """A line for each decision with its reason."""
-    return [reason(one.subject, one.value, one.why) for one in plan.decisions]
+    return [reason(decision.subject, decision.value, decision.why) for decision in plan.decisions]
 
 
 def reason(subject: str, value: str, why: str) -> Text:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import Place
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.paths import (
     PRIVATE_FILE,
     locked_state,
@@ -101,17 +101,17 @@ def recorded_runs(beginning: str = "") -> list[str]:
     return sorted(name for name in names if name.startswith(beginning))
 
 
-def other_heads(place: Place) -> list[Place]:
+def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
     """Where this control node's runs are whose head is another of the cluster's hosts.
 
     The first host is not the head of a run that continues another one after that host was lost.
     """
     heads = {}
     for run in recorded_runs():
-        one = recorded_place(run)
-        if one and one.prefix == place.prefix:
+        one = recorded_run_hosts(run)
+        if one and one.prefix == run_hosts.prefix:
             heads[one.head] = one
-    return [heads[host] for host in place.hosts[1:] if host in heads]
+    return [heads[host] for host in run_hosts.hosts[1:] if host in heads]
 
 
 def read_record(run: str) -> dict[str, Any] | None:
@@ -119,14 +119,14 @@ def read_record(run: str) -> dict[str, Any] | None:
     return read_state(_file(run), _record)
 
 
-def recorded_place(run: str) -> Place | None:
+def recorded_run_hosts(run: str) -> RunHosts | None:
     """Where a run of this control node is; None where there is no record of it."""
     record = read_record(run) or {}
     plan = record.get("plan")
     if not plan or "inventories" not in record:
         return None
     names = tuple(host["name"] for host in (*plan["hosts"], *plan["spares"]))
-    return Place(
+    return RunHosts(
         inventories=tuple(map(Path, record["inventories"])),
         hosts=(LOCALHOST,) if record.get("slurm_job") else names,
         rank_user=plan["rank_user"],

@@ -9,7 +9,7 @@ from ftcluster.ansible.playbook import Outcome
 from ftcluster.ansible.playbooks import Launched, Playbook, RunEvents
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
-from ftcluster.launch.place import off_hint, sudo_hint
+from ftcluster.launch.run_hosts import off_hint, sudo_hint
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress

@@ -18,7 +18,7 @@ from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import Ask, Clean, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.place import UNREACHABLE, Place, head_lost_hint, sudo_hint
+from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
 from ftcluster.recipe.schema import keys_of
 from ftcluster_common.job import recipe_of
 from ftcluster_common.recipe import TASKS, Recipe, Training
@@ -29,27 +29,27 @@ LIST = "list them: ftcluster ps"
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 
-def list_runs(place: Place) -> list[RunState]:
+def list_runs(run_hosts: RunHosts) -> list[RunState]:
     """All runs that the head knows of, the newest first.
 
     Raises:
         FtclusterError: the head does not answer, or not as it should.
     """
-    found = play(Runs(place.at()), place, SHORT_SECONDS, RUNS_LISTED)
-    if place.head not in found:
-        raise FtclusterError(f"{place.head} gave no list of its runs", "run ftcluster setup")
-    return list(found[place.head])
+    found = play(Runs(run_hosts.at()), run_hosts, SHORT_SECONDS, RUNS_LISTED)
+    if run_hosts.head not in found:
+        raise FtclusterError(f"{run_hosts.head} gave no list of its runs", "run ftcluster setup")
+    return list(found[run_hosts.head])
 
 
-def find_run(place: Place, run: str) -> RunState:
+def find_run(run_hosts: RunHosts, run: str) -> RunState:
     """One run by its id, or by the only one that begins like that.
 
     Raises:
         FtclusterError: there is none, or there are several.
     """
-    runs = {one.run: one for one in list_runs(place)}
+    runs = {one.run: one for one in list_runs(run_hosts)}
     found = [run] if run in runs else [name for name in runs if name.startswith(run)]
-    return runs[_only(run, found, place.head)]
+    return runs[_only(run, found, run_hosts.head)]
 
 
 def _only(beginning: str, found: Sequence[str], where: str) -> str:
@@ -68,7 +68,7 @@ class FoundJob:
         run: its id.
         recipe: with folders as they are on the hosts.
         hosts: names of the hosts that answer, those first that it was prepared on; else in the
-            place's order.
+            cluster's order.
         nodes: how many of these it had ranks on, or could have had.
         resume: the runs that it has continued itself.
         ipex: whether IPEX optimized its model.
@@ -84,14 +84,14 @@ class FoundJob:
     saved: bool = True
 
 
-def find_job(place: Place, run: str) -> FoundJob:
+def find_job(run_hosts: RunHosts, run: str) -> FoundJob:
     """A training by its id or the beginning of it, on any of the hosts: the head may be lost.
 
     Raises:
         FtclusterError: no host answers, there is no such run, or it is a script's.
     """
-    jobs = play(Jobs(place.at(run)), place, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
-    hosts = tuple(host for host in place.hosts if host in jobs)
+    jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
+    hosts = tuple(host for host in run_hosts.hosts if host in jobs)
     if not hosts:
         raise FtclusterError("none of the cluster's hosts answers", UNREACHABLE)
     everywhere = {name: job for host in hosts for name, job in jobs[host].items()}
@@ -137,7 +137,12 @@ def _recipe(data: Mapping[str, Any]) -> Recipe:
 
 
 def copy_log(
-    place: Place, run: str, file: str, destination: Path, follow: bool, on_tick: Callable[[], None]
+    run_hosts: RunHosts,
+    run: str,
+    file: str,
+    destination: Path,
+    follow: bool,
+    on_tick: Callable[[], None],
 ) -> None:
     """Copy a log of a run to a file here.
 
@@ -150,33 +155,33 @@ def copy_log(
         FtclusterError: the head does not answer.
         Interrupted: the user stopped it.
     """
-    playbook = Logs(place.at(run), file, str(destination), follow)
-    play(playbook, place, LONG_SECONDS, on_tick=on_tick)
+    playbook = Logs(run_hosts.at(run), file, str(destination), follow)
+    play(playbook, run_hosts, LONG_SECONDS, on_tick=on_tick)
 
 
-def fetch_model(place: Place, run: str, path: str, destination: Path) -> None:
+def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> None:
     """Copy a folder of a run to a new or empty folder here, which is there only once it is whole.
 
     Raises:
         FtclusterError: it cannot be copied; says why.
         Interrupted: the user stopped it.
     """
-    play(Fetch(place.at(run), path, str(destination.absolute())), place, LONG_SECONDS)
+    play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)
 
 
-def clean_runs(place: Place, runs: tuple[str, ...]) -> list[str]:
+def clean_runs(run_hosts: RunHosts, runs: tuple[str, ...]) -> list[str]:
     """Remove the folders of ended runs from all hosts; returns the ids of those removed.
 
     Raises:
         FtclusterError: a host does not answer.
     """
-    playbook = Clean(place.at(), list(runs))
-    return play(playbook, place, SHORT_SECONDS, clean_removed(runs)).get(place.head, [])
+    playbook = Clean(run_hosts.at(), list(runs))
+    return play(playbook, run_hosts, SHORT_SECONDS, clean_removed(runs)).get(run_hosts.head, [])
 
 
 def play(
     playbook: Ask | Clean | Fetch | Jobs | Logs | Runs,
-    place: Place,
+    run_hosts: RunHosts,
     time_limit_seconds: float,
     answer: Answer[Answered] | None = None,
     on_tick: Callable[[], None] = lambda: None,
@@ -195,16 +200,16 @@ def play(
     answered: dict[str, Answered] = {}
 
     def on_event(event: TaskEvent) -> None:
-        if answer and event.host in place.hosts and (found := take(answer, event)):
+        if answer and event.host in run_hosts.hosts and (found := take(answer, event)):
             (answered[event.host],) = found
 
     with Interrupts() as interrupts:
         outcome = run_playbook(
             playbook.qualified,
-            place.inventories,
+            run_hosts.inventories,
             playbook.variables(),
             on_event,
-            options=(*place.limit, *place.options),
+            options=(*run_hosts.limit, *run_hosts.options),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
@@ -212,7 +217,9 @@ def play(
         on_tick()
     if outcome.state == "stopped":
         raise Interrupted("stopped")
-    failed = [one for one in outcome.failures if one.kind == "failed" or not unreachable]
+    failed = [
+        failure for failure in outcome.failures if failure.kind == "failed" or not unreachable
+    ]
     if failed:
         off = {event.host for event in failed if event.kind == "unreachable"}
         words = [
@@ -220,7 +227,7 @@ def play(
             for event in failed
         ]
         hint = UNREACHABLE if off else sudo_hint(event.message for event in failed)
-        if place.head in off and playbook.at.train_run:
+        if run_hosts.head in off and playbook.at.train_run:
             hint = head_lost_hint(playbook.at.train_run)
         raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":

@@ -144,7 +144,7 @@ def _script_environment(plan: LaunchPlan) -> dict[str, str]:
 def run_script(
     run: ScriptRun,
     view: View,
-    reach: tuple[str, ...],
+    connection_options: tuple[str, ...],
     show: Callable[[Literal["stdout", "stderr"], str], None],
     cancelled: Callable[[], bool],
     detach: bool = False,
@@ -152,7 +152,7 @@ def run_script(
     """Launch a script and follow it to its end; with state running it is detached.
 
     Args:
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
         show: called with stream and text of rank 0's output.
         cancelled: called several times a second: whether nobody reads rank 0's output any more,
             which ends the run as it would end a local program.
@@ -170,7 +170,7 @@ def run_script(
         if event["event"] == "output":
             show(event["stream"], event["text"])
 
-    followed = launch_and_follow(run, view, reach, on_event, cancelled, detach)
+    followed = launch_and_follow(run, view, connection_options, on_event, cancelled, detach)
     progress = followed.progress
     if followed.detached:
         return progress

@@ -72,7 +72,7 @@ class HeadLost(FtclusterError):
 def train(
     run: TrainingRun,
     view: View,
-    reach: tuple[str, ...] = (),
+    connection_options: tuple[str, ...] = (),
     detach: bool = False,
     head_seconds: float = RECONNECT_LIMIT_SECONDS,
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -81,7 +81,7 @@ def train(
     """Launch a training and follow it to its end; with state running it is detached.
 
     Args:
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
         detach: whether to return once it is launched.
         head_seconds: how long a head that does not answer is waited for.
         on_event: called for each of the run's events.
@@ -94,7 +94,7 @@ def train(
         Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
     """
     followed = launch_and_follow(
-        run, view, reach, on_event=on_event, detach=detach, head_seconds=head_seconds,
+        run, view, connection_options, on_event=on_event, detach=detach, head_seconds=head_seconds,
         may_detach=may_detach,
     )  # fmt: skip
     progress = followed.progress

@@ -7,9 +7,9 @@ from typing import Any
 from ftcluster.cluster.price import Price, price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
-from ftcluster.launch.place import head_lost_hint
 from ftcluster.launch.record import read_record
 from ftcluster.launch.run import Followed, raise_if_stopped
+from ftcluster.launch.run_hosts import head_lost_hint
 from ftcluster.operations.connection import Connection, find
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
@@ -89,8 +89,8 @@ def attach(
         if event["event"] == "output":
             on_output(event["text"])
 
-    place, name = find(connection, run, view)
-    followed = follow.attach(place, name, view, on_event)
+    run_hosts, name = find(connection, run, view)
+    followed = follow.attach(run_hosts, name, view, on_event)
     progress = followed.progress
     record = read_record(progress.run) or {}
     price = recorded_price(record) if progress.result else None

@@ -48,18 +48,20 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
     """
     sizes = sorted({read_size(text) for text in request.sizes})
     cluster = cluster_of(request.connection, view)
-    reach = request.connection.to(cluster)
+    connection_options = request.connection.to(cluster)
     shape = (request.nodes, request.ranks_per_host)
     bench = prepare(cluster, sizes, list(request.backends), *shape, request.seconds)
     bench = replace(bench, run=request.launch.applied_to(bench.run))
-    measured, seconds = measure(bench, view, reach)
+    measured, seconds = measure(bench, view, connection_options)
     result = document(bench, measured, seconds)
     if len(bench.hosts) == len(cluster.facts.hosts):
-        _keep(result, cluster, reach, view)
+        _keep(result, cluster, connection_options, view)
     return Result(result, tuple(lines(result)))
 
 
-def _keep(result: dict[str, Any], cluster: Cluster, reach: tuple[str, ...], view: View) -> None:
+def _keep(
+    result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
+) -> None:
     """Save the result for the plan's choice of the backend, if it has a large enough size."""
     size, ms, spread = fp32_times(result)
     if len(ms) > 1:
@@ -67,6 +69,6 @@ def _keep(result: dict[str, Any], cluster: Cluster, reach: tuple[str, ...], view
         stack = cluster.facts.head.stack
         measured = MeasuredOn(ms, size, hosts, stack, spread, result["load"])
         try:
-            change_record(cluster, with_bench(measured), reach, view)
+            change_record(cluster, with_bench(measured), connection_options, view)
         except FtclusterError as error:  # what was measured is worth showing all the same
             view.say(f"not saved for plans: {error}")

@@ -10,8 +10,8 @@ from ftcluster.benchmark.scaling import Point, document, doubled, lines, measure
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
 from ftcluster.launch import training_run
-from ftcluster.launch.place import place_of
 from ftcluster.launch.run import host_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
@@ -50,15 +50,17 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
     """
     modes = [overrides(mode) for mode in read_modes(request.modes)] if request.modes else [[]]
     cluster = cluster_of(request.connection, view)
-    reach = request.connection.to(cluster)
+    connection_options = request.connection.to(cluster)
     runs, points = list(_trainings(request, modes, cluster)), []
-    for one in runs:
-        hosts, ranks = len(one.plan.hosts), one.plan.world_size
+    for run in runs:
+        hosts, ranks = len(run.plan.hosts), run.plan.world_size
         view.say(f"{counted(hosts, 'host')}, {counted(ranks, 'rank')}")
         events: list[dict[str, Any]] = []
-        training_run.train(one, view, reach, on_event=events.append)
-        points.append(_measured(one, events))
-    clean_runs(replace(place_of(cluster), options=reach), tuple(one.id for one in runs))
+        training_run.train(run, view, connection_options, on_event=events.append)
+        points.append(_measured(run, events))
+    clean_runs(
+        replace(run_hosts_of(cluster), options=connection_options), tuple(one.id for one in runs)
+    )
     recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
     result = document(recipe, stack, request.steps, points)
     if request.svg:

@@ -55,8 +55,12 @@ def check(connection: Connection, view: View, accept_new_host_keys: bool = False
     known = connection.cluster or (None if given else recall())
     inventories = known.inventories if known else find_inventories(given)
     before = recall_of(inventories)
-    reach = connection.to(before) if before else connection.arguments  # connect as setup did
-    found = check_report.document(collect(inventories, reach, view, accept_new_host_keys))
+    connection_options = (
+        connection.to(before) if before else connection.arguments
+    )  # connect as setup did
+    found = check_report.document(
+        collect(inventories, connection_options, view, accept_new_host_keys)
+    )
     found = compared(found, read_history(found["inventory"]))
     keep(found)
     return CheckResult(found)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import this_user
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir, recorded_runs
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.runs import clean_runs
-from ftcluster.operations.connection import Connection, all_runs, cluster_place
+from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts
 from ftcluster.operations.result import Result
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
@@ -56,12 +56,12 @@ class Selection:
     """Runs that may be removed.
 
     Attributes:
-        place: where they are.
+        run_hosts: where they are.
         runs: their ids.
         unnamed: those of them that the user has not named.
     """
 
-    place: Place
+    run_hosts: RunHosts
     runs: tuple[str, ...]
     unnamed: tuple[RunState, ...] = ()
 
@@ -82,13 +82,13 @@ def select(request: CleanRequest, view: View) -> Selection:
     Raises:
         FtclusterError: the head does not answer, or a run that is named is not there or running.
     """
-    place = cluster_place(request.connection, view)
-    runs = {one.run: one for one in all_runs(place, view)}
+    run_hosts = cluster_run_hosts(request.connection, view)
+    runs = {run.run: run for run in all_runs(run_hosts, view)}
     if request.runs:
-        _check(request.runs, runs, place.head)
-        return Selection(place, request.runs)
-    found = tuple(one for one in runs.values() if _is_meant(one, request))
-    return Selection(place, tuple(one.run for one in found), found)
+        _check(request.runs, runs, run_hosts.head)
+        return Selection(run_hosts, request.runs)
+    found = tuple(run for run in runs.values() if _is_meant(run, request))
+    return Selection(run_hosts, tuple(one.run for one in found), found)
 
 
 def remove(selection: Selection) -> Selection:
@@ -97,10 +97,10 @@ def remove(selection: Selection) -> Selection:
     Raises:
         FtclusterError: a host does not answer.
     """
-    removed = tuple(clean_runs(selection.place, selection.runs)) if selection.runs else ()
+    removed = tuple(clean_runs(selection.run_hosts, selection.runs)) if selection.runs else ()
     for name in removed:
         shutil.rmtree(record_dir(name), ignore_errors=True)
-    return Selection(selection.place, removed)
+    return Selection(selection.run_hosts, removed)
 
 
 def is_resumable(run: RunState) -> bool:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftcluster.ansible.inventory import inventory_path
-from ftcluster.ansible.playbooks import Look
+from ftcluster.ansible.playbooks import Facts
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, recall_of
 from ftcluster.errors import ClusterChanged, FtclusterError, UsageError
-from ftcluster.launch.place import Place, head_lost_hint, place_of
-from ftcluster.launch.record import other_heads, recorded_place, recorded_runs
+from ftcluster.launch.record import other_heads, recorded_run_hosts, recorded_runs
+from ftcluster.launch.run_hosts import RunHosts, head_lost_hint, run_hosts_of
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
@@ -97,7 +97,7 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     if not connection.inventories:
         return recall()
     paths = tuple(map(inventory_path, connection.inventories))
-    found = run_stages(Look(), paths, connection.arguments, view, unreachable=True)
+    found = run_stages(Facts(), paths, connection.arguments, view, unreachable=True)
     inventory = found.inventory
     hosts = tuple(found.facts[name] for name in inventory.cluster if name in found.facts)
     if hosts and not found.set_up:
@@ -112,34 +112,34 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
     return cluster.with_record(found.records.get(inventory.head, ""))
 
 
-def cluster_place(connection: Connection, view: View) -> Place:
+def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
     """Where the runs of the cluster are that is meant; errors as of `cluster_of`."""
-    return reached(place_of(cluster_of(connection, view)), connection)
+    return reached(run_hosts_of(cluster_of(connection, view)), connection)
 
 
-def reached(place: Place, connection: Connection) -> Place:
-    """A place with further arguments of ansible-playbook."""
-    return replace(place, options=(*place.options, *connection.arguments))
+def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
+    """The hosts with further arguments of ansible-playbook."""
+    return replace(run_hosts, options=(*run_hosts.options, *connection.arguments))
 
 
-def all_runs(place: Place, view: View) -> list[RunState]:
+def all_runs(run_hosts: RunHosts, view: View) -> list[RunState]:
     """The runs of a cluster's head, and of other heads that this control node has started.
 
     Raises:
         FtclusterError: the first head does not answer.
     """
-    runs = {one.run: one for one in list_runs(place)}
-    for other in other_heads(place):
+    runs = {run.run: run for run in list_runs(run_hosts)}
+    for other in other_heads(run_hosts):
         try:
-            found = list_runs(replace(other, options=place.options))
+            found = list_runs(replace(other, options=run_hosts.options))
         except FtclusterError as error:
             view.say(error.message)
         else:
             runs |= {one.run: one for one in found if one.hosts}
-    return sorted(runs.values(), key=lambda one: one.started, reverse=True)
+    return sorted(runs.values(), key=lambda run: run.started, reverse=True)
 
 
-def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
+def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
     """The run that is meant: where it is, and its id.
 
     Args:
@@ -150,22 +150,22 @@ def find(connection: Connection, name: str, view: View) -> tuple[Place, str]:
     """
     recorded = recorded_runs(name) if name and not connection.inventories else []
     run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
-    if run and (known := recorded_place(run)):
+    if run and (known := recorded_run_hosts(run)):
         return reached(known, connection), run
-    place = cluster_place(connection, view)
+    run_hosts = cluster_run_hosts(connection, view)
     if name:
-        found = find_run(place, name)
+        found = find_run(run_hosts, name)
     else:
-        runs = all_runs(place, view)
+        runs = all_runs(run_hosts, view)
         if not runs:
-            raise UsageError(f"there are no runs on {place.head}", "start one: ftcluster train")
+            raise UsageError(f"there are no runs on {run_hosts.head}", "start one: ftcluster train")
         found = runs[0]
-        known = recorded_place(found.run)
-        place = reached(known, connection) if known else place
+        known = recorded_run_hosts(found.run)
+        run_hosts = reached(known, connection) if known else run_hosts
     if not found.hosts and found.state != "running":  # only the head of a run has its launch
-        known = recorded_place(found.run)
-        message = f"run {found.run} was not launched on {place.head}"
-        if known and known.head not in place.hosts:
+        known = recorded_run_hosts(found.run)
+        message = f"run {found.run} was not launched on {run_hosts.head}"
+        if known and known.head not in run_hosts.hosts:
             message = f"{known.head}, the head of run {found.run}, does not answer"
         raise FtclusterError(message, head_lost_hint(found.run))
-    return place, found.run
+    return run_hosts, found.run

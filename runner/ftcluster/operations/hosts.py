@@ -10,7 +10,7 @@ from ftcluster.ansible.playbooks import Setup, Teardown
 from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, change, recall
 from ftcluster.errors import FtclusterError, InventoryError
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import list_runs
 from ftcluster.operations.connection import Connection
 from ftcluster.operations.result import Result
@@ -98,8 +98,8 @@ def add(request: HostsRequest, view: View) -> Result:
     limit = ("--limit", pattern_of(names))
     # first, because the new hosts are verified together with the head
     stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
-    accept_new, reach = request.accept_new_host_keys, (*arguments, *limit)
-    set_up(cluster.inventories, reach, view, passwords, stack, accept_new)
+    accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
+    set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
     _tell_all(cluster, "mesh,verify", arguments, view, passwords, stack)
     text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
     return Result({"state": "done", "added": names, "hosts": hosts}, (text,))
@@ -117,9 +117,9 @@ def remove(request: HostsRequest, view: View) -> Result:
     given, passwords = request.connection.options, request.connection.passwords
     left = [host.name for host in cluster.facts.hosts if host.name not in names]
     pattern = _pattern(cluster, given, left)
-    reach = request.connection.to(cluster)
-    place = replace(place_of(cluster), options=reach)
-    for run in list_runs(place):
+    connection_options = request.connection.to(cluster)
+    run_hosts = replace(run_hosts_of(cluster), options=connection_options)
+    for run in list_runs(run_hosts):
         used = [name for name in names if name in run.hosts]
         if run.state == "running" and used:
             raise FtclusterError(
@@ -129,14 +129,14 @@ def remove(request: HostsRequest, view: View) -> Result:
             )
     if request.teardown:
         limit = ("--limit", pattern_of(names))
-        run_stages(Teardown(), cluster.inventories, (*reach, *limit), view)
+        run_stages(Teardown(), cluster.inventories, (*connection_options, *limit), view)
     named = pattern[1].partition("=")[2] if pattern else cluster.pattern
     change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
     words = (*cluster.options, *given, *pattern)
     stack = _stack_of(_tell_all(cluster, "system", words, view, passwords))
     _tell_all(cluster, "mesh,verify", words, view, passwords, stack)
     if gone := {name: None for name in names if name in cluster.drained}:
-        change_record(cluster, with_drained(gone), reach, view)
+        change_record(cluster, with_drained(gone), connection_options, view)
     stays = ""
     if not request.teardown:
         stays = (
@@ -267,10 +267,12 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
     Raises:
         FtclusterError: the inventory itself says which hosts the cluster has, and names others.
     """
-    reach = (*cluster.options, *options)
-    if set(read_inventory(cluster.inventories, reach, cluster.pattern).cluster) == set(hosts):
+    connection_options = (*cluster.options, *options)
+    if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(
+        hosts
+    ):
         return ()
-    own = read_inventory(cluster.inventories, reach).pattern
+    own = read_inventory(cluster.inventories, connection_options).pattern
     if own:
         raise FtclusterError(
             f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own}",

@@ -11,7 +11,7 @@ from typing import Any
 
 from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import fetch_model
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
@@ -94,15 +94,15 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     """
     run = _prepared(request, view)
     say_notes(run, view)
-    reach = request.connection.to(run.cluster)
-    progress, model = training_run.train(run, view, reach), str(request.model)
+    connection_options = request.connection.to(run.cluster)
+    progress, model = training_run.train(run, view, connection_options), str(request.model)
     if progress.state == "running":  # detached from
         view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
         return PredictResult(run, progress, model, request.output, 0)
-    place = replace(place_of(run.cluster), options=reach)
+    run_hosts = replace(run_hosts_of(run.cluster), options=connection_options)
     with tempfile.TemporaryDirectory() as scratch:
         copied = Path(scratch) / "predictions"
-        fetch_model(place, run.id, progress.result["predictions"], copied)
+        fetch_model(run_hosts, run.id, progress.result["predictions"], copied)
         [file] = copied.iterdir()
         rows = file.read_text(encoding="utf-8")
     output = Path(request.output).absolute()

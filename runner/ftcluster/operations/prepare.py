@@ -168,7 +168,7 @@ def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, 
         return recipe, ()
     samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
     training = replace(recipe.training, per_device_train_batch_size=None)
-    [why] = [one.why for one in plan.decisions if one.what == "batch"]
+    [why] = [decision.why for decision in plan.decisions if decision.what == "batch"]
     return replace(recipe, batch_size=samples, training=training), (f"batch_size={samples}: {why}",)
 
 

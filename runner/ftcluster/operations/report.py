@@ -58,7 +58,7 @@ def report(request: ReportRequest, view: View) -> Result:
         ArithmeticError,
         TemplateError,
     ) as error:
-        where = ", ".join(f"{one.run} ({one.source or 'this control node'})" for one in files)
+        where = ", ".join(f"{file.run} ({file.source or 'this control node'})" for file in files)
         raise FtclusterError(
             f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
             "make a report of each run alone to see which one it is",
@@ -66,7 +66,7 @@ def report(request: ReportRequest, view: View) -> Result:
     write_atomically(output.absolute(), page, mode=0o644)
     document = {
         "state": "done",
-        "runs": [one.run for one in files],
+        "runs": [file.run for file in files],
         "report": str(output.absolute()),
     }
     return Result(document, (f"report: {output}",))
@@ -74,8 +74,8 @@ def report(request: ReportRequest, view: View) -> Result:
 
 def _files_of(connection: Connection, given: str, view: View) -> RunFiles:
     """A run's record and events, from here if it has ended, else from its head."""
-    place, name = find(connection, given, view)
-    return ended_here(name) or from_head(place, name)
+    run_hosts, name = find(connection, given, view)
+    return ended_here(name) or from_head(run_hosts, name)
 
 
 def read_scaling(path: Path) -> dict[str, Any]:

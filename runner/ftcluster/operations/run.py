@@ -14,8 +14,8 @@ from ftcluster.launch.ask import find_script, read_stack
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.layer import Layer, make_layer
-from ftcluster.launch.place import Place
 from ftcluster.launch.preview import COMMANDS_HINT, as_commands, host_document, reasons
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.script_run import (
     ScriptRun,
     layer_folder,
@@ -192,8 +192,8 @@ class RunResult:
 
 def dry_run(request: RunRequest, view: View) -> ScriptPlan:
     """What `run` would launch. Raises as `run`."""
-    prepared, place, notes = _prepared(request, view)
-    return ScriptPlan(prepared, (*notes, *_look_for_script(prepared, place)))
+    prepared, run_hosts, notes = _prepared(request, view)
+    return ScriptPlan(prepared, (*notes, *_look_for_script(prepared, run_hosts)))
 
 
 def run(
@@ -215,12 +215,12 @@ def run(
     prepared, _, notes = _prepared(request, view)
     for note in notes:
         view.say(f"note: {note}")
-    reach = request.connection.to(prepared.cluster)
-    progress = run_script(prepared, view, reach, show, cancelled, request.detach)
+    connection_options = request.connection.to(prepared.cluster)
+    progress = run_script(prepared, view, connection_options, show, cancelled, request.detach)
     return RunResult(prepared, progress)
 
 
-def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[str]]:
+def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, list[str]]:
     """What is launched, where, and what the user should know."""
     here, script, stacks = Path.cwd(), request.script(), load_stacks()
     cluster = cluster_of(request.connection, view)
@@ -241,15 +241,17 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, Place, list[s
     run_id = new_run_id(script.name)
     token = find_token() if request.hub_token else ""
     hosts = tuple(host.name for host in decided.prepared)
-    reach = request.connection.to(cluster)
-    place = Place(cluster.inventories, hosts, decided.rank_user, decided.prefix, reach)
-    layer = _layer_of(request, place, view)
+    connection_options = request.connection.to(cluster)
+    run_hosts = RunHosts(
+        cluster.inventories, hosts, decided.rank_user, decided.prefix, connection_options
+    )
+    layer = _layer_of(request, run_hosts, view)
     launch = render_script(decided, run_id, request.hub_token, layer, request.fast)
     local_rank = source.local_rank if source else ""
     if any(word.partition("=")[0] in LOCAL_RANK for word in script.arguments):
         local_rank = ""
     found = ScriptRun(run_id, cluster, decided, launch, script, copied, local_rank, layer, token)
-    return request.launch.applied_to(found), place, notes
+    return request.launch.applied_to(found), run_hosts, notes
 
 
 def _check_script(
@@ -287,7 +289,7 @@ def _check_fast(stack: Stack) -> None:
         )
 
 
-def _layer_of(request: RunRequest, place: Place, view: View) -> Layer | None:
+def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | None:
     """The packages of --requirements that the hosts' stack does not have, or None.
 
     Raises:
@@ -302,10 +304,10 @@ def _layer_of(request: RunRequest, place: Place, view: View) -> Layer | None:
         raise UsageError(f"--wheels: {request.wheels} is not a folder")
     requirements = read_requirements(request.requirements)
     view.say(f"choosing the packages of {request.requirements} ...")
-    return make_layer(requirements, request.wheels, read_stack(place))
+    return make_layer(requirements, request.wheels, read_stack(run_hosts))
 
 
-def _look_for_script(run: ScriptRun, place: Place) -> list[str]:
+def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
     """Check that the hosts have a script that is not copied; returns what cannot be known.
 
     Raises:
@@ -313,7 +315,7 @@ def _look_for_script(run: ScriptRun, place: Place) -> list[str]:
     """
     if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
         return []
-    silent = find_script(place, run.look)
+    silent = find_script(run_hosts, run.look)
     return [f"whether {', '.join(silent)} has {run.look[-1]} is not known"] if silent else []
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import complete_from
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.runs import copy_log, fetch_model, find_run
-from ftcluster.operations.connection import Connection, all_runs, cluster_place, find
+from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
 from ftcluster.operations.result import Result
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
@@ -32,9 +32,9 @@ def list_runs(connection: Connection, view: View) -> tuple[RunState, ...]:
     Raises:
         FtclusterError: the head does not answer.
     """
-    runs = tuple(all_runs(cluster_place(connection, view), view))
-    for one in runs:
-        complete_from(one)
+    runs = tuple(all_runs(cluster_run_hosts(connection, view), view))
+    for run in runs:
+        complete_from(run)
     return runs
 
 
@@ -87,9 +87,9 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
     rank = request.rank
     file = ALL_RANKS if rank is None else f"logs/rank-{rank}.log"
     with tempfile.TemporaryDirectory() as folder:
-        place, run = find(request.connection, request.run, view)
+        run_hosts, run = find(request.connection, request.run, view)
         if rank is not None:
-            _check_rank(run, rank, find_run(place, run).ranks)
+            _check_rank(run, rank, find_run(run_hosts, run).ranks)
         destination = Path(folder) / "log"
         destination.touch()
         with destination.open("rb") as log:
@@ -103,7 +103,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
                 if data:
                     show(printable(data.decode(errors="replace")))
 
-            copy_log(place, run, file, destination, request.follow, take)
+            copy_log(run_hosts, run, file, destination, request.follow, take)
             take(incomplete=True)
 
 
@@ -123,14 +123,14 @@ def fetch(connection: Connection, run: str, folder: str, view: View) -> Result:
     Raises:
         FtclusterError: there is no such run, it has no model, or the folder is not empty.
     """
-    place, name = find(connection, run, view)
-    found = find_run(place, name)
+    run_hosts, name = find(connection, run, view)
+    found = find_run(run_hosts, name)
     if not found.model:
         raise FtclusterError(f"run {name} has no model: it is {found.state}")
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"{path} is not empty", "name another folder")
-    fetch_model(place, name, found.model, path)
+    fetch_model(run_hosts, name, found.model, path)
     document = {"state": "done", "run": name, "model": str(path.absolute())}
     return Result(document, (f"model: {path}",))
 
@@ -149,21 +149,21 @@ def stop(connection: Connection, names: Sequence[str], force: bool, view: View) 
     meant = dict.fromkeys(find(connection, name, view) for name in names)
     ended = _end(list(meant), force)
     documents = [one.to_dict() for _, one in ended]
-    lines = tuple(line for place, one in ended for line in _ended_lines(place.head, one))
+    lines = tuple(line for run_hosts, one in ended for line in _ended_lines(run_hosts.head, one))
     return Result(documents if len(names) > 1 else documents[0], lines)
 
 
-def _end(runs: Sequence[tuple[Place, str]], force: bool) -> list[tuple[Place, RunState]]:
+def _end(runs: Sequence[tuple[RunHosts, str]], force: bool) -> list[tuple[RunHosts, RunState]]:
     ended, failed = [], []
-    for place, name in runs:
+    for run_hosts, name in runs:
         try:
-            follow.stop(place, name, force=force)
-            found = find_run(place, name)
+            follow.stop(run_hosts, name, force=force)
+            found = find_run(run_hosts, name)
         except FtclusterError as error:
             failed.append(error)
             continue
         complete_from(found)
-        ended.append((place, found))
+        ended.append((run_hosts, found))
     if failed:
         message = "\n  ".join(one.message for one in failed)
         hints = "\n  ".join(dict.fromkeys(one.hint for one in failed if one.hint))

@@ -205,8 +205,8 @@ def set_up(
         FtclusterError: a host failed or does not answer; names each with its reason.
         Interrupted: the user stopped it.
     """
-    reach = (*options, *passwords)
-    result = run_stages(playbook, inventories, reach, view, accept_new=accept_new)
+    connection_options = (*options, *passwords)
+    result = run_stages(playbook, inventories, connection_options, view, accept_new=accept_new)
     if CHECK not in options:
         _save(result, options)
     return result

@@ -157,7 +157,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
     """One stack for `--json`; `install` is None if setup cannot install it."""
     return {
         **{key: value for key, value in vars(stack).items() if key != "warnings"},
-        "advisories": [dict(vars(one)) for one in stack.advisories],
+        "advisories": [dict(vars(advisory)) for advisory in stack.advisories],
         "warnings": _note_documents(stack.warnings),
         "cautions": cautions(stack),
         "install": install_command(stack) or None,

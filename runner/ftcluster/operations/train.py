@@ -13,7 +13,7 @@ from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach
 from ftcluster.launch.hub_token import find_token
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations.connection import cluster_of
@@ -149,7 +149,7 @@ class _Attempt:
     must_resume: bool
 
     @property
-    def reach(self) -> tuple[str, ...]:
+    def connection_options(self) -> tuple[str, ...]:
         return self.request.connection.to(self.cluster)
 
 
@@ -194,8 +194,8 @@ def _resuming(request: TrainRequest, run: str) -> TrainRequest:
 
 def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
     if request.resume:  # on a host that is left, where the head is lost
-        place = replace(place_of(cluster), options=request.connection.to(cluster))
-        job = find_job(place, request.resume)
+        run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
+        job = find_job(run_hosts, request.resume)
         shape = (request.nodes, request.spares, request.ranks_per_host)
         run = resumed_run(job, cluster, *shape, must_resume)
     else:
@@ -205,10 +205,10 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
 
 def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
     """The result of the run that a requeued Slurm job would continue, where that was done."""
-    place, run = place_of(attempt.cluster), attempt.request.resume
-    if not run or find_run(place, run).state != "done":
+    run_hosts, run = run_hosts_of(attempt.cluster), attempt.request.resume
+    if not run or find_run(run_hosts, run).state != "done":
         return None
-    return attach(place, run, view).progress
+    return attach(run_hosts, run, view).progress
 
 
 def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
@@ -218,7 +218,11 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
         HeadLost: it was lost, and `watch` is not given, or it was lost too often.
         FtclusterError, Interrupted: see `training_run.train`.
     """
-    request, cluster, reach = attempt.request, attempt.cluster, attempt.reach
+    request, cluster, connection_options = (
+        attempt.request,
+        attempt.cluster,
+        attempt.connection_options,
+    )
     run, must_resume = attempt.run, attempt.must_resume
     limit = HEAD_SECONDS if request.watch else RECONNECT_LIMIT_SECONDS
     token = find_token() if request.hub_token else ""
@@ -228,7 +232,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
         say_notes(run, view)
         launched = replace(run, hub_token=token, must_resume=must_resume)
         try:
-            progress = training_run.train(launched, view, reach, request.detach, limit)
+            progress = training_run.train(launched, view, connection_options, request.detach, limit)
             return TrainResult(launched, progress)
         except HeadLost as error:
             if not left:
@@ -246,4 +250,4 @@ def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
     usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
     if run.resume and len(names) > 1 and not usual:
         hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
-        run_stages(Mesh(), cluster.inventories, (*attempt.reach, *hosts), view)
+        run_stages(Mesh(), cluster.inventories, (*attempt.connection_options, *hosts), view)

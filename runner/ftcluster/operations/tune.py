@@ -12,7 +12,7 @@ from ftcluster.cluster.record import with_tuning, without_tunings
 from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch import training_run
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.bench_scaling import short_run
@@ -148,7 +148,7 @@ class _Trials:
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
         self._request, self._steps_view = request, steps_view
         self.cluster = cluster_of(request.connection, view)
-        self._reach = request.connection.to(self.cluster)
+        self._connection_options = request.connection.to(self.cluster)
         self.hosts = first_hosts(self.cluster.usable, request.nodes)
         recipe = training_recipe(request.words, request.data, request.model)
         recipe, _ = on_the_hosts(recipe, self.hosts)
@@ -201,7 +201,11 @@ class _Trials:
         self.ids.append(one.id)
         events: list[dict[str, Any]] = []
         training_run.train(
-            one, self._steps_view, self._reach, on_event=events.append, may_detach=False
+            one,
+            self._steps_view,
+            self._connection_options,
+            on_event=events.append,
+            may_detach=False,
         )
         found = measure([event for event in events if event["event"] == "communication"])
         each = found["seconds"]
@@ -213,8 +217,10 @@ class _Trials:
         Raises:
             FtclusterError: the head does not answer, or refuses it.
         """
-        change_record(self.cluster, changes, self._reach, self.view)
+        change_record(self.cluster, changes, self._connection_options, self.view)
 
     def clean(self) -> None:
         """Remove the runs from the hosts."""
-        clean_runs(replace(place_of(self.cluster), options=self._reach), tuple(self.ids))
+        clean_runs(
+            replace(run_hosts_of(self.cluster), options=self._connection_options), tuple(self.ids)
+        )

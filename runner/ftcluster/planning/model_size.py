@@ -55,7 +55,9 @@ def model_size(folder: Path) -> ModelSize | None:
         heads=_first(config, HEADS),
         vocabulary=vocabulary,
         positions=_first(config, POSITIONS),
-        embeddings=sum(math.prod(one) for one in shapes if len(one) == 2 and one[0] == vocabulary),
+        embeddings=sum(
+            math.prod(shape) for shape in shapes if len(shape) == 2 and shape[0] == vocabulary
+        ),
     )
 
 
@@ -126,7 +128,7 @@ def _shapes(file: Path) -> list[list[int]]:
             raise ValueError(f"{file} has a header of {length} bytes")
         header = parse_json(stream.read(length).decode())
     tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-    shapes = [one["shape"] for one in tensors if one["dtype"].startswith(("F", "BF"))]
+    shapes = [tensor["shape"] for tensor in tensors if tensor["dtype"].startswith(("F", "BF"))]
     for shape in shapes:
         if any(type(size) is not int or not 0 <= size < MOST for size in shape):
             raise ValueError(f"{file} has a tensor of the shape {shape}")

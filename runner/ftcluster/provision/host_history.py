@@ -51,7 +51,7 @@ History = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest 
 
 def figures(document: Document) -> dict[str, dict[str, Any]]:
     """What a check has measured of each host; without those that a run was using."""
-    busy = {one["host"] for one in document["warnings"] if one["kind"] == "busy"}
+    busy = {warning["host"] for warning in document["warnings"] if warning["kind"] == "busy"}
     if "" in busy:
         return {}
     best: dict[str, float] = {}
@@ -171,7 +171,7 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
         TypeError, LookupError, AttributeError: it has another form.
     """
     found: dict[str, dict[str, list[dict[str, Any]]]] = document["inventories"]
-    for one in (one for hosts in found.values() for checks in hosts.values() for one in checks):
+    for one in (check for hosts in found.values() for checks in hosts.values() for check in checks):
         numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
         known = all(isinstance(number, int | float | None) for number in numbers)
         if not known or not isinstance(one["date"], str) or not set(COMPARED_FIELDS) <= one.keys():

@@ -10,13 +10,13 @@ from ftcluster.provision.stages import run_stages
 
 
 def change_record(
-    cluster: Cluster, changes: Mapping[str, Any], reach: Sequence[str], view: View
+    cluster: Cluster, changes: Mapping[str, Any], connection_options: Sequence[str], view: View
 ) -> Cluster:
     """Change the record on the head, and this control node's copy of it; returns the cluster.
 
     Args:
         changes: as the module `ftcluster.cluster.cluster_record` takes them.
-        reach: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook that say how to reach the hosts.
 
     Raises:
         FtclusterError: the head does not answer, or refuses it.
@@ -24,7 +24,7 @@ def change_record(
     head = cluster.facts.head
     # where the cluster is, which -e may have said at setup
     playbook = Record(dict(changes), head.prefix, None if head.can_become_root else "false")
-    options = (*reach, "--limit", head.name)
+    options = (*connection_options, "--limit", head.name)
     result = run_stages(playbook, cluster.inventories, options, view)
     record = result.records.get(head.name)
     change(cluster.inventories, lambda saved: saved and saved.with_record(record))

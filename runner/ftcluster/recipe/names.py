@@ -10,7 +10,7 @@ from typing import Any
 from ftcluster.recipe.unsupported import UNSUPPORTED
 
 SECTION = "training."
-# of run_glue, run_classification, run_qa and run_clm, of former transformers, and of DeepSpeed
+# of run_glue, run_classification, run_qa and run_clm, of previous transformers, and of DeepSpeed
 OTHER_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
     "tokenizer_name": "tokenizer",

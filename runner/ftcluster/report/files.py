@@ -8,8 +8,8 @@ from typing import Any
 from ftcluster.ansible.answers import MOST_BYTES, json_object
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import events_file, read_record
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.runs import copy_log
 
 EVENTS, JOB = "events.jsonl", "job.json"
@@ -44,7 +44,7 @@ def ended_here(run: str) -> RunFiles | None:
     return RunFiles(run, record, events) if events and events[-1]["event"] == "end" else None
 
 
-def from_head(place: Place, run: str) -> RunFiles:
+def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
     """A run with its events until now.
 
     Raises:
@@ -55,17 +55,17 @@ def from_head(place: Place, run: str) -> RunFiles:
         def copied(name: str) -> Path:
             path = Path(folder) / name
             path.touch()
-            copy_log(place, run, name, path, False, lambda: None)
+            copy_log(run_hosts, run, name, path, False, lambda: None)
             return path
 
         events = EventReader(copied(EVENTS)).new_events()
         record = read_record(run)
         if record is None:
             with copied(JOB).open("rb") as file:
-                job = json_object(place.head, JOB, file.read(MOST_BYTES))
+                job = json_object(run_hosts.head, JOB, file.read(MOST_BYTES))
             record = {"run": run, "recipe": job.get("recipe", {})}
     if not events:
         raise FtclusterError(
             f"run {run} has no events yet", "look again once its ranks have started"
         )
-    return RunFiles(run, record, events, place.head)
+    return RunFiles(run, record, events, run_hosts.head)

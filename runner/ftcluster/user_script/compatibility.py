@@ -85,11 +85,11 @@ def other_backends(
         return []
     arguments = [*(_flags(words) if source.parses_flags else ()), *source.arguments]
     asked = [
-        *((one.where, one.text, one.backend) for one in source.backends),
+        *((backend.where, backend.text, backend.backend) for backend in source.backends),
         *(
-            (one.where, f"ddp_backend={one.value}", one.value)
-            for one in arguments
-            if one.name == "ddp_backend" and one.value != "None"
+            (argument.where, f"ddp_backend={argument.value}", argument.value)
+            for argument in arguments
+            if argument.name == "ddp_backend" and argument.value != "None"
         ),
     ]
     return [

@@ -39,7 +39,7 @@ def test_examples_find_what_setup_has_left_and_change_nothing(empty: Empty) -> N
 
 
 def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
-    """The former stack is a copy here, made of links to the same files."""
+    """The previous stack is a copy here, made of links to the same files."""
     control = empty.control
 
     def current() -> str:
@@ -48,12 +48,12 @@ def test_going_back_as_the_page_shows_it(empty: Empty) -> None:
     [page] = [e for e in ops_page.read_examples() if str(e) == "torch_stack-rollback"]
     name = empty.write("rollback.yml", page.playbook)
     before = current()
-    former = f"stacks/{Path(before).name[:-1]}x"
-    copy = f"cd {PREFIX}; cp -al {before} {former}; ln -s {PREFIX}/{former} former"
-    back = f"cd {PREFIX}; rm -rf former {former}; ln -sfn {before} current"
+    previous = f"stacks/{Path(before).name[:-1]}x"
+    copy = f"cd {PREFIX}; cp -al {before} {previous}; ln -s {PREFIX}/{previous} previous"
+    back = f"cd {PREFIX}; rm -rf previous {previous}; ln -sfn {before} current"
     with control.changed(dict.fromkeys(PAIR, (copy, back))):
         assert changes(empty.play(name)) == ["1"] * len(PAIR)
-        assert Path(current()).name == Path(former).name
+        assert Path(current()).name == Path(previous).name
         assert changes(empty.play(name, **ADVISED)) == ["1"] * len(PAIR)
         assert current() == before
 

@@ -37,7 +37,7 @@ dist.all_reduce(torch.ones(1))
 print(torch.distributed.checkpoint.__file__, flush=True)
 """
 # another stack that was set up before, as far as a rollback looks
-FORMER = "mkdir -p {0} && touch {0}/.complete && ln -sfn {0} /opt/ftcluster/former"
+PREVIOUS = "mkdir -p {0} && touch {0}/.complete && ln -sfn {0} /opt/ftcluster/previous"
 LISTENING = """\
 tables = (open(f"/proc/net/{name}").readlines()[1:] for name in ("tcp", "tcp6"))
 lines = [line.split() for table in tables for line in table]
@@ -139,16 +139,16 @@ def test_a_run_keeps_its_stack_until_it_has_ended(live: Live, tmp_path: Path) ->
     for name in (HEAD, OTHER):
         assert live.on(name, "ls -A /opt/ftcluster").count(".setup") == 0
     # a rollback moves the link alone
-    former = "/opt/ftcluster/stacks/native-0"
+    previous = "/opt/ftcluster/stacks/native-0"
     for name in NAMES:
-        live.on(name, FORMER.format(former))
+        live.on(name, PREVIOUS.format(previous))
     back = control.run("setup", cluster.inventory, "--rollback")
     assert back.returncode == 0, back.stderr
-    assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == former
+    assert live.on(HEAD, "readlink /opt/ftcluster/current").strip() == previous
     late = f"{live.stack}/lib/python{VERSION}/site-packages/torch/distributed/checkpoint"
     assert live.let_it_end() == f"{late}/__init__.py\n"
     no_rank_is_left(cluster)
     for name in NAMES:
-        live.on(name, f"cd /opt/ftcluster; ln -sfn {live.stack} current; rm -r {former} former")
+        live.on(name, f"cd /opt/ftcluster; ln -sfn {live.stack} current; rm -r {previous} previous")
     free = control.run("setup", cluster.inventory, "--tags", "stack", "--check", *change)
     assert free.returncode == 0, free.stderr

@@ -132,7 +132,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
     before = current()
     alone = control.run("setup", pair, "--rollback", **apart)
     assert alone.returncode == 1
-    assert "there is no former stack in /opt/ftcluster" in alone.stderr
+    assert "there is no previous stack in /opt/ftcluster" in alone.stderr
     try:
         for name in PAIR:
             close(name)
@@ -177,7 +177,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
     assert "2 hosts back on the previous stack" in back.stdout
     assert current() == before
     for name in PAIR:
-        control.shell(name, f"rm {PREFIX}/former")
+        control.shell(name, f"rm {PREFIX}/previous")
     pruned = control.run("setup", pair, "--prune", *STAGES, **apart)
     assert pruned.returncode == 0, pruned.stderr
     assert {installed(name) for name in PAIR} == {1}

@@ -48,10 +48,10 @@ def test_every_play_addresses_the_cluster_alone() -> None:
             elif name == "host_keys.yml":
                 assert play["hosts"] == "{{ host_keys_hosts | default('all') }}"
             else:
-                pattern = "unseen" if name == "look.yml" else "pattern"
+                pattern = "unseen" if name == "facts.yml" else "pattern"
                 assert play["hosts"] == f"{{{{ cluster_{pattern} }}}}", name
                 first = yaml.safe_load((PLAYBOOKS / name).read_text())[0]
-                assert first["ansible.builtin.import_playbook"] in ("hosts.yml", "look.yml"), name
+                assert first["ansible.builtin.import_playbook"] in ("hosts.yml", "facts.yml"), name
 
 
 def addressed(
@@ -59,7 +59,7 @@ def addressed(
 ) -> tuple[Outcome, list[str], dict[str, Any]]:
     """How a play like those of setup ends, whom it addresses, and what it knows of the cluster."""
     (folder / "inventory.ini").write_text(inventory)
-    tasks = yaml.safe_load((PLAYBOOKS / "tasks/look.yml").read_text())
+    tasks = yaml.safe_load((PLAYBOOKS / "tasks/facts.yml").read_text())
     tell = next(task for task in tasks if "ansible.builtin.set_fact" in task)
     play = {
         "name": "Addressed",

@@ -27,7 +27,7 @@ def test_the_playbooks_of_a_run(user: str, cache: str | None) -> None:
 
 @pytest.mark.parametrize(("user", "cache"), [("ftcluster", "/opt/ftcluster/cache"), ("", None)])
 def test_verify(user: str, cache: str | None) -> None:
-    (task, *_) = loaded("roles/verify/tasks/prove.yml")
+    (task, *_) = loaded("roles/verify/tasks/collect.yml")
     words = task["environment"]["PYTHONPYCACHEPREFIX"]
     found = templated(words, verify_user=user, verify_cache="/opt/ftcluster/cache", omit="left out")
     assert found == (cache or "left out")

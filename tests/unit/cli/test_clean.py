@@ -12,12 +12,12 @@ import pytest
 
 from ftcluster.cli.main import main
 from ftcluster.launch.follow import this_user
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import clean
 from ftcluster_common.run_state import RunState
 
-PLACE = Place((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")
 DAY = 86400.0
 OLD = time.time() - 10 * DAY
 FAILED = RunState("failed-1", "failed", "r", ("head",), 1, 0, 9, OLD, 5.0, "", "", this_user())
@@ -43,14 +43,14 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was removed on the hosts."""
     gone: list[str] = []
 
-    def clean_runs(_place: Place, runs: Sequence[str]) -> list[str]:
+    def clean_runs(_run_hosts: RunHosts, runs: Sequence[str]) -> list[str]:
         gone.extend(runs)
         return list(runs)
 
     record_dir("recorded-1").mkdir(parents=True)
     (record_dir("recorded-1") / "run.json").write_text("{}")
     monkeypatch.setattr(clean, "all_runs", lambda *_: list(RUNS))
-    monkeypatch.setattr(clean, "cluster_place", lambda *_: PLACE)
+    monkeypatch.setattr(clean, "cluster_run_hosts", lambda *_: RUN_HOSTS)
     monkeypatch.setattr(clean, "clean_runs", clean_runs)
     return gone
 

@@ -6,8 +6,8 @@ import pytest
 
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import record_dir
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import connection
 from ftcluster.operations.connection import Connection
 from ftcluster.progress.view import View, make_view
@@ -16,7 +16,7 @@ from ftcluster_common.run_state import RunState
 from tests.unit.clusters import host
 
 HOSTS = ("node0", "node1", "node2")
-PLACE = Place((Path("hosts.ini"),), HOSTS, "ftcluster", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("hosts.ini"),), HOSTS, "ftcluster", "/opt/ftcluster")
 FIRST = RunState("mrpc-1", "failed", "mrpc", HOSTS, 3, 20, 99, 100.0, 5.0, "")
 # it continues the first one after node0 was lost
 SECOND = replace(FIRST, run="mrpc-2", state="running", hosts=HOSTS[1:], started=200.0)
@@ -28,8 +28,8 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
         plan = {
             "hosts": [{"name": host} for host in run.hosts],
             "spares": [],
-            "rank_user": PLACE.rank_user,
-            "prefix": PLACE.prefix,
+            "rank_user": RUN_HOSTS.rank_user,
+            "prefix": RUN_HOSTS.prefix,
         }
         path = record_dir(run.run) / "run.json"
         path.parent.mkdir(parents=True)
@@ -38,13 +38,13 @@ def records(monkeypatch: pytest.MonkeyPatch) -> None:
     (record_dir("damaged") / "run.json").write_text("{")
     prepared = replace(SECOND, hosts=(), state="failed")  # the first head has the folder only
     listed = {"node0": [prepared, FIRST], "node1": [SECOND]}
-    monkeypatch.setattr(connection, "list_runs", lambda place: listed[place.head])
-    monkeypatch.setattr(connection, "cluster_place", lambda *_: PLACE)
+    monkeypatch.setattr(connection, "list_runs", lambda run_hosts: listed[run_hosts.head])
+    monkeypatch.setattr(connection, "cluster_run_hosts", lambda *_: RUN_HOSTS)
 
 
 def found(name: str = "") -> tuple[str, str]:
-    place, run = connection.find(Connection(), name, View())
-    return place.head, run
+    run_hosts, run = connection.find(Connection(), name, View())
+    return run_hosts.head, run
 
 
 def test_a_run_is_found_on_the_head_that_took_over() -> None:
@@ -61,15 +61,15 @@ def test_the_beginning_of_an_id_is_enough() -> None:
 def test_runs_of_all_heads_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert connection.all_runs(PLACE, View()) == [SECOND, FIRST]
+    assert connection.all_runs(RUN_HOSTS, View()) == [SECOND, FIRST]
 
-    def one_off(place: Place) -> list[RunState]:
-        if place.head == "node1":
+    def one_off(run_hosts: RunHosts) -> list[RunState]:
+        if run_hosts.head == "node1":
             raise FtclusterError("node1 does not answer")
         return [FIRST]
 
     monkeypatch.setattr(connection, "list_runs", one_off)
-    assert connection.all_runs(PLACE, make_view(False)) == [FIRST]
+    assert connection.all_runs(RUN_HOSTS, make_view(False)) == [FIRST]
     assert "node1 does not answer" in capsys.readouterr().err
 
 

@@ -11,9 +11,9 @@ from ftcluster.ansible.playbook import Outcome
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import follow
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import begin_record, record_dir
 from ftcluster.launch.run import Followed
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import check, connection, runs
 from ftcluster.paths import state_dir
 from ftcluster.progress.state import RunProgress
@@ -22,7 +22,7 @@ from tests.unit.clusters import VM, cluster
 
 RUN = "mrpc-20260131-101500-7f3a"
 LISTED = RunState(RUN, "done", "mrpc", ("localhost",), 1, 20, 20, 100.0, 5.0, "/m")
-PLACE = Place((Path("hosts.ini"),), ("localhost",), "", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("localhost",), "", "/opt/ftcluster")
 CHECK = {"inventory": "hosts.ini", "warnings": [], "pairs": [], "hosts": []}
 FIGURES = ("cpu", "threads", "torch", "mhz", "memory_bytes")
 OF_HOST = {**dict.fromkeys(FIGURES, 1), "date": "2026-01-31"}
@@ -33,8 +33,13 @@ LESS = b'{"a": [1]}'
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster with a run; nothing is connected to."""
     monkeypatch.chdir(tmp_path)
-    remember(Cluster(PLACE.inventories, cluster(VM)))
-    plan = {"hosts": [{"name": "localhost"}], "spares": [], "rank_user": "", "prefix": PLACE.prefix}
+    remember(Cluster(RUN_HOSTS.inventories, cluster(VM)))
+    plan = {
+        "hosts": [{"name": "localhost"}],
+        "spares": [],
+        "rank_user": "",
+        "prefix": RUN_HOSTS.prefix,
+    }
     facts = [asdict(VM)]
     begin_record(RUN, {"kind": "train", "inventories": ["i"], "plan": plan, "facts": facts})
     history = {"format": 1, "inventories": {"hosts.ini": {"a": [OF_HOST] * 3}}}

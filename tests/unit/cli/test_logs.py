@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from ftcluster.cli.main import main
-from ftcluster.launch.place import Place
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import connection, runs
 from ftcluster_common.run_state import RunState
 
-PLACE = Place((), ("head",), "", "/opt/ftcluster", ())
+RUN_HOSTS = RunHosts((), ("head",), "", "/opt/ftcluster", ())
 RUN = RunState("mrpc-1", "running", "mrpc", ("head",), 2, 3, 9, 0.0, 1.0, "")
 
 
@@ -29,7 +29,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
                 file.write(piece)
             on_tick()
 
-    monkeypatch.setattr(runs, "find", lambda *_, **__: (PLACE, RUN.run))
+    monkeypatch.setattr(runs, "find", lambda *_, **__: (RUN_HOSTS, RUN.run))
     monkeypatch.setattr(runs, "find_run", lambda *_: RUN)
     monkeypatch.setattr(runs, "copy_log", copy_log)
     return pieces
@@ -62,11 +62,11 @@ def test_the_log_of_a_run_whose_head_is_off(
     said: Callable[[object], None],
 ) -> None:  # fmt: skip
     """On the first host that answers there is nothing but its job."""
-    place, lost = replace(PLACE, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
-    monkeypatch.setattr(connection, "cluster_place", lambda *_: place)
+    run_hosts, lost = replace(RUN_HOSTS, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
+    monkeypatch.setattr(connection, "cluster_run_hosts", lambda *_: run_hosts)
     monkeypatch.setattr(connection, "find_run", lambda *_: lost)
-    for known in (PLACE, None):
-        monkeypatch.setattr(connection, "recorded_place", lambda _, known=known: known)
+    for known in (RUN_HOSTS, None):
+        monkeypatch.setattr(connection, "recorded_run_hosts", lambda _, known=known: known)
         assert main(["logs", "mrpc-1", "-i", "hosts.ini"]) == 1
         shown = capsys.readouterr()
         assert shown.out == ""

@@ -126,7 +126,7 @@ def test_a_launch_asks_before_it_copies() -> None:
         [prepare, _] = yaml.safe_load((ROOT / f"playbooks/{name}.yml").read_text())
         first = [next(iter(task.values() if "name" not in task else list(task.values())[1:]))
                  for task in prepare["tasks"][:3]]  # fmt: skip
-        names = ["look-at-firewall", "same-cluster", "new-run"]
+        names = ["firewall-facts", "same-cluster", "new-run"]
         assert first == [f"tasks/{one}.yml" for one in names]
 
 

@@ -16,7 +16,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import ask, follow
-from ftcluster.launch.place import Place
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster_common.launch import label_pattern
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.wheels import write_wheel
@@ -91,7 +91,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The variables of each playbook that asks the hosts; their stack has nothing but torch."""
     variables = []
 
-    def play(playbook: Ask, place: Place, *_: Any, **__: Any) -> Any:
+    def play(playbook: Ask, run_hosts: RunHosts, *_: Any, **__: Any) -> Any:
         given = playbook.variables()
         variables.append(given)
         if "no_such" in given["run_script"]["look"]:
@@ -99,8 +99,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         packages = [{"name": "torch", "version": "2.13.0", "extras": []}]
         document = {"stack": "native-1", "python": "3.11", "glibc": "2.36", "machine": "x86_64"}
         if given["ask_stack"]:
-            return {place.head: {**document, "packages": packages}}
-        return {place.head: True} if "json.tool" in given["run_script"]["look"] else {}
+            return {run_hosts.head: {**document, "packages": packages}}
+        return {run_hosts.head: True} if "json.tool" in given["run_script"]["look"] else {}
 
     monkeypatch.setattr(ask, "play", play)
     return variables

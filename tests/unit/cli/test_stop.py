@@ -9,11 +9,11 @@ import pytest
 from ftcluster.cli.main import main
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
-from ftcluster.launch.place import Place
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import runs
 from ftcluster_common.run_state import RunState
 
-PLACE = Place((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")
 STOPPED = RunState("a-1", "stopped", "mrpc", ("node0",), 3, 20, 99, 100.0, 5.0, "")
 RUNS = ("a-1", "b-1", "c-1")
 
@@ -23,13 +23,13 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The runs that were ended; b-1 cannot be."""
     ended: list[str] = []
 
-    def find(_connection: object, name: str, _view: object) -> tuple[Place, str]:
+    def find(_connection: object, name: str, _view: object) -> tuple[RunHosts, str]:
         [run] = [run for run in RUNS if run.startswith(name)] or [""]
         if not run:
             raise FtclusterError(f"there is no run '{name}' on node0")
-        return PLACE, run
+        return RUN_HOSTS, run
 
-    def end(_place: Place, run: str, *, force: bool) -> None:
+    def end(_run_hosts: RunHosts, run: str, *, force: bool) -> None:
         assert not force
         if run == "b-1":
             raise FtclusterError("run b-1 could not be stopped", "on node0: end it")
@@ -37,7 +37,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(runs, "find", find)
     monkeypatch.setattr(follow, "stop", end)
-    monkeypatch.setattr(runs, "find_run", lambda _place, run: replace(STOPPED, run=run))
+    monkeypatch.setattr(runs, "find_run", lambda _run_hosts, run: replace(STOPPED, run=run))
     return ended
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.comm.oneccl import (
-    MODULE,
+from ftcluster_train.comm.torch_backends import (
+    ONECCL,
     find_setvars,
-    register,
+    import_ccl,
     sourced_variables,
     variables_for,
 )
@@ -30,7 +30,7 @@ export CCL_ARGUMENTS="$*"
 
 def make_binding(site: Path, setvars: str | None = SETVARS, code: str = "") -> Path:
     """A folder that stands in for the installed package; returns where setvars.sh is."""
-    package = site / MODULE
+    package = site / ONECCL
     (package / "env").mkdir(parents=True)
     (package / "__init__.py").write_text(code)
     if setvars is not None:
@@ -49,7 +49,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_the_script_sets_or_changes_is_taken(tmp_path: Path) -> None:
     setvars = make_binding(tmp_path)
-    root = tmp_path / MODULE
+    root = tmp_path / ONECCL
     assert sourced_variables(setvars, PATH) == {
         "CCL_ROOT": str(root),
         "I_MPI_ROOT": f"{root}/opt/mpi",
@@ -91,10 +91,10 @@ def test_a_host_without_bash(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("site")
 def test_a_stack_without_the_binding() -> None:
-    with pytest.raises(TrainError, match=f"needs {MODULE}, which the stack does not have"):
+    with pytest.raises(TrainError, match=f"needs {ONECCL}, which the stack does not have"):
         find_setvars()
-    with pytest.raises(TrainError, match=f"{MODULE} cannot be imported: No module named"):
-        register()
+    with pytest.raises(TrainError, match=f"{ONECCL} cannot be imported: No module named"):
+        import_ccl()
 
 
 def test_a_binding_without_its_script(site: Path) -> None:
@@ -108,10 +108,10 @@ def test_only_ccl_needs_it(site: Path) -> None:
     assert variables_for({"FTCLUSTER_BACKEND": "gloo"}, PATH) == {}
     assert variables_for({}, PATH) == {}
     found = variables_for({"FTCLUSTER_BACKEND": "ccl"}, PATH)
-    assert found["CCL_ROOT"] == str(site / MODULE)
+    assert found["CCL_ROOT"] == str(site / ONECCL)
 
 
 def test_libraries_that_are_not_found(site: Path) -> None:
     make_binding(site, code="raise OSError('libccl.so.1: cannot open shared object file')")
     with pytest.raises(TrainError, match=r"cannot be imported: libccl.so.1"):
-        register()
+        import_ccl()

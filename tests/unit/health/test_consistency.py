@@ -12,7 +12,7 @@ from ftcluster_train.health.consistency import (
     link_rows,
     package_differences,
 )
-from ftcluster_train.health.host_firewalls import HostFirewall
+from ftcluster_train.health.open_ports import HostFirewall
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 PACKAGES = {"torch": "2.8.0+cpu", "transformers": "4.57.0", "ftcluster-train": "0.1.0"}

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 import pytest
-from ansible_collections.ftcluster.cluster.plugins.action import prove
-from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import guard
+from ansible_collections.ftcluster.cluster.plugins.action import verify
+from ansible_collections.ftcluster.cluster.plugins.filter.verify_table import guard
 
 from ftcluster_common.launch import Host
 from ftcluster_train.health.consistency import open_to_outsiders
@@ -46,7 +46,7 @@ def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> 
     later, nobody = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as ssh:
         hosts = [("a", "127.0.0.1", ssh.getsockname()[1]), ("b", "127.0.0.1", nobody)]
-        with prove.Caller(hosts, {"a": [later], "b": []}) as caller:
+        with verify.Caller(hosts, {"a": [later], "b": []}) as caller:
             time.sleep(0.3)
             with accept_connections([later]) as found:
                 wait_for(lambda: found.came[later])
@@ -58,10 +58,10 @@ def test_the_caller_gets_in_where_it_may_and_waits_for_the_ranks_to_listen() -> 
 
 def test_a_port_of_each_range_is_opened() -> None:
     for _ in range(20):
-        ours, theirs = prove.ports_to_open(["20000-20001", "30005"])
+        ours, theirs = verify.ports_to_open(["20000-20001", "30005"])
         assert ours in range(29800, 30000)
         assert theirs in (20000, 20001, 30005)
-    assert len(prove.ports_to_open([])) == 1
+    assert len(verify.ports_to_open([])) == 1
 
 
 def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ def test_verify_runs_while_the_hosts_are_called(monkeypatch: pytest.MonkeyPatch)
         entered.append((command, data.decode()))
         return {"stdout": "a banner\nftcluster-report:\r\n{}", "rc": 0}
 
-    action: Any = prove.ActionModule.__new__(prove.ActionModule)
+    action: Any = verify.ActionModule.__new__(verify.ActionModule)
     action._task, action._compute_environment_string = Task(), lambda: "A=b"
-    monkeypatch.setattr(prove, "execute", execute)
-    monkeypatch.setattr(prove, "Caller", Caller)
-    monkeypatch.setattr(prove.ActionBase, "run", lambda *_: {})
+    monkeypatch.setattr(verify, "execute", execute)
+    monkeypatch.setattr(verify, "Caller", Caller)
+    monkeypatch.setattr(verify.ActionBase, "run", lambda *_: {})
     result = action.run(None, {})
     assert result == {"stdout": "{}", "rc": 0, "changed": False, "reached": ["a", "b"]}
     (hosts, ports), (command, request), last = entered

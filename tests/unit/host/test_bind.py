@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.host import affinity, bind
-from ftcluster_train.host.affinity import (
+from ftcluster_train.host import bind
+from ftcluster_train.host.bind import (
     MPOL_PREFERRED,
     MPOL_PREFERRED_MANY,
     bind_memory,
@@ -57,10 +57,10 @@ def kernel(answers: dict[int, int], seen: list[tuple[int, list[int]]]) -> Callab
     """A kernel that answers set_mempolicy by its mode, and keeps modes and nodes."""
 
     def syscall(_number: int, mode: Any, mask: Any, _most: Any) -> int:
-        words = (ctypes.c_uint64 * (affinity.NODES // 64)).from_address(
+        words = (ctypes.c_uint64 * (bind.MOST_NODES // 64)).from_address(
             ctypes.cast(mask, ctypes.c_void_p).value or 0
         )
-        nodes = [node for node in range(affinity.NODES) if words[node // 64] >> node % 64 & 1]
+        nodes = [node for node in range(bind.MOST_NODES) if words[node // 64] >> node % 64 & 1]
         seen.append((mode.value, nodes))
         return answers[mode.value]
 
@@ -111,7 +111,7 @@ def start(
 
 SHOW = (
     sys.executable, "-c",
-    "import json, os; from ftcluster_train.host.affinity import memory_nodes; print(json.dumps("
+    "import json, os; from ftcluster_train.host.bind import memory_nodes; print(json.dumps("
     "[sorted(os.sched_getaffinity(0)), memory_nodes(), dict(os.environ)]))",
 )  # fmt: skip
 

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from ftcluster_common.launch import RENDEZVOUS_PORTS, Host
 from ftcluster_common.timeouts import Timeouts
-from ftcluster_train.host.activity import activity, sleep_of
+from ftcluster_train.host.activity import HostCondition, activity, sleep_of
 from ftcluster_train.host.guardian import connect
 from ftcluster_train.host.heartbeats import UNGREETED, Heartbeats
-from ftcluster_train.host.host_condition import HostCondition
-from ftcluster_train.host.messages import REPORT, rank_of, read_report
 from ftcluster_train.host.rank_launch import listen_for_guardians
 from ftcluster_train.host.rank_life import RankLife, find_trouble
+from ftcluster_train.io.rank_status import REPORT, rank_of, read_report
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")

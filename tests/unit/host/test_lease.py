@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ftcluster_common.launch import Launch
-from ftcluster_train.host import host_leases, lease
+from ftcluster_train.host import lease
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
     NODES,
@@ -167,7 +167,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         return owner
 
     launch = Launch(str(tmp_path / "run"), (), {}, tuple(NODES[:1]), "", "", timeout_seconds=3)
-    leases = host_leases.Leases(share=False)
+    leases = lease.Leases(share=False)
     try:
         assert leases.take(launch, Path(sys.prefix)) == []
         owner = owner_alone()
@@ -271,7 +271,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         idle=(NODES[2],), spares=1,
     )  # fmt: skip
     other = Holder(tmp_path / NODES[2].address, NAME)
-    leases = host_leases.Leases(share=False)
+    leases = lease.Leases(share=False)
     try:
         assert other.ask() == "held"
         [refusal] = leases.take(launch, Path(sys.prefix))
@@ -279,7 +279,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         assert leases.take(replace(launch, restarts=1), Path(sys.prefix)) == []
         leases.release()
         other.end()
-        leases = host_leases.Leases(share=False)
+        leases = lease.Leases(share=False)
         for restarts in range(2):
             assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
             assert "run run is using it" in lease.current_holder(tmp_path / NODES[2].address)

@@ -8,13 +8,13 @@ import pytest
 
 from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.host import restarts
-from ftcluster_train.host.host_leases import Leases
+from ftcluster_train.host.heartbeats import StopRequest
+from ftcluster_train.host.lease import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import change_notice, hosts_of_restart
 from ftcluster_train.host.ssh_check import Refusal
-from ftcluster_train.host.stop_request import StopRequest
 from ftcluster_train.io.events import EventWriter
 from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path, until_end
 

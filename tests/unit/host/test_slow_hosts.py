@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ftcluster_common.rank_times import Interval, RankTimes
-from ftcluster_train.host import host_condition, slow_hosts
-from ftcluster_train.host.host_condition import HostCondition
+from ftcluster_train.host import activity, slow_hosts
+from ftcluster_train.host.activity import HostCondition
 from ftcluster_train.host.rank_life import RankLife
 from ftcluster_train.host.slow_hosts import (
     WINDOW_SECONDS,
@@ -119,8 +119,8 @@ def test_it_becomes_an_event_of_the_run(tmp_path: Path, monkeypatch: pytest.Monk
 def test_other_programs_of_this_host_are_seen_and_the_runs_own_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_condition, "NAMED", 1000)  # beside whatever runs here
-    monkeypatch.setattr(host_condition, "LEAST_CORES", 0.0)
+    monkeypatch.setattr(activity, "NAMED_PROGRAMS", 1000)  # beside whatever runs here
+    monkeypatch.setattr(activity, "LEAST_CORES", 0.0)
     loop = "while True: pass"
     start = [sys.executable, "-c", loop]
     with subprocess.Popen(start) as other, subprocess.Popen(start) as own:

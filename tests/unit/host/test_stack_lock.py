@@ -26,15 +26,15 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
 )
 
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import stack_lock
-from ftcluster_train.host.stack_lock import hold_stack
+from ftcluster_train.host import stack as stack_lock
+from ftcluster_train.host.stack import hold_stack
 from tests.programs import NODE_PATH
 
 RUN = "quickstart-20260131-101500-7f3a"
 HOLD = """
 import sys, time
 from pathlib import Path
-from ftcluster_train.host.stack_lock import hold_stack
+from ftcluster_train.host.stack import hold_stack
 hold_stack(Path(sys.argv[1]), inherited=True)
 import subprocess
 if "leaves a child" in sys.argv:
@@ -211,7 +211,7 @@ def test_the_links_may_move_while_a_run_uses_a_stack(stack: Path, link: Any) -> 
     link(path=str(stack))
     with run_on(stack):
         assert link(path=str(other))["changed"]
-        assert link(state="former")["current"] == str(stack)
+        assert link(state="previous")["current"] == str(stack)
 
 
 def test_the_lock_is_refused_where_the_setup_would_change_what_a_run_uses(

@@ -16,7 +16,7 @@ import pytest
 
 from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host import hub_token
+from ftcluster_train.host import rank_environment
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)
@@ -318,10 +318,10 @@ def test_a_run_whose_token_does_not_come_is_ended(
     (run_dir / ".ftcluster-0f").write_text("hf_s3")  # of a writer that was killed
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert not (run_dir / ".ftcluster-0f").exists()
-    monkeypatch.setattr(hub_token, "ARRIVAL_SECONDS", 0)
+    monkeypatch.setattr(rank_environment, "ARRIVAL_SECONDS", 0)
     request: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TrainError, match="the token for the Hub has not come"):
-        hub_token.take_token(read_launch(run_dir), request)
+        rank_environment.take_token(read_launch(run_dir), request)
 
 
 def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.io import cpu
-from ftcluster_train.io.cpu import (
+from ftcluster_train.io import machine
+from ftcluster_train.io.machine import (
     counters,
     cpuinfo_field,
     megahertz,
@@ -15,7 +15,7 @@ from ftcluster_train.io.cpu import (
 def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What /proc and /sys say."""
     texts: dict[str, str] = {}
-    monkeypatch.setattr(cpu, "read", lambda path: texts.get(str(path), ""))
+    monkeypatch.setattr(machine, "read", lambda path: texts.get(str(path), ""))
     return texts
 
 
@@ -52,7 +52,7 @@ def test_fields_of_the_first_cpu(files: dict[str, str]) -> None:
 def test_stolen_time_and_throttling(
     files: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(cpu, "CPU", tmp_path)
+    monkeypatch.setattr(machine, "CPU", tmp_path)
     for number, count in enumerate(("2", "3")):
         path = tmp_path / f"cpu{number}/thermal_throttle/core_throttle_count"
         path.parent.mkdir(parents=True)

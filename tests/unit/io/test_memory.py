@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftcluster_train.io.memory import free_memory
+from ftcluster_train.io.machine import free_memory
 
 GB = 10**9
 MEMINFO = {"/proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n"}

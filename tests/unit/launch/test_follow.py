@@ -20,14 +20,14 @@ from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Detached, FtclusterError, Interrupted
 from ftcluster.launch import follow
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import (
     begin_record,
     complete_from,
     record_dir,
-    recorded_place,
+    recorded_run_hosts,
 )
 from ftcluster.launch.run import Followed, raise_if_stopped
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.progress.view import TerminalView, View
@@ -36,7 +36,9 @@ from ftcluster_common.run_state import RunState
 from tests.unit.clusters import STACKS, cluster, host
 
 RUN = "quickstart-20260131-101500-7f3a"
-PLACE = Place((Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me"))
+RUN_HOSTS = RunHosts(
+    (Path("hosts.ini"),), ("head", "node1"), "ftcluster", "/opt/ftcluster", ("-u", "me")
+)
 
 
 class Said(TerminalView):
@@ -102,7 +104,7 @@ def test_a_lost_connection_is_taken_up_again(
     )  # fmt: skip
     view = Said()
     begin_record(RUN, {})
-    followed = follow.attach(PLACE, RUN, view)
+    followed = follow.attach(RUN_HOSTS, RUN, view)
     record = json.loads((record_dir(RUN) / "run.json").read_text())
     assert {"started", "ftcluster"} < record.keys()
     assert record["end"].items() > {"state": "done", "exit_code": 0, "seconds": 9.0}.items()
@@ -121,7 +123,7 @@ def test_a_head_that_stays_away_is_lost(
     monkeypatch.setattr(follow, "RECONNECT_LIMIT_SECONDS", 0.0)
     phase = event("phase", doing="starting the ranks")
     play(monkeypatch, played, (phase, [UNREACHABLE], Outcome("failed", "")))
-    assert follow.attach(PLACE, RUN, Said()).head_lost
+    assert follow.attach(RUN_HOSTS, RUN, Said()).head_lost
     assert len(played) == 1
 
 
@@ -135,7 +137,7 @@ def test_a_task_is_shown_unless_all_hosts_skip_it(
     ]
     play(monkeypatch, played, ("", [*tasks, TaskEvent("task", "run", "Last")], Outcome("done", "")))
     shown: list[str] = []
-    follow.attach(PLACE, RUN, Said(), lambda event: shown.append(event["doing"]))
+    follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == ["copy", "start"]
     monkeypatch.setattr(follow, "SKIP_SECONDS", 0.0)  # one that takes long
 
@@ -145,7 +147,7 @@ def test_a_task_is_shown_unless_all_hosts_skip_it(
         return Outcome("failed", "")
 
     monkeypatch.setattr(follow, "run_playbook", run_playbook)
-    follow.attach(PLACE, RUN, Said(), lambda event: shown.append(event["doing"]))
+    follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == ["copy", "start", "copy"]
 
 
@@ -160,7 +162,7 @@ def test_what_was_not_launched_or_has_ended_is_not_taken_up(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], text: str
 ) -> None:
     play(monkeypatch, played, (text, [UNREACHABLE], Outcome("failed", "")))
-    assert follow.attach(PLACE, RUN, Said()).outcome.state == "failed"
+    assert follow.attach(RUN_HOSTS, RUN, Said()).outcome.state == "failed"
     assert len(played) == 1
 
 
@@ -171,12 +173,12 @@ def test_a_run_of_another_control_node_is_stopped(
     end = event("end", state="stopped", seconds=1.0, exit_code=143)
     failed = ("", [refused], Outcome("failed", ""))
     play(monkeypatch, played, (end, [], Outcome("done", "")), failed, failed)
-    follow.stop(PLACE, RUN)
+    follow.stop(RUN_HOSTS, RUN)
     with pytest.raises(FtclusterError, match="\n  head: the supervisor does not end") as caught:
-        follow.stop(PLACE, RUN)
+        follow.stop(RUN_HOSTS, RUN)
     assert caught.value.hint.endswith(f": ftcluster stop --force {RUN}")
     with pytest.raises(FtclusterError) as caught:
-        follow.stop(PLACE, RUN, force=True)
+        follow.stop(RUN_HOSTS, RUN, force=True)
     assert caught.value.hint == ""
     assert [variables["stop_force"] for _, variables in played] == [False, False, True]
 
@@ -192,7 +194,7 @@ def test_what_a_launch_says_of_a_host_is_shown(
     play(monkeypatch, played, (end, notes, Outcome("done", "")))
     view = Said()
     begin_record(RUN, {})
-    follow.attach(PLACE, RUN, view)
+    follow.attach(RUN_HOSTS, RUN, view)
     assert view.said == ["note: node1-node2: its rules are gone"]
 
 
@@ -209,7 +211,7 @@ def launch(view: View) -> Followed:
     facts = cluster(host("head"), host("node1"))
     recipe = load_recipe("quickstart")
     decided = plan(facts, recipe, STACKS)
-    where = Cluster(PLACE.inventories, facts)
+    where = Cluster(RUN_HOSTS.inventories, facts)
     run = TrainingRun(RUN, where, decided, render(decided, RUN), recipe)
     return follow.launch_and_follow(run, view, ())
 
@@ -260,7 +262,7 @@ def test_what_only_follows_a_run_never_stops_it(
         monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
     played = signalled(monkeypatch, number, seen)
     with pytest.raises(Detached, match=f"the run goes on: ftcluster attach {RUN}") as error:
-        follow.attach(PLACE, RUN, Said())
+        follow.attach(RUN_HOSTS, RUN, Said())
     assert played == ["attach"]
     assert error.value.exit_code == 128 + number
     document = error.value.to_dict()
@@ -304,7 +306,7 @@ def test_a_signal_that_comes_with_the_runs_end_changes_nothing(
 ) -> None:
     end = event("end", state="done", seconds=9.0, exit_code=0)
     played = signalled(monkeypatch, signal.SIGTERM, STARTING + end)
-    assert follow.attach(PLACE, RUN, Said()).outcome.state == "done"
+    assert follow.attach(RUN_HOSTS, RUN, Said()).outcome.state == "done"
     assert played == ["attach"]
 
 
@@ -339,16 +341,16 @@ def test_ctrl_c_of_a_launch_on_a_terminal_asks(
 
 
 def test_a_record_says_where_a_run_is() -> None:
-    assert recorded_place(RUN) is None
+    assert recorded_run_hosts(RUN) is None
     path = record_dir(RUN) / "run.json"
     path.parent.mkdir(parents=True)
     hosts, spares = [{"name": "head"}], [{"name": "node1"}]  # which may have taken a place
     plan = {"hosts": hosts, "spares": spares, "rank_user": "ftcluster", "prefix": "/opt/ftcluster"}
     record = {"inventories": ["hosts.ini"], "options": ["-u", "me"], "plan": plan}
     path.write_text(json.dumps(record))
-    assert recorded_place(RUN) == PLACE
+    assert recorded_run_hosts(RUN) == RUN_HOSTS
     path.write_text(json.dumps({"run": RUN}))  # of a version that wrote no plan
-    assert recorded_place(RUN) is None
+    assert recorded_run_hosts(RUN) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import UsageError
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.mpirun import render
-from ftcluster.launch.place import place_of
+from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.script_run import ScriptRun
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
@@ -71,6 +71,6 @@ def test_no_record_of_a_run_has_it() -> None:
     own = ScriptRun("r-1", where, decided, launch, script, None, hub_token=TOKEN)
     for run in (training, own):
         assert TOKEN not in f"{run!r} {run.record()} {run.job}"
-        events = RunEvents(place_of(where).at("r-1"), "/events")
+        events = RunEvents(run_hosts_of(where).at("r-1"), "/events")
         playbook = run.playbook(events, Launched({}, {}, True, "", "", {}))
         assert TOKEN in playbook.variables().values()

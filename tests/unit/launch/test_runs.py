@@ -12,10 +12,10 @@ from ftcluster.ansible.answers import JOBS_FOUND, SET_FACT
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import runs
-from ftcluster.launch.place import Place
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.recipe.recipe import load_recipe
 
-PLACE = Place((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
 RECIPE = load_recipe("quickstart")
 JOB: dict[str, Any] = {
     "recipe": json.loads(json.dumps(asdict(RECIPE))),
@@ -32,7 +32,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
         _name: str, _inventories: object, _variables: object,
         on_event: Callable[[TaskEvent], None], **_options: object,
     ) -> Outcome:  # fmt: skip
-        for host in PLACE.hosts:
+        for host in RUN_HOSTS.hosts:
             if host in jobs:
                 facts = {"ansible_facts": {"jobs_found": jobs[host]}}
                 on_event(TaskEvent(
@@ -45,7 +45,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
 
 def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, node1={}, node2={"r-1": JOB})
-    found = runs.find_job(PLACE, "r")
+    found = runs.find_job(RUN_HOSTS, "r")
     assert found == runs.FoundJob("r-1", RECIPE, ("node2", "node1"), 1, ("r-0",))
 
 
@@ -55,14 +55,14 @@ def test_one_host_with_a_state_is_enough(
 ) -> None:
     jobs = {"head": {"r-1": {**JOB, "saved": head}}, "node1": {"r-1": {**JOB, "saved": node1}}}
     answers(monkeypatch, **jobs)
-    assert runs.find_job(PLACE, "r").saved is saved
+    assert runs.find_job(RUN_HOSTS, "r").saved is saved
 
 
 def test_a_training_with_a_spare_continues_on_as_many_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers(monkeypatch, **{host: {"r-1": JOB} for host in PLACE.hosts})
-    assert runs.find_job(PLACE, "r").nodes == 2
+    answers(monkeypatch, **{host: {"r-1": JOB} for host in RUN_HOSTS.hosts})
+    assert runs.find_job(RUN_HOSTS, "r").nodes == 2
 
 
 def test_a_head_that_is_off_is_named_with_what_to_do(
@@ -71,7 +71,7 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
     off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
     monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
     with pytest.raises(FtclusterError) as caught:
-        runs.copy_log(PLACE, "r-1", "ranks.log", tmp_path, False, lambda: None)
+        runs.copy_log(RUN_HOSTS, "r-1", "ranks.log", tmp_path, False, lambda: None)
     said(caught.value)
 
 
@@ -81,7 +81,7 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (asks,)))
     with pytest.raises(FtclusterError) as caught:
-        runs.list_runs(PLACE)
+        runs.list_runs(RUN_HOSTS)
     assert caught.value.hint == "sudo asks for a password there: give -K"
 
 
@@ -108,4 +108,4 @@ def test_what_cannot_be_resumed_is_named(
 ) -> None:
     answers(monkeypatch, **jobs)
     with pytest.raises(FtclusterError, match=message):
-        runs.find_job(PLACE, "r")
+        runs.find_job(RUN_HOSTS, "r")

@@ -13,7 +13,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alo
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import protect
 
-from ftcluster_train.host.stack_lock import hold_stack
+from ftcluster_train.host.stack import hold_stack
 from tests.rights import PYTHON
 
 pytestmark = pytest.mark.needs("root")

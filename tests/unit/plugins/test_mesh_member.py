@@ -26,8 +26,8 @@ def test_all_other_lines_stay_as_they_are() -> None:
 
 
 def test_a_new_head_takes_the_place_of_the_former() -> None:
-    former = entry("ssh-ed25519 AAAAold ftcluster-mesh@old", "10.0.0.99", MESH)
-    assert with_line(f"{former}\n{USERS}", LINE, MESH) == f"{USERS}{LINE}\n"
+    previous = entry("ssh-ed25519 AAAAold ftcluster-mesh@old", "10.0.0.99", MESH)
+    assert with_line(f"{previous}\n{USERS}", LINE, MESH) == f"{USERS}{LINE}\n"
 
 
 def test_the_line_of_another_cluster_of_the_account_stays() -> None:
@@ -35,8 +35,8 @@ def test_the_line_of_another_cluster_of_the_account_stays() -> None:
     both = f"{other}\n{LINE}\n"
     assert with_line(f"{other}\n", LINE, MESH) == both
     assert with_line(both, "", MESH) == f"{other}\n"
-    former = f'restrict,from="10.0.0.11" {KEY}\n'  # of a version that named no folder
-    assert with_line(former, LINE, MESH) == f"{LINE}\n"
+    previous = f'restrict,from="10.0.0.11" {KEY}\n'  # of a version that named no folder
+    assert with_line(previous, LINE, MESH) == f"{LINE}\n"
 
 
 def test_a_last_line_without_its_end_is_not_joined_with_ours() -> None:

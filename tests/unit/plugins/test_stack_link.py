@@ -26,7 +26,7 @@ def run(tmp_path: Path, run_module: Any) -> Any:
 
 
 def links(prefix: Path) -> tuple[str, str]:
-    return target(prefix / "current"), target(prefix / "former")
+    return target(prefix / "current"), target(prefix / "previous")
 
 
 def test_a_link_is_moved_and_nothing_is_left(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_first_stack_has_no_former(tmp_path: Path, run: Any) -> None:
     assert run(path=one)["changed"]
     assert links(tmp_path) == (one, "")
     assert not run(path=one)["changed"]
-    failed = run(state="former")
+    failed = run(state="previous")
     assert failed["failed"]
     assert "only one has ever been set up" in failed["msg"]
 
@@ -61,10 +61,10 @@ def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     run(path=one)
     run(path=two)
     assert links(tmp_path) == (two, one)
-    found = run(state="former")
+    found = run(state="previous")
     assert (found["changed"], found["current"]) == (True, one)
     assert links(tmp_path) == (one, two)
-    run(state="former")
+    run(state="previous")
     assert links(tmp_path) == (two, one)
 
 
@@ -88,7 +88,7 @@ def test_a_former_stack_that_is_gone_is_told(tmp_path: Path, run: Any) -> None:
     run(path=one)
     run(path=two)
     (Path(one) / ".complete").unlink()
-    assert f"{one} is not whole" in run(state="former")["msg"]
+    assert f"{one} is not whole" in run(state="previous")["msg"]
     assert links(tmp_path) == (two, one)
 
 
@@ -116,7 +116,7 @@ def test_a_prefix_that_cannot_be_written_is_told(
 
 @pytest.fixture
 def four(tmp_path: Path, run: Any) -> Path:
-    """Stacks one to four; two is the current one, one the former."""
+    """Stacks one to four; two is the current one, one the previous."""
     for name in ("one", "two", "three", "four"):
         stack(tmp_path, name)
     run(path=str(tmp_path / "stacks/one"))
@@ -137,7 +137,7 @@ def test_what_no_link_points_to_is_removed(four: Path, run: Any) -> None:
     assert there(four) == ["one", "two"]
     again = run(state="pruned")
     assert (again["changed"], again["removed"]) == (False, [])
-    assert run(state="former")["current"] == str(four / "stacks/one")
+    assert run(state="previous")["current"] == str(four / "stacks/one")
 
 
 def test_check_mode_removes_nothing(four: Path, run: Any) -> None:
@@ -147,7 +147,7 @@ def test_check_mode_removes_nothing(four: Path, run: Any) -> None:
 
 
 def test_without_a_former_one_only_the_current_stays(four: Path, run: Any) -> None:
-    (four / "former").unlink()
+    (four / "previous").unlink()
     assert run(state="pruned")["removed"] == ["four", "one", "three"]
 
 

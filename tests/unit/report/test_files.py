@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.place import Place
 from ftcluster.launch.record import begin_record, record_dir
+from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.report import files
 from tests.unit.report.runs import events
 
 RUN = "mrpc-20261123-013759-2872"
-PLACE = Place((Path("inventory.ini"),), ("node1",), "ftcluster", "/opt/ftcluster")
+RUN_HOSTS = RunHosts((Path("inventory.ini"),), ("node1",), "ftcluster", "/opt/ftcluster")
 
 
 @pytest.fixture(autouse=True)
@@ -27,9 +27,9 @@ def head(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     found: dict[str, str] = {}
 
     def copy_log(
-        place: Place, run: str, file: str, destination: Path, follow: bool, _tick: Any
+        run_hosts: RunHosts, run: str, file: str, destination: Path, follow: bool, _tick: Any
     ) -> None:
-        assert (place, run, follow) == (PLACE, RUN, False)
+        assert (run_hosts, run, follow) == (RUN_HOSTS, RUN, False)
         destination.write_text(found[file])
 
     monkeypatch.setattr(files, "copy_log", copy_log)
@@ -57,7 +57,7 @@ def test_else_its_head_has_the_events(head: dict[str, str]) -> None:
     recorded(events()[:3])
     assert files.ended_here(RUN) is None
     head["events.jsonl"] = lines(events()) + '{"event": "st'  # being written
-    found = files.from_head(PLACE, RUN)
+    found = files.from_head(RUN_HOSTS, RUN)
     assert found.record["recipe"] == {"name": "mrpc"}
     assert found.events == events()
 
@@ -67,7 +67,7 @@ def test_of_another_control_nodes_run_the_head_has_all(head: dict[str, str]) -> 
         "events.jsonl": lines(events()),
         "job.json": '{"recipe": {"name": "qqp"}}',
     }
-    found = files.from_head(PLACE, RUN)
+    found = files.from_head(RUN_HOSTS, RUN)
     assert found.record == {"run": RUN, "recipe": {"name": "qqp"}}
 
 
@@ -75,4 +75,4 @@ def test_a_run_without_events(head: dict[str, str]) -> None:
     recorded([])
     head["events.jsonl"] = ""
     with pytest.raises(FtclusterError, match="has no events yet"):
-        files.from_head(PLACE, RUN)
+        files.from_head(RUN_HOSTS, RUN)

@@ -107,7 +107,7 @@ def test_packages_are_found_by_any_spelling() -> None:
     assert stack.version("Intel-Extension-for-PyTorch") == "2.7.0"
     assert stack.version("nothing", "torch") == "2.7.0"
     assert stack.version("nothing") == ""
-    assert STACKS["intel-1.9"].has_ipex  # by its former name
+    assert STACKS["intel-1.9"].has_ipex  # by its previous name
 
 
 def test_python_is_compared_by_number_and_without_its_patch_release() -> None:

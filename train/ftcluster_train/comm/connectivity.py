@@ -55,8 +55,8 @@ def connected_ranks(unreached: Sequence[Sequence[int]]) -> list[int]:
     gaps = unconnected_pairs(unreached)
     ranks = list(range(len(unreached)))
     while gaps:
-        counts = {one: sum(one in gap for gap in gaps) for one in ranks if one != 0}
-        worst = max(counts, key=lambda one: (counts[one], one))
+        counts = {rank: sum(rank in gap for gap in gaps) for rank in ranks if rank != 0}
+        worst = max(counts, key=lambda count: (counts[count], count))
         ranks.remove(worst)
         gaps = {gap for gap in gaps if worst not in gap}
     return ranks

@@ -147,26 +147,26 @@ class MpiWork(dist.Work):  # type: ignore[misc]
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
         """One handle for several."""
-        operations = [one for work in works for one in work.operations]
+        operations = [operation for work in works for operation in work.operations]
         return cls(operations, [tensor for work in works for tensor in work.outputs])
 
     def is_completed(self) -> bool:
-        return all(one.done.is_set() for one in self.operations)
+        return all(operation.done.is_set() for operation in self.operations)
 
     def is_success(self) -> bool:
         return self.is_completed() and not self.exception()
 
     def exception(self) -> Exception | None:
-        return next((one.error for one in self.operations if one.error), None)
+        return next((operation.error for operation in self.operations if operation.error), None)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Until it is complete, or the group's timeout; 0: no other one."""
         seconds = timeout.total_seconds()
-        for one in self.operations:
-            if not one.done.wait(seconds if seconds > 0 else None):
-                raise dist.DistBackendError(timed_out(one.name, seconds))
-            if one.error:
-                raise one.error
+        for operation in self.operations:
+            if not operation.done.wait(seconds if seconds > 0 else None):
+                raise dist.DistBackendError(timed_out(operation.name, seconds))
+            if operation.error:
+                raise operation.error
         if self._profiled:
             self._future.wait()
         return True

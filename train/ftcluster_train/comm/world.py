@@ -1,4 +1,4 @@
-"""The process group of a run, and collectives on plain data."""
+"""The process group of a run and the workers of local training, and collectives on plain data."""
 
 import contextlib
 import fcntl
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI, own_rank, own_size
 from ftcluster_common.timeouts import timeouts_of
-from ftcluster_train.comm import mpi_backend, oneccl
+from ftcluster_train.comm import torch_backends
 from ftcluster_train.comm.connectivity import listen
 from ftcluster_train.errors import TrainError
 
@@ -52,9 +52,9 @@ def join_world() -> World:
         raise TrainError("PMI_RANK is not set", "start the ranks with mpirun") from None
     backend = os.environ.get(BACKEND_VARIABLE, "gloo")
     if backend == CCL:
-        oneccl.register()
+        torch_backends.import_ccl()
     elif backend == IMPI:
-        mpi_backend.register()
+        torch_backends.register()
     host = os.environ.get("MASTER_ADDR", "127.0.0.1")
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
     # else gloo uses the interface that the hostname resolves to, often the loopback
@@ -240,3 +240,48 @@ def check_equal_samples(digest: str) -> None:
             "data or another tokenizer with the same name",
             "use folders for model and data, which are copied to all hosts: --data DIR --model DIR",
         )
+
+
+@dataclass(frozen=True)
+class Worker:
+    """The ranks of a host; where there is one host only, a single rank.
+
+    Attributes:
+        ranks: of this worker.
+        world_size: ranks of all workers.
+        steps: its group for gradients; None for a single rank.
+        exchange: another group of the same ranks, for another thread; None for a single rank.
+        leaders: the group of the first ranks of all workers; None on another rank.
+    """
+
+    ranks: tuple[int, ...]
+    world_size: int
+    steps: dist.ProcessGroup | None
+    exchange: dist.ProcessGroup | None
+    leaders: dist.ProcessGroup | None
+
+    @property
+    def share(self) -> float:
+        """Its part of all ranks, and so of each batch."""
+        return len(self.ranks) / self.world_size
+
+
+def make_worker() -> Worker:
+    """This rank's worker; every rank calls it."""
+    hosts = gather_over_ranks(os.environ.get("GROUP_RANK", "0"))  # set by `bind`
+    if len(set(hosts)) == 1:
+        hosts = [str(rank) for rank in range(len(hosts))]
+    own = hosts[dist.get_rank()]
+    members = {
+        host: tuple(rank for rank, of_rank in enumerate(hosts) if of_rank == host)
+        for host in dict.fromkeys(hosts)
+    }
+    found: dict[str, list[dist.ProcessGroup | None]] = {
+        host: [dist.new_group(ranks) if len(ranks) > 1 else None for _ in range(2)]
+        for host, ranks in members.items()
+    }
+    first = [ranks[0] for ranks in members.values()]
+    leaders = dist.new_group(first)
+    steps, exchange = found[own]
+    leads = dist.get_rank() in first
+    return Worker(members[own], len(hosts), steps, exchange, leaders if leads else None)

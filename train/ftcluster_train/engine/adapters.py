@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.low_rank import Adapter
-from ftcluster_train.kernels.nf4 import dense
+from ftcluster_train.kernels.linear import Adapter, dense
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")

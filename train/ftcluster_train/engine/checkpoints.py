@@ -21,8 +21,7 @@ from ftcluster_train.engine.adapters import (
     saved_weights,
     trained_weights,
 )
-from ftcluster_train.engine.optim.base import OptimizerStep
-from ftcluster_train.engine.optim.state import State, exhaust
+from ftcluster_train.engine.optim.base import OptimizerStep, State, exhaust
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.state_files import write_state
 from ftcluster_train.engine.tasks.base import Task

@@ -17,25 +17,27 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
-from ftcluster_train.engine.batches import Batches
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.evaluation import Evaluator
-from ftcluster_train.engine.intervals import Intervals
-from ftcluster_train.engine.lr_schedule import make_schedule, set_step
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout
-from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step
+from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step, make_schedule, set_step
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.resume import resume, state_folders
 from ftcluster_train.engine.snapshots import Snapshots
-from ftcluster_train.engine.step import StepResult, enable_gradient_checkpointing, make_step
+from ftcluster_train.engine.state_files import resume, state_folders
+from ftcluster_train.engine.step import (
+    Batches,
+    StepResult,
+    enable_gradient_checkpointing,
+    make_step,
+)
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.train_state import TrainState
+from ftcluster_train.engine.train_state import Intervals, TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
-from ftcluster_train.kernels.nf4 import shape_of
+from ftcluster_train.kernels.linear import shape_of
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 ALL_OPTIMIZATIONS = Optimizations()

@@ -1,4 +1,4 @@
-"""Loads a model: its configuration, its tokenizer, its weights."""
+"""Loads a model: its configuration, its tokenizer, its weights; or trains a tokenizer."""
 
 import difflib
 import errno
@@ -6,13 +6,14 @@ import importlib.util
 import inspect
 import logging
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -21,12 +22,14 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
+from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import vector_only_parameters
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.nf4 import in_nf4
+from ftcluster_train.kernels.linear import in_nf4
 
 # what QLoRA's paper trains with; blocks have 64 weights
 NF4 = BitsAndBytesConfig(
@@ -258,3 +261,42 @@ def has_tokenizer(folder: str) -> bool:
     """Whether a model's folder has a tokenizer of its own."""
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
     return any(any(Path(folder).glob(name)) for name in files)
+
+
+END = "<|endoftext|>"  # GPT-2's name for it
+MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
+
+
+def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer, as GPT-2's. The same texts give the same tokenizer on any host.
+
+    Args:
+        texts: of which the first 100 million characters are used.
+        vocab_size: tokens at most; short texts have fewer frequent pairs.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_first(texts, MAX_CHARACTERS), trainer=trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END,
+        eos_token=END,
+        unk_token=END,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
+    for piece in texts:
+        if characters <= 0:
+            return
+        characters -= len(piece.text)
+        yield piece.text

@@ -34,9 +34,13 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.engine.adapters import check_whole
 from ftcluster_train.engine.data.download import fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
-from ftcluster_train.engine.data.token_cache import cached_tokens, token_key
-from ftcluster_train.engine.data.token_store import Samples
-from ftcluster_train.engine.data.train_tokenizer import train_tokenizer
+from ftcluster_train.engine.data.token_store import (
+    Inputs,
+    Samples,
+    cached_tokens,
+    token_key,
+    write_inputs,
+)
 from ftcluster_train.engine.models import (
     check_quantization,
     check_tokens,
@@ -44,12 +48,12 @@ from ftcluster_train.engine.models import (
     load_config,
     load_tokenizer,
     longest_input,
+    train_tokenizer,
 )
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.stack_lock import hold_stack, own_stack
+from ftcluster_train.host.stack import hold_stack, own_stack
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
-from ftcluster_train.io.inputs import Inputs, write_inputs
 
 VOCABULARY = 50257  # GPT-2's
 

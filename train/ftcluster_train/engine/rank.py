@@ -38,7 +38,7 @@ from ftcluster_train.comm.world import (
 )
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters, saved_parameters
 from ftcluster_train.engine.checkpoints import check_space, save_model
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
@@ -47,12 +47,11 @@ from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
-from ftcluster_train.health.product_speed import product_gflops, product_shapes, weights_of
-from ftcluster_train.host.affinity import memory_nodes
+from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
+from ftcluster_train.host.bind import memory_nodes
 from ftcluster_train.io.events import EventWriter
-from ftcluster_train.io.inputs import Inputs, read_inputs
 from ftcluster_train.io.rank_status import report, write_stacks_on_signal
-from ftcluster_train.kernels.nf4 import dtype_of, shape_of
+from ftcluster_train.kernels.linear import dtype_of, shape_of
 
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
 

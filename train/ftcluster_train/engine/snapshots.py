@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
-from ftcluster_train.engine.optim.base import OptimizerStep
-from ftcluster_train.engine.optim.state import State, exhaust
+from ftcluster_train.engine.optim.base import OptimizerStep, State, exhaust
 from ftcluster_train.engine.state_files import write_state
 from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import first_line
 from ftcluster_train.io.fsync import new_folder, remove, remove_leftovers
-from ftcluster_train.io.memory import free_memory
+from ftcluster_train.io.machine import free_memory
 
 COST_SHARE = 0.01  # of the training's time
 LAST_PRIORITY = 19  # as nice(1)

@@ -1,17 +1,24 @@
-"""One optimizer step: forward and backward passes of a batch, all-reduce, clipping, update."""
+"""The batches of a training, and one optimizer step: passes, all-reduce, clipping, update."""
 
-from collections.abc import Sequence
+import itertools
+import json
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_train.comm.rows import gather_rows
-from ftcluster_train.engine.batches import StepBatch
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_common.job import Job
+from ftcluster_common.launch import RESTART_VARIABLE
+from ftcluster_train.comm.collectives import gather_rows
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.sampler import BatchSampler, micro_batches, share_of_rank
+from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.step_times import StepTimes
@@ -19,8 +26,93 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.in_batch_negatives import gather_texts
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.io.rank_status import report
-from ftcluster_train.patching.in_use import kernels_in_use
 from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.patch_model import kernels_in_use
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The samples of a step.
+
+    Attributes:
+        step: its number, from 1.
+        samples: how many all ranks take.
+        tokens: of all ranks, without padding.
+        loss_denominator: what the sum of all ranks' losses is divided by.
+        share: the numbers of this rank's samples.
+        parts: this rank's samples, by micro-batch.
+        dropout_seed: of this rank.
+    """
+
+    step: int
+    samples: int
+    tokens: int
+    loss_denominator: int
+    share: Sequence[int]
+    parts: Sequence[Sequence[Sample]]
+    dropout_seed: int
+
+
+class Batches:
+    """Every rank computes the same batches, and reads its share.
+
+    Attributes:
+        steps: optimizer steps of the whole training.
+        steps_per_epoch: of one pass over the samples.
+    """
+
+    def __init__(
+        self, job: Job, task: Task, train_set: Samples, world: World, group_by_length: bool = True
+    ) -> None:
+        self._job, self._train_set, self._world = job, train_set, world
+        self._settings = job.recipe.training
+        self._lengths = train_set.lengths("input_ids")
+        self._weights = task.weights(train_set)
+        self._sampler = BatchSampler(
+            self._lengths, job.recipe.batch_size, self._settings,
+            group_by_length and task.group_by_length,
+        )  # fmt: skip
+        self.steps, self.steps_per_epoch = self._sampler.steps, self._sampler.steps_per_epoch
+
+    def after(self, step: int) -> Iterator[tuple[int, list[int]]]:
+        """The numbers of the following steps, and of all ranks' samples in them."""
+        return enumerate(itertools.islice(self._sampler, step, None), start=step + 1)
+
+    def read(self, step: int, indices: Sequence[int]) -> StepBatch:
+        """This rank's samples of a step."""
+        share = share_of_rank(indices, self._world.rank, self._world.size)
+        parts = micro_batches(share, self._settings.gradient_accumulation_steps)
+        if self._job.log_samples:
+            log_samples(self._job.run_dir, self._world.rank, step, share)
+        weights = self._weights
+        return StepBatch(
+            step=step,
+            samples=len(indices),
+            tokens=sum(self._lengths[i] for i in indices),
+            loss_denominator=sum(weights[i] for i in indices) if weights else len(indices),
+            share=share,
+            parts=[[self._train_set[i] for i in part] for part in parts],
+            dropout_seed=dropout_seed(self._settings.seed, step, self._world.rank),
+        )
+
+
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Each rank and step has another dropout mask, the same one in each run."""
+    return ((seed * 1_000_003 + step) * 65_537 + rank) % (1 << 64)
+
+
+def log_samples(run_dir: Path, rank: int, step: int, samples: Sequence[int]) -> None:
+    """Append one line to samples/rank-N.jsonl: restart, rank, step, and the samples' numbers.
+
+    Call it before the step's all-reduce: once a step has changed the weights, each rank has logged
+    it. A step that a failure cut short is logged again when it is repeated; the last one counts.
+    """
+    path = run_dir / "samples" / f"rank-{rank}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    restart = int(os.environ.get(RESTART_VARIABLE, "0"))
+    line = {"restart": restart, "rank": rank, "step": step, "samples": list(samples)}
+    with path.open("ab", buffering=0) as file:  # a whole line, or nothing
+        file.write(json.dumps(line).encode() + b"\n")
 
 
 @dataclass(frozen=True)

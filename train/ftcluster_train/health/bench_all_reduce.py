@@ -11,20 +11,139 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ftcluster_common.launch import BACKEND_VARIABLE, CCL, GLOO, IMPI, MPI
-from ftcluster_train.comm import mpi_backend, oneccl
+from ftcluster_train.comm import torch_backends
 from ftcluster_train.comm.world import gather_over_ranks, host_led, join_world, leave_world
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.health.all_reduce_benchmark import Reduce, measure
 from ftcluster_train.health.network_benchmark import measure_links
 from ftcluster_train.io.events import EventWriter
+
+TURNS = (5, 50)  # of a size: at least and at most
+TYPES = ("fp32", "bf16")
+PACE_BYTES = 1 << 20  # what a smaller size takes says nothing of a larger one
+
+Reduce = Callable[[Any], object]  # sums a tensor over all ranks in place
+
+
+@dataclass(frozen=True)
+class Times:
+    """A size that was measured, or left out.
+
+    Attributes:
+        type: one of TYPES.
+        milliseconds: by backend; the median over the turns of the slowest rank's time.
+        left_out: why it was not measured; "" if it was.
+        spread: by backend, what lies between the quartiles of the turns, as a part of the median.
+        load: of the busiest host before all sizes, processes for each CPU in the last minute.
+    """
+
+    bytes: int
+    type: str
+    turns: int
+    milliseconds: dict[str, float]
+    left_out: str = ""
+    spread: dict[str, float] = field(default_factory=dict)
+    load: float = 0.0
+
+
+def turns_of(turn_seconds: float, seconds: float) -> int:
+    """How many turns measure a size.
+
+    Args:
+        seconds: for all turns, if that gives enough of them.
+
+    >>> turns_of(0.001, 5.0), turns_of(0.5, 5.0), turns_of(3.0, 5.0)
+    (50, 10, 5)
+    """
+    return min(max(int(seconds / turn_seconds), TURNS[0]), TURNS[1])
+
+
+def measure(backends: Mapping[str, Reduce], sizes: Sequence[int], limit: float) -> Iterator[Times]:
+    """Measure all sizes, the smallest first, in fp32 and in bf16; every rank calls it.
+
+    Each turn sums once by each backend, so that all have the same share of what else the hosts do.
+
+    Args:
+        sizes: in bytes.
+        limit: seconds; a size that would take longer than what is left of it is left out.
+
+    Raises:
+        TrainError: a sum is wrong; names the backend and the ranks.
+    """
+    import torch
+
+    from ftcluster_train.comm.world import gather_over_ranks
+
+    load = max(gather_over_ranks(os.getloadavg()[0] / (os.cpu_count() or 1)))
+    began = time.perf_counter()
+    pace: dict[str, float] = {}  # by type, the seconds of a turn for a byte
+    rows = [(size, name) for size in sorted(sizes) for name in TYPES]
+    for size, name in rows:
+        expected = pace.get(name, 0.0) * size * (TURNS[0] + 1)
+        left = limit - max(gather_over_ranks(time.perf_counter() - began))
+        if expected > left:
+            why = f"it would take {expected:.0f} s, and {max(left, 0):.0f} s are left"
+            yield Times(size, name, 0, {}, why, load=load)
+            continue
+        dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
+        tensor = torch.empty(size // dtype.itemsize, dtype=dtype)
+        turn_began = time.perf_counter()
+        one_turn(backends, tensor, check=name == "fp32")
+        seconds = max(gather_over_ranks(time.perf_counter() - turn_began))
+        turns = turns_of(seconds, limit / len(rows))
+        of_ranks = gather_over_ranks([one_turn(backends, tensor) for _ in range(turns)])
+        slowest = {
+            backend: [max(one[backend] for one in turn) for turn in zip(*of_ranks, strict=True)]
+            for backend in backends
+        }
+        milliseconds = {backend: 1000 * median(some) for backend, some in slowest.items()}
+        if size >= PACE_BYTES:
+            pace[name] = sum(milliseconds.values()) / 1000 / size
+        spread = {backend: _spread(some) for backend, some in slowest.items()}
+        yield Times(size, name, turns, milliseconds, spread=spread, load=load)
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    first, middle, third = quantiles(seconds, n=4)
+    return round((third - first) / middle, 3)
+
+
+def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -> dict[str, float]:
+    """Sum ones by each backend; returns seconds.
+
+    Args:
+        check: whether to compare the sums; those in bf16 may be rounded.
+
+    Raises:
+        TrainError: a sum is wrong on a rank.
+    """
+    import torch.distributed as dist
+
+    from ftcluster_train.comm.world import gather_over_ranks
+
+    seconds = {}
+    for backend, reduce in backends.items():
+        tensor.fill_(1)
+        dist.barrier()
+        began = time.perf_counter()
+        reduce(tensor)
+        seconds[backend] = time.perf_counter() - began
+        if check:
+            right = bool(tensor.min() == tensor.max() == dist.get_world_size())
+            wrong = [rank for rank, one in enumerate(gather_over_ranks(right)) if not one]
+            if wrong:
+                raise TrainError(f"the sum of {backend} is wrong on ranks {wrong}")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -84,9 +203,9 @@ def reduction(backend: str) -> Reduce:
     if backend == MPI:
         return mpi_all_reduce()
     if backend == CCL:
-        oneccl.register()
+        torch_backends.import_ccl()
     elif backend == IMPI:
-        mpi_backend.register()
+        torch_backends.register()
     group = None if backend == GLOO else dist.new_group(backend=backend)
     return lambda tensor: dist.all_reduce(tensor, group=group)
 

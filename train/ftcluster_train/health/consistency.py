@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster_common.finding import Finding
 from ftcluster_common.launch import CLUSTER_PORTS, Host
 from ftcluster_train.comm.connectivity import unconnected_pairs
-from ftcluster_train.health.host_firewalls import HostFirewall, advice
+from ftcluster_train.health.open_ports import HostFirewall, firewall_advice
 from ftcluster_train.health.outliers import relative_speeds
 
 SHOWN = ("torch", "transformers", "ftcluster-train")
@@ -85,7 +85,7 @@ def unconnected_hosts(
                 (
                     f"let them connect to each other by TCP, ports {PORTS} (firewall, security "
                     "group, switch)",
-                    *advice((hosts[one], hosts[other]), hosts, firewalls),
+                    *firewall_advice((hosts[one], hosts[other]), hosts, firewalls),
                 )
             ),
             "network",

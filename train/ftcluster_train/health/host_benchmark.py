@@ -1,21 +1,24 @@
 """How fast this host multiplies matrices, its memory and its disk are, and what slows them down."""
 
 import contextlib
+import math
 import os
 import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftcluster_train.io.cpu import (
+from ftcluster_train.io.machine import (
     CPU,
     counters,
     cpuinfo_field,
+    free_memory,
     megahertz,
     one_thread_per_core,
     read,
 )
-from ftcluster_train.io.memory import free_memory
 
 # BERT-base's feed-forward layer: 16 samples of 128 tokens, 768 features in, 3072 out
 ROWS, INNER, COLUMNS = 2048, 768, 3072
@@ -129,3 +132,56 @@ def measure_disk(folder: Path) -> float | None:
                 break
         return round(best / 1e6)
     return None
+
+
+MOST_ROWS = 1024  # more make a product hardly faster
+SHAPE_SECONDS = 0.02  # of each shape, after a first product that generates the kernel
+MOST_SHAPES = 8  # those with the most weights
+
+
+def product_shapes(model: Any) -> Counter[tuple[int, int]]:
+    """The shapes of the weights in a model's matrix products, with how many have them.
+
+    Each weight takes 6 operations a token, forward and backward.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    from ftcluster_train.kernels.linear import shape_of
+
+    kinds = (torch.nn.Linear, Conv1D)
+    found = (shape_of(module.weight) for module in model.modules() if isinstance(module, kinds))
+    return Counter((int(one), int(other)) for one, other in found)
+
+
+def weights_of(shapes: Mapping[tuple[int, int], int]) -> int:
+    """How many weights these are."""
+    return sum(one * other * count for (one, other), count in shapes.items())
+
+
+def product_gflops(shapes: Mapping[tuple[int, int], int], tokens: int, dtype: Any) -> float:
+    """1e9 operations per second of these products forward, with this process' threads.
+
+    The best of each shape counts, because other processes may disturb some.
+
+    Args:
+        tokens: that a rank computes at once.
+    """
+    import torch
+
+    rows = max(1, min(tokens, MOST_ROWS))
+    largest = sorted(shapes, key=lambda shape: -shape[0] * shape[1] * shapes[shape])[:MOST_SHAPES]
+    operations = seconds = 0.0
+    with torch.inference_mode():
+        for inner, columns in largest:
+            left = torch.ones(rows, inner, dtype=dtype)
+            right = torch.ones(inner, columns, dtype=dtype)
+            torch.mm(left, right)
+            best, end = math.inf, time.perf_counter() + SHAPE_SECONDS
+            while (began := time.perf_counter()) < end:
+                torch.mm(left, right)
+                best = min(best, time.perf_counter() - began)
+            count = shapes[inner, columns]
+            operations += count * 2e-9 * rows * inner * columns
+            seconds += count * best
+    return round(operations / seconds, 1) if seconds else 0.0

@@ -1,4 +1,4 @@
-"""Ports that are open while verify's ranks run, to see who reaches this host.
+"""Who reaches this host while verify's ranks run, and how firewalls let the other hosts in.
 
 The control node, which is not a host of the cluster, connects to them meanwhile. What the firewall
 lets through shows here, with the address it came from. Standard library only.
@@ -10,8 +10,57 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from ftcluster_common.launch import Host
+
+FIREWALLD, UFW = "firewalld", "ufw"
+
+
+@dataclass(frozen=True)
+class HostFirewall:
+    """What manages the firewall of a host.
+
+    Attributes:
+        program: FIREWALLD or UFW.
+        ports: those of training on this host, numbers and ranges such as "29500-29999".
+    """
+
+    program: str
+    ports: tuple[str, ...]
+
+    def opening(self, addresses: Sequence[str]) -> str:
+        """The shell command, for the host, that lets connections from these addresses in.
+
+        >>> HostFirewall(UFW, ("29500-29999", "40000")).opening(["10.0.0.2"])
+        'sudo ufw allow proto tcp from 10.0.0.2 to any port 29500:29999,40000'
+        >>> HostFirewall(FIREWALLD, ("29500-29999",)).opening(["10.0.0.2"])[:44]
+        'sudo firewall-cmd --permanent --zone=trusted'
+        """
+        if self.program == UFW:
+            ports = ",".join(self.ports).replace("-", ":")
+            return " && ".join(
+                f"sudo ufw allow proto tcp from {address} to any port {ports}"
+                for address in addresses
+            )
+        sources = " ".join(f"--add-source={address}" for address in addresses)
+        return (
+            f"sudo firewall-cmd --permanent --zone=trusted {sources} && sudo firewall-cmd --reload"
+        )
+
+
+def firewall_advice(
+    hosts: Iterable[Host], others: Sequence[Host], firewalls: Mapping[str, HostFirewall]
+) -> list[str]:
+    """What to run on those of the hosts with such a firewall, so that they let others in."""
+    return [
+        f"on {host.name}, whose firewall {found.program} manages: "
+        + found.opening([other.address for other in others if other != host])
+        for host in hosts
+        if (found := firewalls.get(host.name))
+    ]
+
 
 POLL_SECONDS = 0.1
 BACKLOG = 4096  # connections that wait; net.core.somaxconn is a limit of it

@@ -38,10 +38,9 @@ from ftcluster_train.comm.connectivity import (
 from ftcluster_train.errors import first_line
 from ftcluster_train.health.consistency import KERNELS
 from ftcluster_train.health.host_benchmark import measure_disk, measure_memory, measure_speed
-from ftcluster_train.health.host_firewalls import HostFirewall
-from ftcluster_train.health.open_ports import accept_connections
+from ftcluster_train.health.open_ports import HostFirewall, accept_connections
 from ftcluster_train.host.processes import run_of
-from ftcluster_train.io.cpu import cpuinfo_field
+from ftcluster_train.io.machine import cpuinfo_field
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
 RUN_PREFIX = "verify-"  # of the run's id, which all of its processes have in their environment
@@ -284,7 +283,7 @@ def time_impi(answer: dict[str, Any]) -> dict[str, float]:
     """The same over the backend impi, where all ranks can use it; else the answer says why not."""
     import torch.distributed as dist
 
-    from ftcluster_train.comm.mpi_backend import register
+    from ftcluster_train.comm.torch_backends import register
     from ftcluster_train.comm.world import gather_over_ranks
 
     register()

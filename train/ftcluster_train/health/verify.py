@@ -32,7 +32,7 @@ from ftcluster_train.health.consistency import (
     open_to_outsiders,
     without_impi,
 )
-from ftcluster_train.health.host_firewalls import advice
+from ftcluster_train.health.open_ports import firewall_advice
 from ftcluster_train.health.outliers import (
     slow_hosts,
     slow_links,
@@ -135,7 +135,7 @@ def unreachable_hosts(request: Request) -> list[Finding]:
             else "; ".join(
                 (
                     f"let it connect to the head by TCP, ports {PORTS}",
-                    *advice((head,), request.hosts, request.firewalls),
+                    *firewall_advice((head,), request.hosts, request.firewalls),
                     f"if it has no stack, {SETUP}",
                 )
             ),

@@ -22,12 +22,16 @@ from typing import Any
 from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts, timeouts_of
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.activity import activity, children, descendants
-from ftcluster_train.host.host_condition import HostCondition
-from ftcluster_train.host.messages import LINE_LIMIT, hello_of, read_report
+from ftcluster_train.host.activity import HostCondition, activity, children, descendants
 from ftcluster_train.host.processes import adopt_orphans, end_with_parent
 from ftcluster_train.io import rank_status
-from ftcluster_train.io.rank_status import SCRIPT, VARIABLE
+from ftcluster_train.io.rank_status import (
+    LINE_LIMIT,
+    PROGRESS_VARIABLE,
+    SCRIPT,
+    hello_of,
+    read_report,
+)
 
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
@@ -59,7 +63,7 @@ def guard(program: Sequence[str], rank: int) -> int:
         connection.close()
         os.close(ours)
         end_with_parent(signal.SIGKILL, own)
-        os.environ[VARIABLE] = str(theirs)
+        os.environ[PROGRESS_VARIABLE] = str(theirs)
         os._exit(execute(program))
     os.close(theirs)
     guardian = _Guardian(connection, pid, ours, timeouts)

@@ -1,4 +1,4 @@
-"""The supervisor's end of the connections to the ranks' guardians.
+"""The supervisor's end of the connections to the ranks' guardians, and requests to stop.
 
 A guardian (see `guardian`) connects and sends the run's secret and its rank, as `hello_of` writes
 them, and the supervisor answers with `beat`. From then on the guardian sends lines of JSON: each
@@ -16,15 +16,18 @@ Standard library only: the supervisor uses it.
 import contextlib
 import math
 import selectors
+import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import FrameType
 
-from ftcluster_common.launch import Host
+from ftcluster_common.launch import GRACE_SECONDS, Host
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
-from ftcluster_train.host.messages import LINE_LIMIT, rank_of, read_report
 from ftcluster_train.host.rank_life import RankLife, Trouble, at_step, find_trouble
+from ftcluster_train.io.rank_status import LINE_LIMIT, rank_of, read_report
 
 BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn is a limit of it
 GREETING_SECONDS = 5.0  # from a connection to the secret
@@ -121,7 +124,7 @@ class Heartbeats:
     def trouble(self, now: float) -> list[Trouble]:
         """What is wrong with the ranks, see `find_trouble`, or was with the supervisor."""
         if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
-            first = max(self.lives, key=lambda one: one.step)
+            first = max(self.lives, key=lambda live: live.step)
             what = f"the supervisor was stopped for {self._stopped:.0f} s"
             hint = "find out who sends SIGSTOP on that host, or suspends it"
             message = f"{what}{at_step(first)}"
@@ -131,14 +134,14 @@ class Heartbeats:
     @property
     def all_done(self) -> bool:
         """Whether all ranks have ended well."""
-        return all(one.exit == 0 for one in self.lives)
+        return all(live.exit == 0 for live in self.lives)
 
     def all_gone(self, now: float) -> bool:
         """Whether no rank is left that the supervisor hears of."""
         oldest = now - self._timeouts.silence
         return all(
-            one.exit is not None or one.lost or (one.heard or oldest) <= oldest
-            for one in self.lives
+            live.exit is not None or live.lost or (live.heard or oldest) <= oldest
+            for live in self.lives
         )
 
     def send(self, line: bytes) -> None:
@@ -233,3 +236,55 @@ class Heartbeats:
         self._guardians.pop(connection, None)
         if connection.life and connection.life.exit is None:
             connection.life.lost = True
+
+
+STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
+
+
+class Stopped(Exception):
+    """The run has to end at once."""
+
+
+class StopRequest:
+    """Takes the signals from now on; the second one ends the run at once, unless `repeated`.
+
+    Attributes:
+        asked: whether there was one.
+        saving: the ranks that save before they end; None: the first signal ends the run as well.
+        grace_seconds: see Launch.
+        repeated: whether further signals are the same request, and only the grace time ends it.
+        holding: whether a signal only sets `asked`: the run has not begun, or is being ended.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.saving: Heartbeats | None = None
+        self.grace_seconds = GRACE_SECONDS
+        self.repeated = False
+        self.holding = True
+        self._deadline = float("inf")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def check(self) -> None:
+        """Call while the ranks are at work, and before they are started.
+
+        Raises:
+            Stopped: the grace time is over, or there are no ranks to wait for.
+        """
+        if self.asked and (self.saving is None or time.monotonic() > self._deadline):
+            raise Stopped
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if self.holding:
+            return
+        # before the first step there is nothing to save
+        if not self.saving or not all(live.step for live in self.saving.lives):
+            raise Stopped
+        if again and not self.repeated:
+            raise Stopped
+        if again:
+            return
+        self._deadline = time.monotonic() + self.grace_seconds
+        self.saving.send(b"stop\n")

@@ -13,6 +13,7 @@ from typing import Any
 
 from ftcluster_common.launch import Launch
 from ftcluster_train.errors import STOPPED_LINE, read_error_line
+from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE
 from ftcluster_train.host.mpi_output import (
     RankEnd,
     RankOutput,
@@ -21,7 +22,6 @@ from ftcluster_train.host.mpi_output import (
     append_to_log,
 )
 from ftcluster_train.host.rank_life import Trouble
-from ftcluster_train.host.stop_request import EXIT_CODE
 from ftcluster_train.io.events import EventWriter
 
 LAST_LINES = 12
@@ -154,7 +154,7 @@ class _TrainingWatch(Watch):
 
     def ending(self, exit_code: int) -> Ending:
         if self._stopped and not self._errors:
-            return Ending("stopped", EXIT_CODE, [])
+            return Ending("stopped", STOPPED_EXIT_CODE, [])
         if exit_code == 0 and not self._errors:
             return Ending("done", 0, [])
         last = "\n".join(self._lines)

@@ -22,17 +22,17 @@ from ftcluster_common.launch import (
     Launch,
     mpirun_command,
 )
-from ftcluster_train.comm import oneccl
+from ftcluster_train.comm import torch_backends
 from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
-from ftcluster_train.host.heartbeats import Heartbeats
-from ftcluster_train.host.host_leases import Leases
-from ftcluster_train.host.hub_token import give
+from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE, Heartbeats, Stopped, StopRequest
+from ftcluster_train.host.lease import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending, Watch, watch_of
 from ftcluster_train.host.mpi_output import Stream
 from ftcluster_train.host.rank_environment import (
     free_port,
+    give_token,
     hold_port,
     host_path,
     rank_environment,
@@ -41,8 +41,7 @@ from ftcluster_train.host.rank_environment import (
 from ftcluster_train.host.rank_life import RankLife, Trouble
 from ftcluster_train.host.slow_hosts import SlowHostWatch
 from ftcluster_train.host.ssh_check import Refusal
-from ftcluster_train.host.stack_lock import hold_stack, own_stack
-from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
+from ftcluster_train.host.stack import hold_stack, own_stack
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.fsync import write_atomically
 
@@ -100,7 +99,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         _refuse(run.leases.take(launch, stack, waiting if patient else None))
     if notice:
         events.write("notice", message=notice)
-    sourced = oneccl.variables_for(launch.env, host_path())
+    sourced = torch_backends.variables_for(launch.env, host_path())
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
@@ -110,7 +109,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     environment[RESTART_VARIABLE] = str(launch.restarts)
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
     if run.hub_token:
-        _refuse(give(run.hub_token, launch))
+        _refuse(give_token(run.hub_token, launch))
     watch = watch_of(launch, events)
     ending, heard_out = Ending("failed", 1, []), False
     events.write("phase", doing="starting the ranks")
@@ -143,9 +142,11 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
             errors = [dict(vars(one)) for one in watch.blame(trouble)]
             ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
         if request.asked and ending.state == "failed":
-            ending = replace(ending, state="stopped", exit_code=EXIT_CODE, restartable=False)
+            ending = replace(
+                ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False
+            )
     except Stopped:
-        ending = Ending("stopped", EXIT_CODE, [])
+        ending = Ending("stopped", STOPPED_EXIT_CODE, [])
     finally:
         request.holding = True
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -185,9 +186,9 @@ def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife])
     rank by a signal that has another exit code.
     """
     code = process.poll()
-    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(one.exit for one in lives):
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
         return []
-    step = max(one.step for one in lives)
+    step = max(live.step for live in lives)
     message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
     return [Trouble(lives[0].host, None, step, "signal", message)]
 

@@ -125,7 +125,7 @@ def find_trouble(
         now: the supervisor's seconds.
         hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
     """
-    dead = [one for one in lives if one.exit not in (None, 0)]
+    dead = [live for live in lives if live.exit not in (None, 0)]
     killed = [one for one in dead if one.oom or (one.exit or 0) < 0]
     if killed:  # the others ended because one was gone
         return [_ended(one) for one in killed]
@@ -134,10 +134,10 @@ def find_trouble(
         return [_ended(one) for one in dead]
     if dead:
         return []
-    late = [one for one in lives if one.heard is None]
+    late = [live for live in lives if live.heard is None]
     if late and now - late[0].changed > timeouts.start:
         return [_trouble(one, "host", "not started by mpirun") for one in late]
-    known = [one for one in lives if one.heard is not None and one.exit is None]
+    known = [live for live in lives if live.heard is not None and live.exit is None]
     silent = [one for one in known if now - (one.heard or 0) > timeouts.silence or one.lost]
     if silent:
         return _silent(silent, lives, now - timeouts.silence / 2)
@@ -173,7 +173,7 @@ def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], acked: float)
     """A host whose kernel has acknowledged nothing since `acked` is lost."""
     found = []
     for host in dict.fromkeys(one.host for one in silent):
-        there = [one for one in lives if one.host == host]
+        there = [live for live in lives if live.host == host]
         gone = [one for one in silent if one.host == host]
         up = all(one.lost for one in gone) or any(one.acked > acked for one in gone)
         if len(gone) == len(there) and not up:

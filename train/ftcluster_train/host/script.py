@@ -104,7 +104,7 @@ def last_checkpoint(run_dir: Path, folder: Path) -> str:
         since = (run_dir / "started").stat().st_mtime_ns
     except OSError:  # the first start on this host
         return ""
-    found = [one for one in _checkpoints(folder) if one[0] > since]
+    found = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint[0] > since]
     return str(max(found)[1]) if found else ""
 
 

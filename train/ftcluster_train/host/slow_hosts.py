@@ -140,7 +140,7 @@ def _reasons(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Ite
         yield f"other programs run on it: {named}"
     if own["throttled"]:
         yield f"its CPU was throttled because of heat, {own['throttled']} times: check its fans"
-    clocks = [one["mhz"] for one in others if one["mhz"]]
+    clocks = [other["mhz"] for other in others if other["mhz"]]
     if own["mhz"] and clocks and own["mhz"] < SLOW_CLOCK * median(clocks):
         yield f"it runs at {own['mhz']} MHz, the others at {median(clocks):.0f}"
     if own["stolen"] > STOLEN:
@@ -158,7 +158,7 @@ class SlowHostWatch:
 
     def __init__(self, run_dir: Path, events: EventWriter, lives: Sequence[RankLife]) -> None:
         self._reader, self._events, self._lives = EventReader(run_dir, from_end=True), events, lives
-        self._slow = SlowHosts([one.host for one in lives])
+        self._slow = SlowHosts([live.host for live in lives])
         self._before: Mapping[str, Any] | None = None
         self._looked = time.monotonic()
 
@@ -176,7 +176,7 @@ class SlowHostWatch:
         before, self._before = self._before, event
         if before is None:
             return  # the first steps are slow on all hosts, each in its own way
-        conditions = {one.host: one.condition for one in self._lives if one.condition}
+        conditions = {live.host: live.condition for live in self._lives if live.condition}
         for found in self._slow.add(interval_between(before, event)):
             own = conditions.get(found.host, {})
             others = [one for name, one in conditions.items() if name != found.host]

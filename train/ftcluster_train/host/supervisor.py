@@ -32,16 +32,21 @@ from ftcluster_common.launch import (
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host import background, lease, processes
 from ftcluster_train.host.background import PID_FILE, STOP_FILE
-from ftcluster_train.host.host_leases import Leases
-from ftcluster_train.host.hub_token import left_here, take_back, take_token, token_file
+from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
+from ftcluster_train.host.lease import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.processes import kill_rest
 from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
+from ftcluster_train.host.rank_environment import (
+    left_tokens,
+    take_back_token,
+    take_token,
+    token_file,
+)
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import run_with_restarts
 from ftcluster_train.host.ssh_check import Refusal
-from ftcluster_train.host.stop_request import EXIT_CODE, Stopped, StopRequest
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 
@@ -68,7 +73,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         ending = run_with_restarts(launch, run, again)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
-        ending = Ending("stopped", EXIT_CODE, [])
+        ending = Ending("stopped", STOPPED_EXIT_CODE, [])
     except TrainError as error:
         head = launch.hosts[0].name
         fields = {"message": error.message, "hint": error.hint, "host": head, "rank": None}
@@ -98,8 +103,8 @@ def _not_started(refusal: Refusal) -> dict[str, str | None]:
 
 def forget_token(run_dir: Path) -> None:
     """Remove the run's token for the Hub, where it has one, from all hosts."""
-    if left_here(run_dir):
-        take_back(read_launch(run_dir))
+    if left_tokens(run_dir):
+        take_back_token(read_launch(run_dir))
 
 
 def start(run_dir: Path, user: str) -> int:
@@ -221,7 +226,9 @@ def force_stop(run_dir: Path) -> str:
         if (pid := background.supervisor_of(run_dir)) is not None:
             _signal(pid, signal.SIGKILL)
         seconds = round(seconds_since_first(run_dir), 2)
-        EventWriter(run_dir).write("end", state="stopped", exit_code=EXIT_CODE, seconds=seconds)
+        EventWriter(run_dir).write(
+            "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds
+        )
     if (run_dir / LAUNCH_FILE).exists():
         MetricsFile(run_dir).write(read_launch(run_dir))
     return "stopped"

@@ -1,17 +1,134 @@
-"""What a process does at the moment: its report to its guardian, its Python stacks if it hangs.
+"""What a rank tells its guardian and a guardian the supervisor, checked; its stacks if it hangs.
 
 Standard library only.
 """
 
 import contextlib
 import faulthandler
+import hmac
 import json
+import math
 import os
 import re
 import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
+RANK_DIGITS = 8
+LINE_LIMIT = 1 << 14  # bytes of a line; those of a guardian have a few hundred
+TEXT_LIMIT = 256  # characters
+LARGEST = 1 << 62  # of a number: counters of the kernel have 64 bits
+
+
+def hello_of(secret: str, rank: int) -> bytes:
+    """What a guardian sends first."""
+    return f"{secret} {rank}\n".encode()
+
+
+def rank_of(hello: bytes, secret: str) -> int | None:
+    """The rank of the guardian that says hello; None while its line is not complete.
+
+    Raises:
+        ValueError: it does not have the secret, or says something else than `hello_of`.
+    """
+    own = secret.encode() + b" "
+    if len(hello) >= len(own) and not hmac.compare_digest(hello[: len(own)], own):
+        raise ValueError
+    rank, newline, _ = hello[len(own) :].partition(b"\n")
+    if len(rank) > RANK_DIGITS or (newline and not rank.isdigit()):
+        raise ValueError
+    return int(rank) if newline else None
+
+
+def read_report(line: bytes) -> dict[str, Any]:
+    """A line of JSON of a rank or its guardian: the fields that are known, each of its form.
+
+    Raises:
+        ValueError: it is no report.
+    """
+    try:
+        found = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return _fields(found, REPORT)
+
+
+def _fields(found: Any, known: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise ValueError("no object")
+    fields = {name: found[name] for name in known if name in found}
+    wrong = [name for name, value in fields.items() if not known[name](value)]
+    if wrong:
+        raise ValueError(f"of another form: {', '.join(wrong)}")
+    return fields
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST
+
+
+def _count(value: Any) -> bool:
+    return _integer(value) and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return _integer(value) or (type(value) is float and math.isfinite(value))
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= TEXT_LIMIT
+
+
+def _sleep(value: Any) -> bool:
+    """Whether it is what `activity.sleep_of` returns."""
+    if value is None:
+        return True
+    forms = (_count, _count, _text)
+    return isinstance(value, list) and len(value) == 3 and _each(value, forms)
+
+
+def _programs(value: Any) -> bool:
+    forms = (_text, _count, _number)
+    return isinstance(value, list) and all(
+        isinstance(one, list) and len(one) == 3 and _each(one, forms) for one in value
+    )
+
+
+def _each(values: list[Any], forms: tuple[Callable[[Any], bool], ...]) -> bool:
+    return all(form(value) for form, value in zip(forms, values, strict=True))
+
+
+def _condition(value: Any) -> bool:
+    """Whether it is what `HostCondition.read` returns."""
+    try:
+        return len(_fields(value, CONDITION)) == len(CONDITION)
+    except ValueError:
+        return False
+
+
+CONDITION: Mapping[str, Callable[[Any], bool]] = {
+    "mhz": lambda value: value is None or _number(value),
+    "throttled": _integer,
+    "stolen": _number,
+    "swap": _number,
+    "programs": _programs,
+}
+REPORT: Mapping[str, Callable[[Any], bool]] = {
+    "step": _count,
+    "doing": _text,
+    "pid": lambda value: _count(value) and value > 1,
+    "state": _text,
+    "sleep": _sleep,
+    "cpu": _number,
+    "wire": _count,
+    "exit": lambda value: _integer(value) and abs(value) < 256,
+    "oom": lambda value: isinstance(value, bool),
+    "host": _condition,
+}
+
+
+PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
 SCRIPT = "script"  # what a rank does that runs a user's script
 STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts have SIGUSR1 and SIGUSR2 for themselves
 STDERR = 2
@@ -25,7 +142,7 @@ def report(step: int, doing: str, pid: int | None = None) -> None:
     Args:
         pid: the process that does it, if not this one.
     """
-    descriptor = os.environ.get(VARIABLE)
+    descriptor = os.environ.get(PROGRESS_VARIABLE)
     if descriptor:
         with contextlib.suppress(OSError):  # the guardian does not read, or is gone
             said = {"step": step, "doing": doing, **({"pid": pid} if pid else {})}
@@ -34,7 +151,7 @@ def report(step: int, doing: str, pid: int | None = None) -> None:
 
 def keep_from_children() -> None:
     """Have programs that this process executes report nothing."""
-    descriptor = os.environ.pop(VARIABLE, None)
+    descriptor = os.environ.pop(PROGRESS_VARIABLE, None)
     if descriptor:
         os.set_inheritable(int(descriptor), False)
 

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.dropout import (
+from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
     exact_drop_of,

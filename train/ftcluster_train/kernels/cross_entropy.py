@@ -1,14 +1,23 @@
-"""The cross entropy of many classes, some rows at a time.
+"""Cross entropies of many classes, some rows at a time, without all logits in fp32.
 
 torch keeps the log-softmax of all rows in fp32, and its gradient: 0.8 GB for 2,048 tokens of GPT-2.
 Here rows that fit in the cache are read once for the loss and once for the gradient, which is
 written in the dtype of the logits.
+
+The last layer and the loss as one function: transformers keeps the logits of all tokens in bf16 and
+in fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of GPT-2. Here the logits are
+in bf16 only, of no more tokens at once than LOGITS says, and are replaced by their own gradient
+some rows at a time, which stay in the cache.
 """
 
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from ftcluster_common.kernel_limits import LOGITS
+from ftcluster_train.kernels import simd
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
 
@@ -21,7 +30,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
         totals = torch.empty(len(logits))
-        for rows in _chunks(logits):
+        for rows in _row_chunks(logits):
             totals[rows] = logits[rows].float().logsumexp(-1)
         counted = targets != ignored
         chosen = targets.where(counted, 0)
@@ -35,7 +44,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         logits, chosen, counted, totals = ctx.saved_tensors
         grad_logits = torch.empty_like(logits)
         factors = grad_output.where(counted, 0).unsqueeze(1)
-        for rows in _chunks(logits):
+        for rows in _row_chunks(logits):
             part = logits[rows] - totals[rows].unsqueeze(1)  # in fp32
             part.exp_().mul_(factors[rows])
             part.scatter_add_(1, chosen[rows].unsqueeze(1), -factors[rows])
@@ -43,7 +52,7 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         return grad_logits, None, None
 
 
-def _chunks(logits: torch.Tensor) -> list[slice]:
+def _row_chunks(logits: torch.Tensor) -> list[slice]:
     size = max(1, CHUNK // logits.shape[1])
     return [slice(begin, begin + size) for begin in range(0, len(logits), size)]
 
@@ -64,3 +73,183 @@ def cross_entropy(
         return losses
     total = losses.sum()
     return total / (targets != ignored).sum() if reduction == "mean" else total
+
+
+ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
+# tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
+PRODUCT_ROWS = 256
+ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
+
+
+class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients are made with the loss, so that no logits wait for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        of_hidden, of_weight, _ = ctx.needs_input_grad
+        padded = _with_aligned_rows(weight)
+        grad_hidden = torch.empty_like(hidden) if of_hidden else None
+        grad_weight: torch.Tensor | None = None
+        size = chunk_size(len(weight))
+        loss = torch.zeros(())
+        for begin in range(0, len(tokens), size):
+            part = slice(begin, begin + size)
+            logits = _product(hidden[part], padded.T)
+            loss += _replace_by_gradients(logits, tokens[part], len(weight)).sum()
+            if grad_hidden is not None:
+                _product(logits, padded, grad_hidden[part])
+            if of_weight:
+                more = logits.T @ hidden[part]
+                if len(tokens) <= size:
+                    grad_weight = more
+                elif grad_weight is None:
+                    grad_weight = more.float()  # a sum of several in bf16 would be rounded again
+                else:
+                    grad_weight += more
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.vocab_size, ctx.dtype = len(weight), weight.dtype
+        return loss
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad_output
+        if grad_weight is not None:
+            grad_weight = grad_weight.mul_(grad_output)[: ctx.vocab_size].to(ctx.dtype)
+        return grad_hidden, grad_weight, None
+
+
+class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
+    """As `_LinearCrossEntropy`, where each token's gradient is known in the backward pass only.
+
+    A token's gradient of its hidden state is multiplied there. That of the weight is a sum over
+    tokens, so where it is needed, the logits are computed again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
+    ) -> torch.Tensor:
+        of_hidden, of_weight, _ = ctx.needs_input_grad
+        padded = _with_aligned_rows(weight)
+        frozen = of_hidden and not of_weight
+        grad_hidden = torch.empty_like(hidden) if frozen else None
+        losses = torch.empty(len(tokens))
+        for part in _chunks(tokens, weight):
+            logits = _product(hidden[part], padded.T)
+            losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
+            if grad_hidden is not None:
+                _product(logits, padded, grad_hidden[part])
+        ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens)
+        ctx.frozen = frozen
+        return losses
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        hidden, weight, tokens = ctx.saved_tensors
+        if ctx.frozen:
+            return (hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None
+        padded = _with_aligned_rows(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(padded.shape)  # a sum of several in bf16 would be rounded again
+        for part in _chunks(tokens, weight):
+            logits = _product(hidden[part], padded.T)
+            _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
+            _product(logits, padded, grad_hidden[part])
+            grad_weight += logits.T @ hidden[part]
+        return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None
+
+
+def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
+    size = chunk_size(len(weight))
+    return [slice(begin, begin + size) for begin in range(0, len(tokens), size)]
+
+
+def chunk_size(vocab_size: int) -> int:
+    """The most tokens whose logits are there at the same time."""
+    return max(LOGITS // vocab_size, ROWS)
+
+
+def _product(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`left @ right`, PRODUCT_ROWS rows at once."""
+    if out is None:
+        out = left.new_empty(len(left), right.shape[1])
+    pieces = max(round(len(left) / PRODUCT_ROWS), 1)
+    size = max(-(-len(left) // pieces), 1)
+    for rows, product in zip(left.split(size), out.split(size), strict=True):
+        torch.mm(rows, right, out=product)
+    return out
+
+
+def _replace_by_gradients(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    vocab_size: int,
+    factors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The losses of the logits, which are replaced by the losses' gradients.
+
+    Args:
+        logits: contiguous, shape (tokens, vocab_size or more columns).
+        factors: of the gradients of each token, shape (tokens,).
+    """
+    if simd.is_fit(logits):
+        return simd.cross_entropy_(logits, tokens, vocab_size, factors)
+    losses = torch.empty(len(tokens))
+    for begin in range(0, len(tokens), ROWS):
+        rows = slice(begin, begin + ROWS)
+        part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
+        part[:, vocab_size:] = -torch.inf
+        part.sub_(part.amax(-1, keepdim=True))
+        losses[rows] = -part.gather(1, targets).squeeze(1)
+        total = part.exp_().sum(-1, keepdim=True)
+        losses[rows] += total.squeeze(1).log()
+        # the gradient: softmax - one_hot(targets)
+        part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
+        logits[rows] = part if factors is None else part.mul_(factors[rows].unsqueeze(1))
+    return losses
+
+
+def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
+    """The weight with a multiple of ALIGNMENT rows; nothing may depend on those added.
+
+    They are what follows the weight in memory, usually the next parameter; a copy where it is last.
+    """
+    added = -len(weight) % ALIGNMENT
+    room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
+    if weight.is_contiguous() and room >= weight.numel() + added * weight.shape[1]:
+        return weight.as_strided((len(weight) + added, weight.shape[1]), weight.stride())
+    return functional.pad(weight, (0, 0, 0, added))
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
+) -> torch.Tensor:
+    """The sum of the cross entropies of the logits `hidden @ weight.T`, in fp32.
+
+    Args:
+        hidden: shape (tokens, hidden size).
+        weight: shape (vocabulary, hidden size).
+        tokens: the targets, shape (tokens,).
+    """
+    with torch.autocast("cpu", enabled=False):
+        # some models keep their residuals in fp32 whatever the dtype of their weights
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
+    return loss
+
+
+def token_losses(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
+    with torch.autocast("cpu", enabled=False):
+        losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens)
+    return losses

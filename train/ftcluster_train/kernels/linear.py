@@ -1,11 +1,25 @@
-"""Linear layers that leave out rows: those that nothing reads, and backward without a gradient.
+"""Linear layers that leave out rows, with a frozen weight in NF4, and with low-rank adapters.
+
+Linear layers that leave out rows: those that nothing reads, and backward without a gradient.
 
 A classifier reads one token of each sample, so in its last layer queries, the attention's output
 and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
 any layer, those of a prompt none in the last one. Products with rows of zeros are zeros, so the
 result is the same to rounding.
+
+Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
+
+Such a weight is a parameter of bytes with two values each. Its values are computed anew for each
+product, so only those of one layer are in memory.
+
+Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
+
+As one function with a backward pass of its own: what the adapter adds is added by the matrix
+product that computes it, and nothing of the layer's output is copied.
 """
 
+import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -119,3 +133,154 @@ def _is_some(rows: torch.Tensor) -> torch.Tensor:
     """Whether a row has other bits than 0: `any` takes 20 times as long for bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)
+
+
+@dataclass(frozen=True)
+class Nf4:
+    """Of a parameter in NF4, which has it as attribute `nf4`.
+
+    Attributes:
+        state: bitsandbytes' description of the bytes.
+        shape: of the values.
+    """
+
+    state: Any
+    shape: torch.Size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the values."""
+        dtype: torch.dtype = self.state.dtype
+        return dtype
+
+
+def in_nf4(quantized: torch.Tensor, state: Any) -> torch.nn.Parameter:
+    """A frozen parameter of what bitsandbytes has quantized.
+
+    Args:
+        state: its `QuantState`.
+    """
+    weight = torch.nn.Parameter(quantized, requires_grad=False)
+    shape, by_block = torch.Size(state.shape), copy.copy(state)
+    # with AVX512, bitsandbytes 0.50 takes the wrong factors where blocks go on in the next row
+    blocks, rest = divmod(shape.numel(), state.blocksize)
+    by_block.shape = torch.Size((1, shape.numel()) if rest else (blocks, state.blocksize))
+    weight.nf4 = Nf4(by_block, shape)
+    return weight
+
+
+def dense(weight: torch.Tensor) -> torch.Tensor:
+    """The values of a weight, shape (outputs, inputs); itself unless it is in NF4."""
+    nf4: Nf4 | None = getattr(weight, "nf4", None)
+    if nf4 is None:
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    values: torch.Tensor = dequantize_4bit(weight.detach(), nf4.state)
+    return values.view(nf4.shape)
+
+
+def dtype_of(weight: torch.Tensor) -> torch.dtype:
+    """The dtype of a weight's values."""
+    dtype: torch.dtype = getattr(weight, "nf4", weight).dtype
+    return dtype
+
+
+def shape_of(weight: torch.Tensor) -> torch.Size:
+    """The shape of a weight's values."""
+    shape: torch.Size = getattr(weight, "nf4", weight).shape
+    return shape
+
+
+def linear_in_nf4(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """As `torch.nn.functional.linear`, with a frozen weight in NF4."""
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = _Nf4Linear.apply(input.to(dtype_of(weight)), weight, bias)
+    return output
+
+
+class _Nf4Linear(torch.autograd.Function):  # type: ignore[misc]
+    """The weight and the bias are frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.weight = weight
+        return functional.linear(input, dense(weight), bias)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad_output @ dense(ctx.weight), None, None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Of a linear layer; its weight has it as attribute `adapter`.
+
+    Attributes:
+        down: A, shape (rank, inputs).
+        up: B, shape (outputs, rank); 0 at first.
+        scale: what their product is multiplied by.
+        dropout: of the adapter's input.
+    """
+
+    down: torch.nn.Parameter
+    up: torch.nn.Parameter
+    scale: float
+    dropout: float = 0.0
+
+
+def linear_with_adapter(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapter: Adapter
+) -> torch.Tensor:
+    """As `torch.nn.functional.linear`, with what the adapter adds; the weight may be in NF4."""
+    # before and after a training the adapter is in fp32
+    dtype = dtype_of(weight)
+    down, up = adapter.down.to(dtype), adapter.up.to(dtype)
+    input = input.to(dtype)
+    with torch.autocast("cpu", enabled=False):
+        if adapter.dropout and torch.is_grad_enabled():
+            low = functional.linear(functional.dropout(input, adapter.dropout), down)
+            plain = linear_in_nf4 if hasattr(weight, "nf4") else functional.linear
+            return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
+        output: torch.Tensor = _LowRankLinear.apply(input, weight, bias, down, up, adapter.scale)
+    return output
+
+
+class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
+    """The weight and the bias are frozen."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        flat = input.flatten(0, -2)
+        low = flat @ down.T
+        output = functional.linear(flat, dense(weight), bias)
+        output.addmm_(low, up.T, alpha=scale)
+        ctx.save_for_backward(flat, down, up, low)
+        ctx.weight, ctx.scale = weight, scale
+        return output.unflatten(0, input.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        flat, down, up, low = ctx.saved_tensors
+        grad = grad_output.flatten(0, -2)
+        grad_up = (grad.T @ low).mul_(ctx.scale)
+        grad_low = (grad @ up).mul_(ctx.scale)
+        grad_down = grad_low.T @ flat
+        grad_input = None
+        if ctx.needs_input_grad[0]:
+            grad_input = (grad @ dense(ctx.weight)).addmm_(grad_low, down)
+            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        return grad_input, None, None, grad_down, grad_up, None

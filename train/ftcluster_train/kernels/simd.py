@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ftcluster_train.io.cpu import cpuinfo_field
+from ftcluster_train.io.machine import cpuinfo_field
 
 # by library, the flags of /proc/cpuinfo that it needs; the fastest first
 LIBRARIES = {

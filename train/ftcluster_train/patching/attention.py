@@ -13,7 +13,7 @@ from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.attention import NO_MASK, attention, masked
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
-from ftcluster_train.kernels.dropout import MOST
+from ftcluster_train.kernels.elementwise import MOST_DROPPED
 from ftcluster_train.patching.registry import FunctionPatch
 
 DTYPES = {torch.bfloat16, torch.float32}
@@ -80,7 +80,7 @@ class Attention:
         p = self._p(dropout_p)
         if not p and not (trained and torch.is_grad_enabled()):
             return ""
-        if not self._max_length or p > MOST or not simd.is_available():
+        if not self._max_length or p > MOST_DROPPED or not simd.is_available():
             return ""
         lengths = query.shape[-2], key.shape[-2]
         if _is_documents(mask):

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels.linear import linear, torch_linear
-from ftcluster_train.kernels.low_rank import linear_with_adapter
-from ftcluster_train.kernels.nf4 import dtype_of, linear_in_nf4
-from ftcluster_train.kernels.norm import is_fit, norm, rounded_output
+from ftcluster_train.kernels.elementwise import fits_norm, norm, rounded_output
+from ftcluster_train.kernels.linear import (
+    dtype_of,
+    linear,
+    linear_in_nf4,
+    linear_with_adapter,
+    torch_linear,
+)
 from ftcluster_train.kernels.private_torch import version_of
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
@@ -41,7 +45,11 @@ def layer_norm(
 ) -> torch.Tensor:
     """As `torch.nn.functional.layer_norm` of the input in fp32, as the weight is."""
     input = input.float()
-    if weight is not None and len(normalized_shape) == 1 and is_fit(weight, bias, input.shape[-1]):
+    if (
+        weight is not None
+        and len(normalized_shape) == 1
+        and fits_norm(weight, bias, input.shape[-1])
+    ):
         return norm(input, weight, bias, eps, centered=True)
     return torch_layer_norm(input, normalized_shape, weight, bias, eps)
 

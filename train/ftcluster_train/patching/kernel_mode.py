@@ -1,13 +1,20 @@
-"""Redirects a model's calls of torch functions to our kernels, while it is active."""
+"""Redirects a model's calls of torch functions to our kernels, while it is active.
+
+The last layer of a causal model, which need not compute logits where the loss has its weight.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class KernelMode(TorchFunctionMode):  # type: ignore[misc]
@@ -68,3 +75,40 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     def __exit__(self, *error: Any) -> None:
         self._linear.clear()
         super().__exit__(*error)
+
+
+# hidden states this large show a cap that hardly changes the logits of random weights
+SOFTCAP_PROBE = 1e3
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
+    """The weight of a causal model's last layer, of shape (vocabulary, hidden size).
+
+    The guard of `KernelMode`'s `head`: None where the logits are more than hidden states times that
+    weight, for example capped. That is tried out; a constant factor is no obstacle, as the hidden
+    states have it too.
+    """
+    layer = model.get_output_embeddings()
+    if type(layer) is not nn.Linear or layer.bias is not None:
+        return None
+    model.eval()
+    tokens = torch.arange(8).unsqueeze(0) % layer.out_features
+
+    def forward(kernels: KernelMode) -> torch.Tensor:
+        bf16 = layer.weight.dtype == torch.bfloat16
+        with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
+
+    logits = forward(KernelMode())
+    hidden = forward(KernelMode(head=layer.weight))
+    if hidden.shape[-1] != layer.in_features:
+        return None
+    large = forward(KernelMode(head=layer.weight, head_factor=SOFTCAP_PROBE))
+    hidden = hidden.to(logits.dtype)
+    rounded = 4 * torch.finfo(logits.dtype).eps
+    rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))
+    same = torch.allclose(hidden @ layer.weight.T, logits, rtol=rtol, atol=atol)
+    linear = torch.allclose(large.to(hidden.dtype), hidden * SOFTCAP_PROBE, rtol=rtol)
+    return layer.weight if same and linear else None

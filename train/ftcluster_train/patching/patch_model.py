@@ -1,4 +1,4 @@
-"""Chooses the entries that a model is trained with."""
+"""Chooses the entries that a model is trained with, and says which kernels a loss used."""
 
 import os
 from dataclasses import dataclass
@@ -6,25 +6,30 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
 from ftcluster_train.patching.attention import Attention
-from ftcluster_train.patching.functions import DROPOUT, GELU, SILU
-from ftcluster_train.patching.fused_modules import (
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.shared_entries import (
+    DROPOUT,
     FUSED_GATED_MLPS,
     FUSED_RMS_NORMS,
     FUSED_TANH_GELUS,
+    GELU,
+    ROTARY_POSITIONS,
+    SILU,
+    one_kernel_gelu,
+    tanh_gelu,
 )
-from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # has transformers pass keys that heads share once, also beside a mask (5.23)
-SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+SHARED_KEYS = "TRANSPREVIOUSS_SDPA_FORCE_GQA"
 
 
 @dataclass(frozen=True)
@@ -112,3 +117,50 @@ def patch_model(
                 "from them and takes more memory"
             )
     return KernelMode(patches, head, say=notice)
+
+
+# by the name of a function in the graph of a loss
+KERNEL_OF_NODE = {
+    "_AttentionBackward": "attention",
+    "_DropoutBackward": "dropout",
+    "_LinearCrossEntropyBackward": "cross_entropy",
+    "_CrossEntropyBackward": "cross_entropy",
+    "_TokenLossesBackward": "cross_entropy",
+    "_LowRankLinearBackward": "low_rank",
+    "_ActivationBackward": "activations",
+    "_NormBackward": "norm",
+    "_RotaryBackward": "rotary",
+}
+
+
+def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
+    """The names of the kernels that took part in a step, in alphabetical order.
+
+    They are read from the loss's graph, once, so the kernels themselves need not count calls. Call
+    it before the backward pass.
+
+    Args:
+        model: which the loss is of.
+    """
+    found = {KERNEL_OF_NODE[name] for name in _functions(loss) if name in KERNEL_OF_NODE}
+    if any(_is_ours(module) for module in model.modules()):
+        found.add("activations")
+    return sorted(found)
+
+
+def _functions(loss: torch.Tensor) -> set[str]:
+    """The names of all functions that a loss was computed by."""
+    seen: set[Any] = set()
+    waiting = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return {node.name() for node in seen}
+
+
+def _is_ours(module: nn.Module) -> bool:
+    """Whether it is a GELU in one kernel, which torch's functions may compute as well."""
+    forward = vars(module).get("forward", type(module).forward)
+    return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)

@@ -1,11 +1,20 @@
-"""What an entry is: what it changes, on what exactly, and the guard that it cannot be without."""
+"""What an entry is: what it changes, on what exactly, and the guard that it cannot be without.
+
+What does not fit is said once, by rank 0.
+"""
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
+
+from ftcluster_common.launch import own_rank
 
 Place = TypeVar("Place")
 
@@ -106,3 +115,24 @@ def computes_same(
         except Exception:  # a class that nobody knows may ask for anything, and return anything
             return False
     return alike and bool(expected.dtype == found.dtype)
+
+
+BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
+
+
+@cache
+def say_once(text: str) -> None:
+    """Write a line to stderr, if this process has not yet."""
+    if own_rank({"PMI_RANK": "0", **os.environ}) == 0:
+        print(f"fast: {text}", file=sys.stderr, flush=True)
+
+
+@cache
+def say_fp32() -> None:
+    """Say that bf16 would be faster, where it would be."""
+    words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
+    if found := [name for flag, name in BF16_FLAGS.items() if flag in words]:
+        say_once(
+            f"the script trains in fp32; with {found[0]} this CPU is faster in bf16: --bf16 of "
+            'Trainer, mixed_precision="bf16" of Accelerate, or torch.autocast'
+        )

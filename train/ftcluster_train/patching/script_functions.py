@@ -12,14 +12,20 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.kernels.cross_entropy import cross_entropy
+from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm, rounded_output
 from ftcluster_train.kernels.linear import linear, torch_linear
-from ftcluster_train.kernels.norm import computes_in_bf16, is_fit, norm, rounded_output
 from ftcluster_train.kernels.private_torch import is_transformed
 from ftcluster_train.patching.attention import Attention, cast_as_torch
 from ftcluster_train.patching.fp32_residuals import torch_layer_norm
-from ftcluster_train.patching.functions import EXACT_DROPOUT, GELU, SILU
-from ftcluster_train.patching.notices import say_fp32, say_once
-from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, call_after
+from ftcluster_train.patching.registry import (
+    FunctionPatch,
+    ObjectPatch,
+    always,
+    call_after,
+    say_fp32,
+    say_once,
+)
+from ftcluster_train.patching.shared_entries import EXACT_DROPOUT, GELU, SILU
 from ftcluster_train.patching.skipped_rows import rows_read
 
 OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
@@ -86,7 +92,7 @@ def _is_layer_norm(
         and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
         and len(normalized_shape) == 1
         and (input.dtype == torch.float32 or _is_cast(input))
-        and is_fit(weight, bias, input.shape[-1])
+        and fits_norm(weight, bias, input.shape[-1])
     )
     return None if fits else ""
 

@@ -6,16 +6,15 @@ from weakref import WeakSet
 import torch
 from torch import nn
 
-from ftcluster_train.patching.fused_modules import (
+from ftcluster_train.patching.registry import FunctionPatch, always, call_after, say_once
+from ftcluster_train.patching.script_functions import attention
+from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
     FUSED_RMS_NORMS,
+    ROTARY_POSITIONS,
     TANH_GELUS,
     tanh_gelu,
 )
-from ftcluster_train.patching.notices import say_once
-from ftcluster_train.patching.registry import FunctionPatch, always, call_after
-from ftcluster_train.patching.rotary_positions import ROTARY_POSITIONS
-from ftcluster_train.patching.script_functions import attention
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
 
 ATTENTION = "ftcluster"

@@ -7,7 +7,7 @@ import pytest
 from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
 from ftcluster_common.messages import Message
-from ftcluster_train.engine.data.chat_samples import (
+from ftcluster_train.engine.data.text_samples import (
     LearnedText,
     Render,
     learned_texts,

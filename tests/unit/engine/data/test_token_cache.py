@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.engine.data.token_cache import KEPT, cached_tokens, token_key
+from ftcluster_train.engine.data.token_store import KEPT_SETS, cached_tokens, token_key
 
 
 def write(folder: Path, **files: str) -> Path:
@@ -67,11 +67,11 @@ def test_what_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_longest_unused_go(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    for number in range(KEPT):
+    for number in range(KEPT_SETS):
         folder, _ = cached_tokens(cache, f"k{number}", lambda _: [])
         os.utime(folder, (number, number))
     cached_tokens(cache, "k0", lambda _: [])  # used again
     cached_tokens(cache, "new", lambda _: [])
     assert {path.name for path in cache.iterdir()} == {
-        "new", "k0", *(f"k{number}" for number in range(2, KEPT))
+        "new", "k0", *(f"k{number}" for number in range(2, KEPT_SETS))
     }  # fmt: skip

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.engine.data.packing import Packer, pieces
+from ftcluster_train.engine.data.text_samples import Packer, pieces
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter, move_tail, token_kind
 
 

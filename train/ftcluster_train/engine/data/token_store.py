@@ -1,17 +1,63 @@
-"""Token samples on disk: written once per host, and memory-mapped by each of its ranks.
+"""What is prepared on a host for its ranks: inputs.json and token samples, which later runs find.
 
-A folder has `about.json` and for each column the values of all samples (`<name>.values`) and the
-end of each sample (`<name>.ends`, 64 bits each). Standard library only; the files are read on the
-machine that wrote them, so they have its byte order.
+Token samples are written once per host, and memory-mapped by each of its ranks. A folder has
+`about.json` and for each column the values of all samples (`<name>.values`) and the end of each
+sample (`<name>.ends`, 64 bits each). Standard library only; the files are read on the machine that
+wrote them, so they have its byte order.
+
+PREFIX/cache/tokens has a folder for each tokenised data set; its name is a hash of all that the
+tokens depend on. A folder that exists is complete. Standard library only.
 """
 
 import hashlib
 import json
 import mmap
+import os
+import shutil
+import socket
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from ftcluster_common.given_files import read_form
+from ftcluster_train.io.fsync import sync_tree
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the ranks of a host find model and data.
+
+    Attributes:
+        model: a folder for `from_pretrained`, or `config:TYPE`.
+        tokenizer: a folder for `from_pretrained`.
+        samples: the folder with a folder of token samples for each split.
+        notices: what to tell the user, such as that samples were truncated.
+    """
+
+    model: str
+    tokenizer: str
+    samples: str
+    notices: list[str]
+
+
+def write_inputs(run_dir: Path, inputs: Inputs) -> None:
+    """Write `run_dir`/inputs.json."""
+    text = json.dumps(asdict(inputs)) + "\n"
+    partial = run_dir / ".inputs.json.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
+
+
+def read_inputs(run_dir: Path) -> Inputs:
+    """Read `run_dir`/inputs.json.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+    return read_form(run_dir / "inputs.json", lambda data: Inputs(**data))
+
 
 Sample = dict[str, list[Any]]
 ENDS = "q"
@@ -150,3 +196,60 @@ def _mapped(path: Path, kind: str) -> memoryview:
 
 def _write_about(folder: Path, document: Mapping[str, Any]) -> None:
     (folder / "about.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+KEPT_SETS = 8  # data sets; the least recently used ones are removed
+NOTICES_FILE = "notices.json"
+# weights and compiled Python do not change the tokens
+NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
+
+
+def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """The hash of what tokens depend on.
+
+    Args:
+        folders: with code, data and tokenizer, or files; the names and bytes of all relevant files
+            count.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for number, folder in enumerate(folders):
+        files = (path for path in (folder, *folder.rglob("*")) if path.is_file())
+        for path in sorted(path for path in files if path.suffix not in NO_TOKEN_FILES):
+            digest.update(f"\n{number} {path.relative_to(folder)} {path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
+
+
+def cached_tokens(
+    cache: Path, key: str, make: Callable[[Path], list[str]]
+) -> tuple[Path, list[str]]:
+    """The folder of the samples, and notices about them.
+
+    Args:
+        make: writes the samples into an empty folder; returns notices.
+    """
+    folder = cache / key
+    if not (folder / NOTICES_FILE).is_file():
+        partial = cache / f"{key}.{socket.gethostname()}.{os.getpid()}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            notices = make(partial)
+            (partial / NOTICES_FILE).write_text(json.dumps(notices), encoding="utf-8")
+            sync_tree(partial)
+            if not folder.exists():  # another run may have been faster
+                partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    os.utime(folder)
+    _remove_least_recent(cache)
+    notices = json.loads((folder / NOTICES_FILE).read_text(encoding="utf-8"))
+    return folder, notices
+
+
+def _remove_least_recent(cache: Path) -> None:
+    folders = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
+    for folder in sorted(folders, key=lambda path: -path.stat().st_mtime)[KEPT_SETS:]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,17 +1,103 @@
-"""One optimizer on each rank, with all weights: every rank takes the same steps."""
+"""An optimizer on each rank with all weights; AdamW in one pass over memory; local steps.
+
+With local steps each host trains alone, and the hosts exchange what they have learned now and then.
+
+DiLoCo (Douillard et al. 2023): after a number of local steps the difference between the common
+weights of the last exchange and a worker's own is its outer gradient. Their mean over the workers
+is the gradient of an outer step of SGD with Nesterov's momentum, which gives the next common
+weights. The exchange is under way while the workers compute the next steps; what they have learned
+meanwhile is added to its result (as in Streaming DiLoCo, Douillard et al. 2025).
+"""
 
 import hashlib
+import math
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.engine.optim.adamw import AdamW
-from ftcluster_train.engine.optim.base import OptimizerStep
-from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
+from ftcluster_train.comm.collectives import all_reduce_quantized, wire_bytes
+from ftcluster_train.comm.world import make_worker
+from ftcluster_train.engine.optim.base import OptimizerStep, State
+from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.engine.optim.state import State
+from ftcluster_train.kernels import simd
+
+
+def adamw_arguments(training: Training) -> dict[str, Any]:
+    """The arguments of torch's AdamW."""
+    return {
+        "lr": training.learning_rate,
+        "betas": (training.adam_beta1, training.adam_beta2),
+        "eps": training.adam_epsilon,
+        "fused": True,
+    }
+
+
+class AdamW(torch.optim.AdamW):  # type: ignore[misc]
+    """torch's AdamW of contiguous fp32 weights: a loop in C, where this CPU has one.
+
+    Args:
+        copies: by weights, bf16 tensors that are copies of them after each step.
+
+    Attributes:
+        grad_scale: gradients are divided by it; None: by 1. They stay what they are with the loop.
+    """
+
+    grad_scale: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        training: Training,
+        copies: Mapping[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        super().__init__(groups, **adamw_arguments(training))
+        self._copies = copies or {}
+
+    def moments(self, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What it keeps of the gradients; torch would make them in its first step."""
+        moments: dict[str, torch.Tensor] = self.state[weights]
+        if not moments:
+            moments["step"] = torch.tensor(0.0)
+            moments["exp_avg"] = torch.zeros_like(weights)
+            moments["exp_avg_sq"] = torch.zeros_like(weights)
+        return moments
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self) -> None:
+        """Update the weights by their gradients, and their copies."""
+        if not simd.is_available():
+            super().step()
+            for weights, copy in self._copies.items():
+                copy.copy_(weights)
+            return
+        for group in self.param_groups:
+            for weights in group["params"]:
+                self._step(weights, group)
+
+    def _step(self, weights: torch.Tensor, group: Mapping[str, Any]) -> None:
+        moments, rate = self.moments(weights), float(group["lr"])
+        moments["step"] += 1
+        number = float(moments["step"])
+        beta1, beta2 = group["betas"]
+        numbers = (
+            1 - rate * group["weight_decay"],
+            1 if self.grad_scale is None else 1 / float(self.grad_scale),
+            beta1, 1 - beta1, beta2, 1 - beta2,
+            rate / (1 - beta1**number),
+            1 / math.sqrt(1 - beta2**number),
+            group["eps"],
+        )  # fmt: skip
+        simd.adamw_(
+            weights, weights.grad, moments["exp_avg"], moments["exp_avg_sq"],
+            self._copies.get(weights), [*map(float, numbers)],
+        )  # fmt: skip
+
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
 
@@ -105,3 +191,108 @@ def norm_of(flat: torch.Tensor) -> torch.Tensor:
     blocks = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_BLOCK), dim=1)
     rest = torch.linalg.vector_norm(flat[whole:]).unsqueeze(0)
     return torch.linalg.vector_norm(torch.cat([blocks, rest]))
+
+
+class LocalOptimizerStep(FlatOptimizerStep):
+    """AdamW on each worker, and an outer step over all workers.
+
+    Only flags are summed over all ranks in each step, so that all see it when one is asked to stop
+    or has a loss that is not finite.
+
+    Args:
+        model: in fp32; its parameters are in `dtype` afterwards.
+    """
+
+    def __init__(self, model: PreTrainedModel, training: Training, dtype: torch.dtype) -> None:
+        self._worker = make_worker()
+        super().__init__(model, training, dtype, len(self._worker.ranks), self._worker.steps)
+        self._steps, self._dtype = training.sync_steps, training.sync_dtype
+        self._overlap = self._steps // 2  # steps that an exchange may take
+        self._rate, self._beta = training.outer_learning_rate, training.outer_momentum
+        weights = self.weights.master_weights
+        self._common, self._momentum = weights.clone(), torch.zeros_like(weights)
+        self._sent, self._mean = torch.empty_like(weights), torch.empty_like(weights)
+        self._since = 0  # local steps since an exchange began
+        self._exchange: Future[None] | None = None  # under way
+        self._thread = ThreadPoolExecutor(1, "exchange")
+
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
+        super().backward(loss / self._worker.share, last)  # a mean over this worker's samples
+
+    def step(self) -> float:
+        norm = super().step()
+        self._since += 1
+        if self._exchange and self._since == self._overlap:
+            self._finish_exchange()
+        if self._since == self._steps:
+            self._start_exchange()
+        return norm
+
+    def _norm(self) -> torch.Tensor:
+        norm = super()._norm()
+        flags = torch.cat([norm.isfinite().logical_not().float().view(1), self.control_flags])
+        self.traffic.add(flags.nbytes, dist.get_world_size(), passes=2)
+        with self.traffic:
+            dist.all_reduce(flags)
+        self.control_flags.copy_(flags[1:])
+        return norm if flags[0] == 0 else torch.tensor(torch.nan)
+
+    def synchronize(self) -> None:
+        if self._exchange:
+            self._finish_exchange()
+        elif self._since == 0:
+            return
+        self._start_exchange()
+        self._finish_exchange()
+        self.weights.master_weights.copy_(self._common)
+        self.weights.copy_to_model()
+
+    def _start_exchange(self) -> None:
+        self._since = 0
+        torch.sub(self._common, self.weights.master_weights, out=self._sent)
+        self._sent.mul_(self._worker.share)
+        if leaders := self._worker.leaders:
+            size = wire_bytes(len(self._sent), self._dtype)
+            for _ in range(2):
+                self.traffic.add(size, dist.get_world_size(leaders))
+        self._exchange = self._thread.submit(self._exchange_sent)
+
+    def _exchange_sent(self) -> None:
+        """Sum over the workers; what int8 does not express of `_sent` stays in the weights."""
+        worker = self._worker
+        if worker.leaders:
+            all_reduce_quantized(self._sent, self._mean, self._dtype, worker.leaders)
+        if worker.exchange:
+            for tensor in (self._sent, self._mean):
+                dist.broadcast(tensor, worker.ranks[0], group=worker.exchange)
+
+    def _finish_exchange(self) -> None:
+        assert self._exchange
+        with self.traffic:
+            self._exchange.result()
+        self._exchange = None
+        outer = self._mean
+        self._momentum.mul_(self._beta).add_(outer)
+        outer.add_(self._momentum, alpha=self._beta)
+        self._common.sub_(outer, alpha=self._rate)
+        weights = self.weights.master_weights
+        weights.add_(self._sent, alpha=1 / self._worker.share).sub_(outer, alpha=self._rate)
+        self.weights.copy_to_model()
+
+    def digest(self) -> str:
+        """SHA-256 of the common weights."""
+        digest = hashlib.sha256(self._common.numpy())
+        add_buffers(digest, self.weights.saved_buffers)
+        return digest.hexdigest()
+
+    def gradients_digest(self) -> str:
+        """Nothing: each worker has other gradients."""
+        return ""
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        common = {"common_weights": self._common, "outer_momentum": self._momentum}
+        return super()._tensors() | common
+
+    def state_loaded(self, step: int) -> None:
+        super().state_loaded(step)
+        self._since = 0

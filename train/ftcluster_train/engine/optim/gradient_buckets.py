@@ -6,8 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.pieces import Bf16AllReduces, all_gather
-from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.comm.collectives import Bf16AllReduces, Traffic, all_gather
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.kernels import simd
 

@@ -1,18 +1,30 @@
-"""Chooses the optimizer step of a run."""
+"""Chooses the optimizer step of a run and its learning rate schedule, which is transformers'."""
 
+import inspect
 import math
+import warnings
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, get_scheduler
+from transformers import __version__ as transformers_version
+from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
 from ftcluster_common.job import Job
-from ftcluster_train.engine.optim.adamw import adamw_arguments
+from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import split_by_decay
-from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.flat_step import (
+    FlatOptimizerStep,
+    LocalOptimizerStep,
+    adamw_arguments,
+)
 from ftcluster_train.engine.optim.ipex import IpexOptimizerStep
-from ftcluster_train.engine.optim.local_step import LocalOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.engine.train_state import warmup_steps
+from ftcluster_train.errors import TrainError
 
 
 def make_optimizer_step(
@@ -44,3 +56,75 @@ def make_optimizer_step(
         rounds = min(training.gradient_accumulation_steps, samples)
         return ShardedOptimizerStep(model, training, dtype, rounds)
     return FlatOptimizerStep(model, training, dtype, world_size)
+
+
+# arguments that a recipe does not give
+GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop gives a schedule none
+
+
+def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRScheduler:
+    """The schedule of `training` over `steps` optimizer steps.
+
+    Raises:
+        TrainError: this transformers has no such schedule, or it does not take lr_scheduler_kwargs.
+    """
+    kind, extra = training.lr_scheduler_type, dict(training.lr_scheduler_kwargs)
+    warmup = warmup_steps(training, steps)
+    _check_names(kind, extra)
+    try:
+        schedule = get_scheduler(
+            kind,
+            optimizer,
+            num_warmup_steps=warmup,
+            num_training_steps=steps,
+            scheduler_specific_kwargs=extra,
+        )
+        # wrong arguments would raise only when their step comes
+        for multiplier in schedule.lr_lambdas:
+            for step in (0, warmup, warmup + 1, steps // 2, steps):
+                float(multiplier(step))
+    except (ArithmeticError, TypeError, ValueError) as error:
+        pairs = ", ".join(f"{name}={value}" for name, value in extra.items())
+        with_extra = f", with {pairs}" if pairs else ""
+        raise TrainError(
+            f"the schedule {kind} cannot be made for {steps} steps, {warmup} of them warm-up"
+            f"{with_extra}: {error}",
+            "change training.lr_scheduler_kwargs or the warm-up",
+        ) from error
+    return schedule
+
+
+def set_step(schedule: LRScheduler, step: int) -> None:
+    """Put a schedule after `step`; its multipliers depend on the number of the step alone."""
+    schedule.last_epoch = step - 1
+    with warnings.catch_warnings():  # torch expects a step of the optimizer before
+        warnings.simplefilter("ignore")
+        schedule.step()
+
+
+def _check_names(kind: str, extra: dict[str, Any]) -> None:
+    """Make sure that the schedule exists, takes these keywords and needs no others."""
+    schedules = {
+        str(name.value): function
+        for name, function in TYPE_TO_SCHEDULER_FUNCTION.items()
+        if name.value not in WATCH_A_METRIC
+    }
+    if kind not in schedules:
+        raise TrainError(
+            f"transformers {transformers_version} has no schedule {kind}; it has "
+            f"{', '.join(schedules)}",
+            "use another one: training.lr_scheduler_type=NAME; or set up a newer stack: "
+            "ftcluster stacks",
+        )
+    parameters = inspect.signature(schedules[kind]).parameters
+    allowed = [name for name in parameters if name not in GIVEN]
+    required = {name for name in allowed if parameters[name].default is inspect.Parameter.empty}
+    wrong = sorted(extra.keys() - set(allowed)) or sorted(required - extra.keys())
+    if wrong:
+        verb, action = ("has no", "remove") if wrong[0] in extra else ("needs", "add")
+        names = ", ".join(wrong)
+        raise TrainError(
+            f"the schedule {kind} {verb} {names}; it takes {', '.join(allowed) or 'none'}",
+            f"{action} {names} in training.lr_scheduler_kwargs",
+        )

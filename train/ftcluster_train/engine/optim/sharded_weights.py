@@ -8,8 +8,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.pieces import start_all_gather
-from ftcluster_train.comm.traffic import Traffic
+from ftcluster_train.comm.collectives import Traffic, start_all_gather
+from ftcluster_train.engine.optim.base import Part, gather_memory
 from ftcluster_train.engine.optim.flat_params import (
     ALIGNMENT,
     FlatLayout,
@@ -18,7 +18,6 @@ from ftcluster_train.engine.optim.flat_params import (
     add_buffers,
 )
 from ftcluster_train.engine.optim.gradient_buckets import bucket_slices
-from ftcluster_train.engine.optim.state import Part, gather_memory
 
 
 @dataclass(frozen=True)

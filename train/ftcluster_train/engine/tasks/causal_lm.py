@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import EVALUATE
 from ftcluster_common.recipe import CausalLm, Recipe
-from ftcluster_train.engine.data.packing import PIECE, Packer, Piece
 from ftcluster_train.engine.data.sources import BATCH_ROWS, load_texts
+from ftcluster_train.engine.data.text_samples import PIECE, Packer, Piece
 from ftcluster_train.engine.data.token_store import (
     Sample,
     Samples,
@@ -23,8 +23,8 @@ from ftcluster_train.engine.data.token_store import (
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import linear_cross_entropy
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.kernels.cross_entropy import linear_cross_entropy
+from ftcluster_train.patching.kernel_mode import find_head
 
 
 class CausalLmTask(Task):

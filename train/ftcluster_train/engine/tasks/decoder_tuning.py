@@ -14,21 +14,20 @@ from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
 from ftcluster_common.messages import Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
-from ftcluster_train.engine.data.chat_samples import (
+from ftcluster_train.engine.data.sources import BATCH_ROWS
+from ftcluster_train.engine.data.text_samples import (
     LearnedText,
     learned_texts,
     learned_tokens,
     plain_text,
     with_known_roles,
 )
-from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.token_store import Sample, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
-from ftcluster_train.patching.kernel_mode import KernelMode
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 
 class DecoderTuningTask(Task):

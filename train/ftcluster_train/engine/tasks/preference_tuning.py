@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.conversations import preference_columns, read_preference
 from ftcluster_common.recipe import PreferenceTuning, Recipe
-from ftcluster_train.engine.data.chat_samples import LearnedText
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
+from ftcluster_train.engine.data.text_samples import LearnedText
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear_cross_entropy import token_losses
-from ftcluster_train.patching.lm_head import find_head
+from ftcluster_train.kernels.cross_entropy import token_losses
+from ftcluster_train.patching.kernel_mode import find_head
 
 
 class PreferenceTuningTask(DecoderTuningTask):

@@ -1,15 +1,21 @@
-"""A run's shared lock on the folder of its stack.
+"""The stack that a run uses: a shared lock on its folder, and what its packages are.
 
 Setup takes the lock exclusively before it changes or removes a stack. The kernel releases it when
 the last process that holds it has ended. Standard library only: it delays every rank.
+
+What the packages of a script's own requirements are chosen by, as one JSON document:
+
+    python -m ftcluster_train.host.stack
 """
 
 import fcntl
+import json
 import os
 import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from ftcluster_train.errors import TrainError
 
@@ -59,3 +65,33 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
 def own_stack() -> Path:
     """The folder of the environment that this Python runs from."""
     return Path(sys.prefix)
+
+
+def stack_packages() -> dict[str, Any]:
+    """The stack that this Python is of, and what packages beside it must be compatible with.
+
+    Of what a package requires, only that of its extras: all else is in the stack.
+    """
+    import importlib.metadata  # here, because `hold_stack` delays every rank
+    import platform
+    import sysconfig
+
+    packages = [
+        {
+            "name": found.name,
+            "version": found.version,
+            "extras": [line for line in found.requires or () if "extra ==" in line],
+        }
+        for found in importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    ]
+    return {
+        "stack": Path(sys.prefix).resolve().name,
+        "python": "{}.{}".format(*sys.version_info),
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc "),
+        "machine": platform.machine(),
+        "packages": packages,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(stack_packages()))

@@ -23,7 +23,7 @@ def sudo_hint(messages: Iterable[str]) -> str:
     >>> sudo_hint(["Incorrect sudo password"])
     ''
     """
-    asks = any(ASKS_PASSWORD.search(one) and "ncorrect" not in one for one in messages)
+    asks = any(ASKS_PASSWORD.search(message) and "ncorrect" not in message for message in messages)
     return "sudo asks for a password there: give -K" if asks else ""
 
 
@@ -40,7 +40,7 @@ def off_hint(hosts: Sequence[str], head: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunHosts:
     """The hosts of a cluster's runs.
 
     Attributes:
@@ -93,8 +93,8 @@ def head_lost_hint(run: str) -> str:
     return f"continue it on the hosts that answer: ftcluster train --resume {run}"
 
 
-def place_of(cluster: Cluster) -> Place:
+def run_hosts_of(cluster: Cluster) -> RunHosts:
     """Where a cluster's runs are."""
     head = cluster.facts.head
     hosts = cluster.addressed([host.name for host in cluster.facts.hosts])
-    return Place(cluster.inventories, hosts, head.rank_user, head.prefix, cluster.options)
+    return RunHosts(cluster.inventories, hosts, head.rank_user, head.prefix, cluster.options)

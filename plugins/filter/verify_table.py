@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-name: proof_table
+name: verify_table
 short_description: The results of verify as a text table
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
@@ -16,7 +16,7 @@ options:
     required: true
   reached:
     description: >-
-      The hosts that the control node itself reaches, RV(ftcluster.cluster.prove#module:reached).
+      The hosts that the control node itself reaches, RV(ftcluster.cluster.verify#module:reached).
     type: list
     elements: str
   facts:
@@ -26,7 +26,7 @@ options:
 """
 
 EXAMPLES = r"""
-table: "{{ verify_report | ftcluster.cluster.proof_table(all_facts, ['node1', 'node2']) }}"
+table: "{{ verify_report | ftcluster.cluster.verify_table(all_facts, ['node1', 'node2']) }}"
 """
 
 RETURN = r"""
@@ -122,7 +122,7 @@ def guard(hosts, reached):
     return ["their ports are closed to this machine, which is not one of them"]
 
 
-def proof_table(report, facts, reached=()):
+def verify_table(report, facts, reached=()):
     """The lines of the table, and those that concern all hosts."""
     rows = [HEADS, *(row(host, facts.get(host["name"], {})) for host in report["hosts"])]
     if any(host.get("speed") for host in report["hosts"]):
@@ -146,4 +146,4 @@ def proof_table(report, facts, reached=()):
 
 class FilterModule:
     def filters(self):
-        return {"proof_table": proof_table}
+        return {"verify_table": verify_table}

@@ -1,6 +1,10 @@
 from typing import Any
 
-from ansible_collections.ftcluster.cluster.plugins.filter.proof_table import cpu, proof_table, speed
+from ansible_collections.ftcluster.cluster.plugins.filter.verify_table import (
+    cpu,
+    speed,
+    verify_table,
+)
 
 FACTS = {
     "cpu_generation": "Sapphire Rapids", "cpu_model": "Intel(R) Xeon(R) Platinum 8488C",
@@ -24,7 +28,7 @@ def report(*hosts: dict[str, Any]) -> dict[str, Any]:
 
 def test_columns_stand_below_one_another() -> None:
     hosts = row("node1"), row("a-longer-name", address="10.0.0.123")
-    head, first, second, last = proof_table(
+    head, first, second, last = verify_table(
         report(*hosts), {"node1": FACTS, "a-longer-name": FACTS}
     )
     for word in ("10.0.0.1", "Sapphire", "25 Gbit/s"):
@@ -39,12 +43,12 @@ def test_columns_stand_below_one_another() -> None:
 
 
 def test_one_host_has_nobody_to_compare_with() -> None:
-    *_, last = proof_table(report(row("localhost")), {"localhost": FACTS})
+    *_, last = verify_table(report(row("localhost")), {"localhost": FACTS})
     assert last == "mpirun reached 1 host, the packages fit together"
 
 
 def test_facts_that_are_not_there_leave_cells_empty() -> None:
-    lines = proof_table(report(row("node1", kernel="")), {})
+    lines = verify_table(report(row("node1", kernel="")), {})
     assert "node1" in lines[1]
     assert lines[1].endswith("2.8.0+cpu")
 
@@ -67,7 +71,7 @@ def test_what_was_measured_is_beside_it() -> None:
     speed = {"bf16_gflops": None, "fp32_gflops": 1600.4, "relative": 0.512}
     hosts = row("node1", speed=speed), row("node2", speed=None)
     link = {"hosts": ["node1", "node2"], "latency_us": 41.6, "mb_per_second": 1012.0}
-    head, first, second, _, last = proof_table({**report(*hosts), "links": [link]}, {})
+    head, first, second, _, last = verify_table({**report(*hosts), "links": [link]}, {})
     assert head.endswith("  bf16 GFLOP/s  fp32 GFLOP/s  of median")
     assert first[head.index("fp32") :].split() == ["1600", "0.51"]
     assert second.endswith("brg_matmul:avx512_core_amx")
@@ -75,5 +79,5 @@ def test_what_was_measured_is_beside_it() -> None:
 
 
 def test_what_was_not_measured_has_no_columns() -> None:
-    (head, *_) = proof_table({**report(row("node1", speed=None)), "links": []}, {})
+    (head, *_) = verify_table({**report(row("node1", speed=None)), "links": []}, {})
     assert head.endswith("computes with")

@@ -1,9 +1,12 @@
-"""Modules of a model that compute with one kernel: GELUs, MLPs gated by an activation, RMSNorms.
+"""The entries that trainings and scripts share: functions of torch and transformers, and modules.
 
-A module keeps its class, its layers and their names; only its `forward` is another one.
+The modules compute with one kernel: GELUs, MLPs gated by an activation, RMSNorms. A module keeps
+its class, its layers and their names; only its `forward` is another one.
 """
 
 import copy
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +15,56 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.activations import TORCH, activate
-from ftcluster_train.kernels.norm import rms_norm
-from ftcluster_train.patching.registry import ObjectPatch, computes_same
+from ftcluster_train.kernels.elementwise import (
+    MOST_DROPPED,
+    TORCH,
+    Turned,
+    activate,
+    dropout,
+    rms_norm,
+    rotary,
+    torch_gelu,
+    torch_silu,
+)
+from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, computes_same
+
+GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations
+torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
+
+
+def _drops(
+    input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> str | None:
+    fits = training and 0 < p <= MOST_DROPPED and not inplace and simd.is_fit(input)
+    return None if fits else ""
+
+
+DROPOUT = FunctionPatch(
+    functional, torch_dropout, _drops, lambda input, p=0.5, *_, **__: dropout(input, p)
+)
+EXACT_DROPOUT = FunctionPatch(
+    functional, torch_dropout, _drops, lambda input, p=0.5, *_, **__: dropout(input, p, exact=True)
+)
+
+
+def _is_gelu(input: torch.Tensor, approximate: str = "none") -> str | None:  # noqa: ARG001
+    return None if approximate in GELUS else ""
+
+
+def _is_silu(input: torch.Tensor, inplace: bool = False) -> str | None:  # noqa: ARG001
+    return "" if inplace else None
+
+
+GELU = FunctionPatch(
+    functional,
+    torch_gelu,
+    _is_gelu,
+    lambda input, approximate="none": activate(GELUS[approximate], input),
+)
+SILU = FunctionPatch(
+    functional, torch_silu, _is_silu, lambda input, *_, **__: activate("silu", input)
+)
+
 
 # classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
 TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
@@ -128,3 +178,72 @@ def _set_forward(fused: FusedForward) -> None:
 FUSED_TANH_GELUS = ObjectPatch(_tanh_gelus, _set_forward)
 FUSED_GATED_MLPS = ObjectPatch(_gated_mlps, _set_forward)
 FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)
+
+
+ROTARY_FUNCTION = "apply_rotary_pos_emb"  # of the function in the modules of transformers' models
+PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
+
+
+def _rotary_functions(model: nn.Module) -> Iterator[FunctionPatch]:
+    """Those that are not patched yet and compute the same of these values."""
+    if not simd.is_available():
+        return
+    for name in sorted({type(module).__module__ for module in model.modules()}):
+        module = sys.modules[name]
+        function = getattr(module, ROTARY_FUNCTION, None)
+        if function is None or hasattr(function, "__wrapped__"):
+            continue
+        if list(inspect.signature(function).parameters) == PARAMETERS and _is_rotary(function):
+            yield FunctionPatch(module, function, _fits_rotary, _rotary)
+
+
+def _replace_rotary(patch: FunctionPatch) -> None:
+    setattr(patch.owner, ROTARY_FUNCTION, patch.function())
+
+
+ROTARY_POSITIONS = ObjectPatch(_rotary_functions, _replace_rotary)
+
+
+def _rotary(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *_: Any, **__: Any
+) -> Turned:
+    return rotary(q, k, cos, sin)
+
+
+def _fits_rotary(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,  # noqa: ARG001 - has the function's arguments
+    unsqueeze_dim: int = 1,
+) -> str | None:
+    """None if attention will want results of the dtype of the values, and they can be computed."""
+    in_bf16 = bool(torch.is_autocast_enabled("cpu"))
+    dtype = torch.bfloat16 if in_bf16 else torch.float32
+    fits = (
+        unsqueeze_dim == 1
+        and not cos.requires_grad
+        and cos.dtype == torch.float32
+        and cos.ndim == 3
+        and all(
+            values.dtype == dtype
+            and values.ndim == 4
+            and cos.shape[0] in (1, values.shape[0])
+            and cos.shape[1:] == values.shape[2:]
+            and values.shape[3] % 2 == 0
+            for values in (q, k)
+        )
+    )
+    return None if fits else ""
+
+
+def _is_rotary(function: Callable[..., Turned]) -> bool:
+    values = torch.linspace(-2, 3, 96).sin().bfloat16()
+    query, key = values.view(1, 2, 6, 8), values[:48].view(1, 1, 6, 8)
+    angles = torch.linspace(0, 3, 24).view(1, 6, 4).repeat(1, 1, 2)
+    same: bool = computes_same(
+        lambda *inputs: torch.cat(function(*inputs), 1).float(),
+        lambda *inputs: torch.cat(rotary(*inputs), 1).float(),
+        query, key, angles.cos(), angles.sin(), rtol=1e-2, atol=1e-3,
+    )  # fmt: skip
+    return same

@@ -1,4 +1,4 @@
-"""The environment and import of oneccl_bind_pt.
+"""Backends of torch.distributed that torch does not have: impi, and ccl of oneccl_bind_pt.
 
 The binding contains oneCCL and an MPI library, found by variables that its env/setvars.sh sets.
 That file is sourced before mpirun starts the ranks (torch-ccl's README).
@@ -14,11 +14,14 @@ import importlib.util
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL
+import torch.distributed as dist
+
+from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI
 from ftcluster_train.errors import TrainError
 
-MODULE = "oneccl_bindings_for_pytorch"
+ONECCL = "oneccl_bindings_for_pytorch"
 SETVARS = Path("env/setvars.sh")
 SETVARS_SECONDS = 60
 BASH_VARIABLES = {"PWD", "OLDPWD", "SHLVL", "_"}  # bash sets these itself
@@ -36,13 +39,13 @@ def find_setvars() -> Path:
     Raises:
         TrainError: the binding is not installed, or has no such file.
     """
-    spec = importlib.util.find_spec(MODULE)
+    spec = importlib.util.find_spec(ONECCL)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     if not folders:
-        raise TrainError(f"the backend ccl needs {MODULE}, which the stack does not have", HINT)
+        raise TrainError(f"the backend ccl needs {ONECCL}, which the stack does not have", HINT)
     path = Path(folders[0]) / SETVARS
     if not path.is_file():
-        raise TrainError(f"{MODULE} is damaged: {path} does not exist", "set the stack up again")
+        raise TrainError(f"{ONECCL} is damaged: {path} does not exist", "set the stack up again")
     return path
 
 
@@ -89,13 +92,37 @@ def variables_for(launch: Mapping[str, str], path: str) -> dict[str, str]:
     return sourced_variables(find_setvars(), path)
 
 
-def register() -> None:
+def import_ccl() -> None:
     """Register the backend "ccl" with torch.distributed.
 
     Raises:
         TrainError: the binding cannot be imported.
     """
     try:
-        importlib.import_module(MODULE)
+        importlib.import_module(ONECCL)
     except (ImportError, OSError, RuntimeError) as error:  # its libraries are loaded by the import
-        raise TrainError(f"{MODULE} cannot be imported: {error}", HINT) from error
+        raise TrainError(f"{ONECCL} cannot be imported: {error}", HINT) from error
+
+
+def register() -> None:
+    """Register the backends; MPI is loaded where a group is made."""
+    backends = {IMPI: _make_group}
+    if not importlib.util.find_spec(ONECCL):  # it could not register its own any more
+        backends[CCL] = _explain_ccl
+    for name in backends.keys() - dist.Backend.backend_list:
+        dist.Backend.register_backend(name, backends[name], devices=["cpu"])
+
+
+def _make_group(*arguments: Any) -> Any:
+    from ftcluster_train.comm.mpi_group import MpiGroup  # loads MPI
+
+    return MpiGroup(*arguments)
+
+
+def _explain_ccl(*_: Any) -> Any:
+    """What a script gets that asks for "ccl" where there is no oneccl_bind_pt."""
+    raise dist.DistBackendError(
+        "the stack does not have oneccl_bind_pt, so there is no backend ccl: use impi, which is "
+        'also Intel MPI\'s, or gloo; os.environ["FTCLUSTER_BACKEND"] is the planned one. Stacks '
+        "that have it: ftcluster stacks"
+    )

@@ -1,11 +1,11 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""The documentation of what plugins/action/prove.py does on the control node."""
+"""The documentation of what plugins/action/verify.py does on the control node."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
-module: prove
+module: verify
 short_description: Runs verify on the head while the control node calls the hosts' ports
 description:
   - Runs C(python -m ftcluster_train.health.verify) on the head, with a request on its stdin.
@@ -39,7 +39,7 @@ attributes:
 
 EXAMPLES = r"""
 - name: Start a rank on every host and compare what they say
-  ftcluster.cluster.prove:
+  ftcluster.cluster.verify:
     python: /opt/ftcluster/current/bin/python
     request: "{{ request }}"
     calls:

@@ -85,7 +85,7 @@ async def connects(address, port):
 
 
 class ActionModule(ActionBase):
-    """See plugins/modules/prove.py."""
+    """See plugins/modules/verify.py."""
 
     _VALID_ARGS = frozenset(("python", "request", "calls"))
     _requires_connection = True

@@ -1,0 +1,259 @@
+"""Activations, dropout, norms and rotary positions, each in one pass over memory.
+
+Activations: GELU, its tanh approximation and SiLU as one loop, also times what a gated MLP
+multiplies by.
+
+Dropout with a generator that all threads of a rank compute together.
+
+torch draws one number for each element, on one thread (`bernoulli_`). Here word k of a mask is
+SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"), so a mask is elementwise arithmetic, and each word decides on four elements. Nothing
+is kept for the backward pass, which draws the mask again.
+
+LayerNorm and RMSNorm in one pass over memory.
+
+Where products are computed in bf16, residuals are fp32 and the layers behind a norm want bf16. So
+its output is rounded where it is computed, and in the backward pass it adds up the gradients of
+both.
+
+Rotary positions (Su et al. 2021) as one loop.
+
+transformers multiplies, swaps and adds in eight passes, in fp32; attention then rounds the result.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.private_torch import version_of
+from ftcluster_train.kernels.simd import Drop
+
+torch_gelu = functional.gelu
+torch_silu = functional.silu
+TORCH = {
+    "gelu": torch_gelu,
+    "tanh_gelu": partial(torch_gelu, approximate="tanh"),
+    "silu": torch_silu,
+}
+
+
+class _Activation(torch.autograd.Function):  # type: ignore[misc]
+    """factor * activation(input); all contiguous, of the same shape and dtype."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, input: torch.Tensor, factor: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.kind = name
+        ctx.save_for_backward(input, factor)
+        return simd.activation(name, input, factor)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+        input, factor = ctx.saved_tensors
+        return None, *simd.activation_backward(ctx.kind, grad_output.contiguous(), input, factor)
+
+
+def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    """An activation's output, times a factor of the same shape, rounded once.
+
+    Args:
+        name: gelu, tanh_gelu or silu.
+    """
+    if not simd.is_fit(input, factor) or (factor is not None and factor.shape != input.shape):
+        output: torch.Tensor = TORCH[name](input)
+        return output if factor is None else output * factor
+    factor = None if factor is None else factor.contiguous()
+    activated: torch.Tensor = _Activation.apply(name, input.contiguous(), factor)
+    return activated
+
+
+DROP_LEVELS = 1 << 16  # steps in which a probability can be given
+MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
+
+
+def drop_of(p: float, seed: int) -> Drop:
+    """Which elements dropout drops: each one with a probability near `p`.
+
+    The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
+    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
+    Below 0.004 the nearest scale is 1, and the probability is `p`.
+
+    Args:
+        p: from 0 to MOST.
+        seed: any 64 bits.
+    """
+    scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16))
+    return _drop((1 - 1 / scale) or p, scale, seed)
+
+
+def exact_drop_of(p: float, seed: int) -> Drop:
+    """As `drop_of`, but with the probability `p` itself, and the scale 1."""
+    return _drop(p, 1.0, seed)
+
+
+def _drop(probability: float, scale: float, seed: int) -> Drop:
+    """The probability is in steps."""
+    return Drop(seed, round(probability * DROP_LEVELS) - DROP_LEVELS // 2, scale)
+
+
+class _Dropout(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, drop: Drop) -> torch.Tensor:
+        ctx.drop = drop
+        return simd.dropout(values, drop)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _Dropout.apply(grad_output, ctx.drop), None
+
+
+def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor:
+    """Each element is 0 or the scale times itself.
+
+    The mask depends on torch's default generator, as that of torch's dropout, so gradient
+    checkpointing draws the same one again.
+
+    Args:
+        values: those that `simd.is_fit` takes.
+        p: above 0, at most MOST.
+        exact: whether the probability is `p`, and the scale as exact as torch's.
+    """
+    seed = draw_seed()
+    drop = exact_drop_of(p, seed)._replace(scale=1 / (1 - p)) if exact else drop_of(p, seed)
+    dropped: torch.Tensor = _Dropout.apply(values, drop)
+    return dropped
+
+
+def draw_seed() -> int:
+    """64 bits from torch's default generator."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None).item())
+
+
+class _Norm(torch.autograd.Function):  # type: ignore[misc]
+    """Returns the output in fp32, and in bf16 or None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        epsilon: float,
+        centered: bool,
+        rounds: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.set_materialize_grads(False)
+        output, rounded, means, scales = simd.norm(input, weight, bias, epsilon, centered, rounds)
+        ctx.save_for_backward(input, weight, means, scales)
+        ctx.has_bias = bias is not None
+        return output, rounded
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, rounded_grad: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if grad is None and rounded_grad is None:
+            return None, None, None, None, None, None
+        input, weight, means, scales = ctx.saved_tensors
+        of_fp32, of_bf16 = (None if x is None else x.contiguous() for x in (grad, rounded_grad))
+        of_input, of_weight, of_bias = simd.norm_backward(
+            input, weight, of_fp32, of_bf16, means, scales
+        )
+        return of_input, of_weight, of_bias if ctx.has_bias else None, None, None, None
+
+
+def fits_norm(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bool:
+    """Whether `norm` can compute with them."""
+    given = [x for x in (weight, bias) if x is not None]
+    fits = all(x.dtype == torch.float32 and x.shape == (width,) for x in given)
+    return fits and simd.is_available()
+
+
+def computes_in_bf16() -> bool:
+    """Whether linear layers do, under autocast."""
+    enabled = torch.is_autocast_enabled("cpu")
+    return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
+
+
+def norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    centered: bool,
+) -> torch.Tensor:
+    """LayerNorm over the last dimension, or RMSNorm where it is not centered.
+
+    Args:
+        input: fp32.
+        weight, bias: those that are fit; the last one of LayerNorm only.
+
+    Returns:
+        fp32; `rounded_output` has the same in bf16, if that is what products are computed in.
+    """
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    output: torch.Tensor
+    output, output.rounded = _Norm.apply(
+        input.contiguous(), weight, bias, epsilon, centered, computes_in_bf16()
+    )
+    return output
+
+
+def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, computed in fp32.
+
+    Returns:
+        As `weight * input` would be, in the wider one of their dtypes.
+    """
+    output = norm(input.float(), weight.float(), None, epsilon, centered=False)
+    return output.to(torch.promote_types(input.dtype, weight.dtype))
+
+
+def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
+    """The output of a norm in bf16; None of any other tensor, or where it was changed in place."""
+    rounded: torch.Tensor | None = getattr(output, "rounded", None)
+    return rounded if not output.is_inference() and version_of(output) == 0 else None
+
+
+Turned = tuple[torch.Tensor, torch.Tensor]
+
+
+class _Rotary(torch.autograd.Function):  # type: ignore[misc]
+    """Shapes (batch, heads, tokens, size), and (1 or batch, tokens, size) of cosines and sines."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _turn(values, cosines, sines, back=False)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cosines, sines = ctx.saved_tensors
+        return _turn(grad_output, cosines, sines, back=True), None, None
+
+
+def _turn(
+    values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
+) -> torch.Tensor:
+    """Tokens are the outer dimension in memory, as before a model has split the heads."""
+    return simd.rotary(values.transpose(1, 2).contiguous(), cosines, sines, back).transpose(1, 2)
+
+
+def rotary(
+    query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+) -> Turned:
+    """Queries and keys, turned by the positions of their tokens."""
+    angles = (cosines.contiguous(), sines.contiguous())
+    return _Rotary.apply(query, *angles), _Rotary.apply(key, *angles)
