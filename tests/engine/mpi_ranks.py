@@ -329,6 +329,7 @@ def planned_backend() -> None:
         (lambda: parsed("--ddp_backend", "impi"), "impi"),
         (lambda: (dist.init_process_group("gloo"), Accelerator()), "gloo"),
     )
+    own_port = os.environ["MASTER_PORT"]
     os.environ |= {"RANK": str(RANK), "WORLD_SIZE": str(SIZE), "LOCAL_RANK": str(RANK)}
     for port, (make, expected) in zip(os.environ["SPARE_PORTS"].split(","), made, strict=True):
         os.environ["MASTER_PORT"] = port
@@ -340,6 +341,7 @@ def planned_backend() -> None:
         assert had[1:] == (expected, SIZE), (made.index((make, expected)), had)
         dist.barrier()
         dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = own_port  # where no rank may still find a group that has ended
     join()
 
 
