@@ -13,6 +13,7 @@ TORCH = ("torch", "functional", "transformers")  # and what is in them
 OTHERS = {
     ("gradient_buckets.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
     ("sharded_step.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
+    ("adapters.py", "register_forward_hook"): "of a saved model that is compared, then dropped",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",
 }

@@ -16,8 +16,7 @@ import pytest
 
 from ftcluster_common.launch import Launch
 from ftcluster_train.host import lease
-from ftcluster_train.host.firewall_unit import UNIT
-from ftcluster_train.host.lease import Leases
+from ftcluster_train.host.lease import UNIT, Leases
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
     NODES,
@@ -68,8 +67,8 @@ LAUNCH = Launch("/runs/r-1", (), {}, tuple(NODES[:1]), "", "/stack")
 OPEN_HOST = """
 import sys
 from pathlib import Path
-from ftcluster_train.host import firewall_unit, lease
-firewall_unit.RULES = Path(sys.argv.pop(1))
+from ftcluster_train.host import lease
+lease.RULES = Path(sys.argv.pop(1))
 sys.exit(lease.main())
 """
 

@@ -4,18 +4,16 @@ Every collective is a nonblocking one of MPI, so that several are in flight whil
 computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
 """
 
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_job import Copies, JoinedGroup
+from ftcluster_train.comm.mpi_job import Copies, JoinedGroup, told
 from ftcluster_train.comm.mpi_types import (
     AVG,
     MPI,
-    REFUSED,
     SUM,
     Tensors,
     apart_from,
@@ -23,34 +21,20 @@ from ftcluster_train.comm.mpi_types import (
     as_elements,
     as_parts,
     contiguous,
+    counts_of_sparse,
     elements_of,
     empty_for,
     flat,
     kind_of,
     operator_of,
     require_equal,
+    set_sparse,
     signature,
     unflatten,
 )
 from ftcluster_train.comm.mpi_work import MpiWork
 
 SEGMENT = 8 << 20  # bytes: larger all-reduces leave the caches (64 MiB: 68 ms in one, 11 in eight)
-
-
-def _told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
-
-    @wraps(method)
-    def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
-        try:
-            return method(self, *args, **kwargs)
-        except ValueError as error:
-            if not hasattr(error, "told"):  # one may call another
-                error.told = True  # type: ignore[attr-defined]
-                self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
-            raise
-
-    return checked
 
 
 class MpiGroup(JoinedGroup):
@@ -61,7 +45,7 @@ class MpiGroup(JoinedGroup):
 
     # reductions
 
-    @_told
+    @told
     def allreduce(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         opts = opts or dist.AllreduceOptions()
         return MpiWork.joined(
@@ -96,34 +80,24 @@ class MpiGroup(JoinedGroup):
         if kind_of(opts.reduceOp) not in (SUM, AVG):
             raise ValueError("sparse tensors can only be added up")
         own = tensor.detach().coalesce()
-        count, shape = own._nnz(), list(own.shape)
-        rows = self._gathered(torch.tensor([count, own.sparse_dim(), *shape]), opts).tolist()
-        if any(row[1:] != rows[0][1:] for row in rows):
-            raise dist.DistBackendError(
-                f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {rows}"
-            )
-        counts = [row[0] for row in rows]
+        count = own._nnz()
+        said = self._gathered(torch.tensor([count, own.sparse_dim(), *own.shape]), opts).tolist()
+        counts = counts_of_sparse(said)
         parts = []
         for data in (own.indices().t(), own.values()):
             padded = data.new_zeros(max(counts), *data.shape[1:])
             padded[:count] = data
             found = self._gathered(padded, opts)
             parts.append(torch.cat([one[:n] for one, n in zip(found, counts, strict=True)]))
-        indices, values = parts
-        if kind_of(opts.reduceOp) == AVG:
-            values = values / self._ranks
-        total = torch.sparse_coo_tensor(indices.t(), values, shape).coalesce()
-        with torch.no_grad():  # what detach() gives would have indices and values of its own
-            tensor.copy_(total)
+        set_sparse(tensor, *parts, divisor=self._ranks if kind_of(opts.reduceOp) == AVG else 1)
         return MpiWork([], [tensor])
 
     def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
         """Those of all ranks, which have the same shape, one after the other."""
-        found = data.new_empty(self._ranks, *data.shape)
-        self.all_gather_single(found, data, opts).wait()
-        return found
+        self.all_gather_single(whole := data.new_empty(self._ranks, *data.shape), data, opts).wait()
+        return whole
 
-    @_told
+    @told
     def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank
         data, kind = contiguous(tensor), kind_of(opts.reduceOp)
@@ -144,7 +118,7 @@ class MpiGroup(JoinedGroup):
             divide=data if kind == AVG and here else None,
         )
 
-    @_told
+    @told
     def reduce_scatter_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -167,7 +141,7 @@ class MpiGroup(JoinedGroup):
 
     _reduce_scatter_base = reduce_scatter_single
 
-    @_told
+    @told
     def reduce_scatter(
         self, outputs: Tensors, sources: Sequence[Tensors], opts: Any = None
     ) -> MpiWork:
@@ -206,7 +180,7 @@ class MpiGroup(JoinedGroup):
 
     # moves
 
-    @_told
+    @told
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MpiWork:
         (tensor,), root = tensors, opts.rootRank if opts else 0
         data = contiguous(tensor)
@@ -219,7 +193,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
-    @_told
+    @told
     def all_gather_single(
         self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
     ) -> MpiWork:
@@ -239,7 +213,7 @@ class MpiGroup(JoinedGroup):
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    @_told
+    @told
     def allgather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None) -> MpiWork:
         works = []
         for tensors, source in zip(outputs, sources, strict=True):
@@ -273,7 +247,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
-    @_told
+    @told
     def gather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any) -> MpiWork:
         (source,), root = sources, opts.rootRank
         data, here = contiguous(source), self._own == root
@@ -290,7 +264,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
-    @_told
+    @told
     def scatter(self, outputs: Tensors, sources: Sequence[Tensors], opts: Any) -> MpiWork:
         (output,), root = outputs, opts.rootRank
         result, data = empty_for(output), flat(sources[0]) if self._own == root else None
@@ -305,7 +279,7 @@ class MpiGroup(JoinedGroup):
             opts,
         )
 
-    @_told
+    @told
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -323,7 +297,7 @@ class MpiGroup(JoinedGroup):
 
     alltoall_base = all_to_all_single
 
-    @_told
+    @told
     def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> MpiWork:
         receives = [tensor.numel() for tensor in outputs]
         sends = [tensor.numel() for tensor in sources]

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ftcluster_train.comm.mpi_types import (
     CALLS,
     LEAVE,
     MPI,
+    REFUSED,
     Tensors,
     check_bfloat16,
     describe,
@@ -309,3 +311,19 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
         if self._together is not None:
             self._together.append(work)
         return work
+
+
+def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
+    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
+
+    @wraps(method)
+    def checked(self: JoinedGroup, *args: Any, **kwargs: Any) -> MpiWork:
+        try:
+            return method(self, *args, **kwargs)
+        except ValueError as error:
+            if not hasattr(error, "told"):  # one may call another
+                error.told = True  # type: ignore[attr-defined]
+                self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
+            raise
+
+    return checked

@@ -207,3 +207,29 @@ def require_equal(what: str, elements: int, other: str, expected: int) -> None:
     """
     if elements != expected:
         raise ValueError(f"the {what} has {elements} elements, the {other} are {expected}")
+
+
+def counts_of_sparse(said: Sequence[Sequence[int]]) -> list[int]:
+    """How many elements each rank's sparse tensor has.
+
+    Args:
+        said: by rank, elements, sparse dimensions and shape.
+
+    Raises:
+        DistBackendError: they differ in more than the first.
+    """
+    if any(numbers[1:] != said[0][1:] for numbers in said):
+        raise dist.DistBackendError(
+            f"the ranks differ in the elements, sparse dimensions and shape of a tensor: {said}"
+        )
+    return [numbers[0] for numbers in said]
+
+
+def set_sparse(
+    tensor: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, divisor: int
+) -> None:
+    """Make a sparse tensor the sum of elements, with their indices of shape (elements, dims)."""
+    values = values / divisor if divisor != 1 else values
+    total = torch.sparse_coo_tensor(indices.t(), values, tensor.shape).coalesce()
+    with torch.no_grad():  # what detach() gives would have indices and values of its own
+        tensor.copy_(total)

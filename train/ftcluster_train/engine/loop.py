@@ -20,7 +20,6 @@ from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.evaluation import Evaluator
-from ftcluster_train.engine.models import disable_dropout
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout
 from ftcluster_train.engine.optim.optimizer_step import make_optimizer_step, make_schedule, set_step
@@ -40,7 +39,12 @@ from ftcluster_train.engine.train_state import Intervals, TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.kernels.linear import shape_of
-from ftcluster_train.patching.patch_model import Optimizations, left_alone, patch_model
+from ftcluster_train.patching.patch_model import (
+    Optimizations,
+    disable_dropout,
+    left_alone,
+    patch_model,
+)
 
 ALL_OPTIMIZATIONS = Optimizations()
 SHOWN_SAMPLES = 8  # of a batch whose loss is NaN

@@ -9,7 +9,9 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 DEPTH = 10  # the texts that are found for a query
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -196,3 +198,41 @@ def retrieval_metrics(
 
 def _gain(rank: int) -> float:
     return 1 / math.log2(rank + 1)
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a validation set has: texts, and which of them belong to which queries.
+
+    Attributes:
+        texts: each once.
+        belonging: by the number of a query, those of its texts.
+        documents: the numbers of all texts that may be found.
+    """
+
+    texts: list[str]
+    belonging: Mapping[int, Sequence[int]]
+    documents: Sequence[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[str]]) -> "Search":
+        """Read rows of texts, each with a query and the text that belongs to it first."""
+        numbers: dict[str, int] = {}
+        belonging: dict[int, dict[int, None]] = {}
+        documents: dict[int, None] = {}
+        for row in rows:
+            query, positive, *negatives = (numbers.setdefault(t, len(numbers)) for t in row)
+            belonging.setdefault(query, {})[positive] = None
+            documents |= dict.fromkeys([positive, *negatives])
+        return cls(
+            list(numbers), {q: list(texts) for q, texts in belonging.items()}, list(documents)
+        )
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """For the samples' folder."""
+        return {
+            "queries": list(self.belonging),
+            "relevant": list(self.belonging.values()),
+            "documents": self.documents,
+        }

@@ -1,6 +1,5 @@
 """Loads a model: its configuration, its tokenizer, its weights; or trains a tokenizer."""
 
-import copy
 import difflib
 import errno
 import importlib.util
@@ -8,7 +7,6 @@ import inspect
 import logging
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,25 +59,6 @@ def _parameter_names(function: Callable[..., Any]) -> frozenset[str] | None:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return None
     return frozenset(parameters)
-
-
-def disable_dropout(model: PreTrainedModel) -> None:
-    """Have a model and its adapters drop nothing in training; its saved configuration stays."""
-    config = copy.deepcopy(model.config)
-    for name, value in vars(config).items():
-        if "drop" in name and isinstance(value, float):
-            setattr(config, name, 0.0)
-    for module in model.modules():
-        if module is not model and getattr(module, "config", None) is model.config:
-            module.config = config  # Falcon's layers read it in each step
-        # such as `p` of torch's layers, `attention_dropout` of an attention, `layerdrop` of OPT
-        for name, value in vars(module).items():
-            dropped = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
-            if dropped and isinstance(value, float):
-                setattr(module, name, 0.0)
-    for weight in model.parameters():
-        if hasattr(weight, "adapter"):
-            weight.adapter = replace(weight.adapter, dropout=0.0)
 
 
 def load_tokenizer(folder: str) -> PreTrainedTokenizerBase:

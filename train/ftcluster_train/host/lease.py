@@ -9,6 +9,9 @@ and then for as long as processes of the run are left on this host. The kernel f
 open`, or `taken` and by which run. It tries to take the lease when it is asked, with --share at
 every line.
 
+The firewall's rules of a host were loaded if the unit that does so is active, which systemd tells
+everybody; only root may list rules. Those that were flushed behind its back are not missed.
+
 Standard library only.
 """
 
@@ -27,7 +30,6 @@ from pathlib import Path
 
 from ftcluster_common.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.timeouts import BEAT_SECONDS, Timeouts
-from ftcluster_train.host.firewall_unit import lacks_rules
 from ftcluster_train.host.processes import is_running, processes_of
 from ftcluster_train.host.ssh_check import (
     Refusal,
@@ -47,6 +49,10 @@ HINT = (
 )
 OWN_SECONDS = 10.0  # for processes that the run itself has left from before
 LOOK_SECONDS = 0.5  # somebody may be looking at the lease, or have it but for a moment
+# of the role firewall
+RULES, UNIT = Path("/etc/ftcluster/firewall.nft"), "ftcluster-firewall.service"
+NOT_ACTIVE = (3, 4)  # exit codes of `systemctl is-active`: not active, no such unit
+SYSTEMCTL_SECONDS = 5.0
 
 
 def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
@@ -119,6 +125,28 @@ def current_holder(runs: Path) -> str:
         return "" if lock(lease, fcntl.LOCK_SH) else holder(lease)
     finally:
         os.close(lease)
+
+
+def lacks_rules() -> bool:
+    """Whether setup has made rules here and their unit is not active."""
+    if not RULES.exists():
+        return False
+    try:
+        done = subprocess.run(
+            ["systemctl", "is-active", "--quiet", UNIT], stdin=subprocess.DEVNULL,
+            capture_output=True, timeout=SYSTEMCTL_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode in NOT_ACTIVE
+
+
+def firewall_notice(host: str) -> str:
+    """What a user should know of a host that lacks them."""
+    return (
+        f"{host}: the firewall's rules that setup has made were not loaded ({UNIT} is not active), "
+        f"so its ports of training may be open to others: sudo systemctl restart {UNIT} there"
+    )
 
 
 def main() -> int:

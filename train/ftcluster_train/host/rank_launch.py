@@ -23,10 +23,10 @@ from ftcluster_common.launch import (
     mpirun_command,
 )
 from ftcluster_train.comm import torch_backends
-from ftcluster_train.host import firewall_unit, processes
+from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
 from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE, Heartbeats, Stopped, StopRequest
-from ftcluster_train.host.lease import Leases
+from ftcluster_train.host.lease import Leases, firewall_notice
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending, Watch, watch_of
 from ftcluster_train.host.mpi_output import Stream
@@ -98,7 +98,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     if not launch.slurm_job:  # Slurm has given the hosts to the job
         _refuse(run.leases.take(launch, stack, waiting if patient else None))
         for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
-            events.write("notice", message=firewall_unit.notice(name))
+            events.write("notice", message=firewall_notice(name))
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())

@@ -1,8 +1,9 @@
 """Chooses the entries that a model is trained with, and says which kernels a loss used."""
 
+import copy
 import os
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -203,3 +204,22 @@ def _is_ours(module: nn.Module) -> bool:
     """Whether it is a GELU in one kernel, which torch's functions may compute as well."""
     forward = vars(module).get("forward", type(module).forward)
     return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)
+
+
+def disable_dropout(model: PreTrainedModel) -> None:
+    """Have a model and its adapters drop nothing in training; its saved configuration stays."""
+    config = copy.deepcopy(model.config)
+    for name, value in vars(config).items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    for module in model.modules():
+        if module is not model and getattr(module, "config", None) is model.config:
+            module.config = config  # Falcon's layers read it in each step
+        # such as `p` of torch's layers, `attention_dropout` of an attention, `layerdrop` of OPT
+        for name, value in vars(module).items():
+            dropped = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
+            if dropped and isinstance(value, float):
+                setattr(module, name, 0.0)
+    for weight in model.parameters():
+        if hasattr(weight, "adapter"):
+            weight.adapter = replace(weight.adapter, dropout=0.0)

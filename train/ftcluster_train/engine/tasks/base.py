@@ -2,8 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,13 +16,12 @@ from ftcluster_common.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
-from ftcluster_train.engine.data.token_store import Sample, Samples, token_kind
-from ftcluster_train.errors import TrainError
+from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 COMPARED_TOKENS = 64
-TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
 
 
 class Batch(NamedTuple):
@@ -52,7 +50,7 @@ class Document(NamedTuple):
     label: str = ""
 
 
-class Task(ABC):
+class Task(TokenizedTexts, ABC):
     """One task.
 
     `encode` runs once per host and writes raw data as token samples, which each rank reads. The
@@ -76,7 +74,6 @@ class Task(ABC):
         labelled: whether documents have labels of which there are few.
         compares: whether rows that are in two sets are equal documents.
         uses: the columns of the data, by what they are for.
-        limit: tokens of a sample, at most.
         disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
@@ -92,7 +89,6 @@ class Task(ABC):
     pads = True
     labelled = False
     compares = True
-    limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
@@ -102,15 +98,13 @@ class Task(ABC):
         purpose: Purpose = "train",
         trained: PretrainedConfig | None = None,
     ) -> None:
-        self.recipe, self.options = recipe, recipe.options
-        self.tokenizer = tokenizer
+        super().__init__(recipe, tokenizer)
+        self.options = recipe.options
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
         self.uses: Columns = {}
         self._unread: list[str] = []
-        self._empty = 0  # texts or pairs without a token
-        self._special: Counter[str] = Counter()  # special tokens of the tokenizer, by texts
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
         self.evaluation_head: torch.Tensor | None = None
@@ -118,7 +112,7 @@ class Task(ABC):
         if self.pads:
             self.check_padding()
 
-    def look_at_model(self, folder: Path) -> None:  # noqa: B027 - optional
+    def look_at_model(self, folder: Path) -> None:
         """Find out what a model's folder says of the texts that it reads, before `encode`.
 
         Raises:
@@ -160,7 +154,7 @@ class Task(ABC):
         """Fields of the model's configuration that depend on the data."""
         return {}
 
-    def check_model(self, model: PreTrainedModel) -> None:  # noqa: B027 - optional
+    def check_model(self, model: PreTrainedModel) -> None:
         """Make sure that a loaded model can be trained for this task.
 
         Raises:
@@ -177,9 +171,7 @@ class Task(ABC):
             self.head = find_head(model)
         return self.head
 
-    def set_reference(  # noqa: B027 - optional
-        self, samples: Samples, predictions: Sequence[Any]
-    ) -> None:
+    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
         """Keep what `loss` needs of the model as it is before the first step.
 
         Only called where `needs_reference` is set, for all sets that the model is trained or
@@ -227,7 +219,7 @@ class Task(ABC):
         """The sum of the samples' losses, a scalar in fp32."""
         raise NotImplementedError  # where the loss of a sample depends on all others
 
-    def write_files(self, model: PreTrainedModel, folder: Path) -> None:  # noqa: B027 - optional
+    def write_files(self, model: PreTrainedModel, folder: Path) -> None:
         """Write what other programs need besides model and tokenizer into a saved model."""
 
     @abstractmethod
@@ -272,18 +264,13 @@ class Task(ABC):
                 f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
                 f"{', '.join(read)}"
             )
-        for token, count in self._special.items():
+        for token, count in self.special.items():
             found.append(
                 f"{count} texts hold {token}, which the tokenizer takes for its special token"
             )
-        if self._empty:
-            found.append(f"{self._empty} texts have no token of their own: the model sees nothing")
+        if self.empty:
+            found.append(f"{self.empty} texts have no token of their own: the model sees nothing")
         return found
-
-    def look_for_special(self, texts: Iterable[str]) -> None:
-        """Count the texts that hold special tokens of the tokenizer."""
-        tokens = {*self.tokenizer.all_special_tokens} - {self.tokenizer.unk_token}
-        self._special.update(token for text in texts for token in tokens if token in text)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         """What a sample of a set has for a model to read, and what is learned of it."""
@@ -310,80 +297,3 @@ class Task(ABC):
             with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
                 for row in sets[PREDICTED]:
                     file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
-
-    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """The recipe's length of a sample, or the model's limit with a notice."""
-        self.limit = wanted if longest is None else min(wanted, longest)
-        if self.limit == wanted:
-            return wanted, []
-        return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
-
-    def tokenize(
-        self, texts: Sequence[list[str]], limit: int
-    ) -> tuple[dict[str, list[list[int]]], int]:
-        """The tokens of texts or pairs of them, and how many were truncated.
-
-        Args:
-            texts: one or two lists.
-            limit: tokens of a text or a pair, with special ones.
-        """
-        columns = dict(self.tokenizer(*texts))
-        for column in texts:
-            self.look_for_special(column)
-        special = self.tokenizer.num_special_tokens_to_add(pair=len(texts) > 1)
-        self._empty += sum(len(ids) <= special for ids in columns["input_ids"])
-        long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
-        if long:
-            again = [[column[i] for i in long] for column in texts]
-            shorter = self.tokenizer(*again, truncation=True, max_length=limit)
-            for name, column in columns.items():
-                for i, values in zip(long, shorter[name], strict=True):
-                    column[i] = values
-        return columns, len(long)
-
-    def token_kinds(self) -> dict[str, str]:
-        """The tokenizer's columns that the model gets, and the array type of each."""
-        kind = token_kind(len(self.tokenizer))
-        return {
-            name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
-        }
-
-    def check_padding(self) -> None:
-        """Make sure that samples can be padded, if need be with the end-of-text token.
-
-        Raises:
-            TrainError: the tokenizer has neither token.
-        """
-        tokenizer = self.tokenizer
-        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-            raise TrainError(
-                f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} has neither a "
-                "padding token nor an end-of-text token",
-                "use one that has: tokenizer=DIR",
-            )
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-
-    def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """The tokenizer's columns, padded to the longest sample, and attention_mask."""
-        fill = {
-            "input_ids": self.tokenizer.pad_token_id,
-            "token_type_ids": self.tokenizer.pad_token_type_id,
-        }
-        columns = {
-            name: [s[name] for s in samples] for name in TOKENIZER_COLUMNS if name in samples[0]
-        }
-        masks = [[1] * len(ids) for ids in columns["input_ids"]]
-        padded = {name: _rectangle(rows, fill[name], side) for name, rows in columns.items()}
-        return {**padded, "attention_mask": _rectangle(masks, 0, side)}
-
-
-def _rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
-    longest = max(map(len, rows))
-    padding = ([fill] * (longest - len(row)) for row in rows)
-    return torch.tensor(
-        [
-            [*pad, *row] if side == "left" else [*row, *pad]
-            for row, pad in zip(rows, padding, strict=True)
-        ]
-    )

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from ftcluster_train.engine.data.sources import (
     read_rows,
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.metrics import DEPTH, retrieval_metrics
+from ftcluster_train.engine.metrics import DEPTH, Search, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
@@ -274,44 +274,6 @@ class SentenceSimilarityTask(Task):
             self.modules.pooling, self.modules.normalize
         )  # fmt: skip
         return [] if same else [f"its files say {saved}, it was trained with {self.modules}"]
-
-
-@dataclass(frozen=True)
-class Search:
-    """What a validation set has: texts, and which of them belong to which queries.
-
-    Attributes:
-        texts: each once.
-        belonging: by the number of a query, those of its texts.
-        documents: the numbers of all texts that may be found.
-    """
-
-    texts: list[str]
-    belonging: Mapping[int, Sequence[int]]
-    documents: Sequence[int]
-
-    @classmethod
-    def of(cls, rows: Iterable[Sequence[str]]) -> "Search":
-        """Read rows of texts, each with a query and the text that belongs to it first."""
-        numbers: dict[str, int] = {}
-        belonging: dict[int, dict[int, None]] = {}
-        documents: dict[int, None] = {}
-        for row in rows:
-            query, positive, *negatives = (numbers.setdefault(t, len(numbers)) for t in row)
-            belonging.setdefault(query, {})[positive] = None
-            documents |= dict.fromkeys([positive, *negatives])
-        return cls(
-            list(numbers), {q: list(texts) for q, texts in belonging.items()}, list(documents)
-        )
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """For the samples' folder."""
-        return {
-            "queries": list(self.belonging),
-            "relevant": list(self.belonging.values()),
-            "documents": self.documents,
-        }
 
 
 def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
