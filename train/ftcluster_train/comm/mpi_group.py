@@ -89,7 +89,7 @@ class MpiGroup(JoinedGroup):
             padded[:count] = data
             found = self._gathered(padded, opts)
             parts.append(torch.cat([one[:n] for one, n in zip(found, counts, strict=True)]))
-        set_sparse(tensor, *parts, divisor=self._ranks if kind_of(opts.reduceOp) == AVG else 1)
+        set_sparse(tensor, parts[0], parts[1], self._ranks if kind_of(opts.reduceOp) == AVG else 1)
         return MpiWork([], [tensor])
 
     def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
