@@ -507,7 +507,7 @@ import importlib.util, json, os, sys
 assert importlib.util.find_spec("torch")
 import torch
 from torch.nn.functional import dropout
-os.environ["TRANSPREVIOUSS_VERBOSITY"] = "error"  # read when transformers is imported
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"  # read when transformers is imported
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
 def trained(**changes):

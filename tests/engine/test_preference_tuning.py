@@ -18,10 +18,10 @@ from ftcluster_train.comm.world import World
 from ftcluster_train.engine import evaluation
 from ftcluster_train.engine.adapters import add_adapters, linear_layers
 from ftcluster_train.engine.data.token_store import Samples
-from ftcluster_train.engine.models import disable_dropout
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.cross_entropy import token_losses
+from ftcluster_train.patching.patch_model import disable_dropout
 from tests.engine import architectures
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of

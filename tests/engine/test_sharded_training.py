@@ -294,7 +294,7 @@ def _save_without_space(rank: int, size: int, folder: Path) -> Path | None:
     job = job_of(folder / f"host{rank}")
     optimizer = make_optimizer_step(job, make_model("bert"), size)
     checkpoints.MARGIN = 1e12
-    saved = Checkpoints(job, 0, World(rank, size, "gloo"), ProgressLog())
+    saved = Checkpoints(job, 0, World(rank, size, "gloo"), ProgressLog(), None)
     place = saved.save(optimizer, make_task_of(job), TrainState(3))
     assert len({optimizer.digest() for _ in range(2)}) == 1
     return place

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # has transformers pass keys that heads share once, also beside a mask (5.23)
-SHARED_KEYS = "TRANSPREVIOUSS_SDPA_FORCE_GQA"
+SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ def _is_ours(module: nn.Module) -> bool:
     return getattr(forward, "function", forward) in (one_kernel_gelu, tanh_gelu)
 
 
-def disable_dropout(model: PreTrainedModel) -> None:
+def disable_dropout(model: "PreTrainedModel") -> None:
     """Have a model and its adapters drop nothing in training; its saved configuration stays."""
     config = copy.deepcopy(model.config)
     for name, value in vars(config).items():
