@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.health.bench_all_reduce import TURNS
 from tests.cluster.conftest import Machine
 
+FEWEST, MOST = 5, 50  # turns of a size (health/bench_all_reduce.py, which imports torch)
 SCRIPTS = Path(__file__).with_name("scripts")
 TWO = ("--ranks-per-host", "2", "--")
 TRAINER = ("--max_steps", "3", "--per_device_train_batch_size", "4", "--report_to", "none",
@@ -180,5 +180,5 @@ def test_all_reduces_are_measured(machine: Machine) -> None:
     ]
     for row in result["sizes"]:
         assert row["times"].keys() == {"gloo", "impi", "mpi"}
-        assert TURNS[0] <= row["turns"] <= TURNS[1]
+        assert FEWEST <= row["turns"] <= MOST
     assert machine.home.left_running() == []

@@ -401,7 +401,8 @@ EVENT = {"event": "step", "time": 1.0, "step": 1, "epoch": 0.1, "loss": 1.0, "gr
 ERROR = {"message": "m", "hint": "h", "host": "a", "rank": 0, "restartable": False}
 RECORD = {"run": "r", "plan": {"hosts": [HOST], "spares": [], "rank_user": "u", "prefix": "/opt"},
           "inventories": ["/i.ini"], "options": ["-K"]}  # fmt: skip
-VALUES = {str: "a", int: 1, bool: True, list: [], dict: {}, int | float: 1.5, int | None: 0}
+VALUES = {str: "a", int: 1, bool: True, list: [], dict: {}, int | float: 1.5, int | None: 0,
+          int | float | None: 0.5}  # fmt: skip
 # one of each kind
 EVENTS_SEEN = {
     kind: {"event": kind, "time": 1.0, **{name: VALUES[form] for name, form in fields.items()}}
@@ -505,7 +506,8 @@ PARSERS = {
     ),
     "saved cluster": Parser(
         of_state(recall, "cluster.json"),
-        (dumped({"inventories": [], "hosts": "", "options": [], "facts": CLUSTER}),),
+        (dumped({"inventories": [], "hosts": "", "options": [], "facts": CLUSTER, "record": "",
+                 "as_of": ""}),),
         (FtclusterError,),
     ),
     "launch.json": Parser(

@@ -19,6 +19,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
+from tests.fuzz.parsers import DATA_SAID
 from tests.unit.answers import answer_event
 
 RUN = "quickstart-20260131-101500-7f3a"
@@ -64,7 +65,8 @@ GOOD = {
     answers.RUNS_LISTED: page(ROW), answers.JOBS_FOUND: {RUN: {}}, answers.STACK_DESCRIBED: STACK,
     answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"], answers.TABLE: ["a"],
     answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
-    answers.PREVIOUS: "/a", answers.MEASURED: "{}", answers.RECORDED: "{}",
+    answers.PREVIOUS: "/a", answers.DATA_READ: {"report": DATA_SAID, "notices": []},
+    answers.MEASURED: "{}", answers.RECORDED: "{}",
 }  # fmt: skip
 
 

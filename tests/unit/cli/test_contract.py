@@ -85,7 +85,10 @@ def test_exit_codes_and_documents_are_as_recorded(command: str, tmp_path: Path) 
     state = tmp_path / "state/ftcluster"
     if command.startswith(("train", "run", "bench")):
         state.mkdir(parents=True)
-        cluster = {"inventories": [], "hosts": "all", "options": [], "facts": FACTS["facts"]}
+        cluster = {
+            "inventories": [], "hosts": "all", "options": [], "facts": FACTS["facts"],
+            "record": "", "as_of": "",
+        }  # fmt: skip
         (state / "cluster.json").write_text(json.dumps(cluster))
     paths = os.environ.get("FTCLUSTER_RUNNER") or f"{ROOT / 'runner'}:{ROOT / 'common'}"
     environment = {

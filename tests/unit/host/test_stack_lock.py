@@ -217,9 +217,10 @@ def test_the_links_may_move_while_a_run_uses_a_stack(stack: Path, link: Any) -> 
 def test_the_lock_is_refused_where_the_setup_would_change_what_a_run_uses(
     tmp_path: Path, stack: Path, run_module: Any
 ) -> None:
-    def ask(**given: Any) -> dict[str, Any]:
-        lock = {"prefix": str(tmp_path), "owner": "here 1 1", "who": "ops", "stacks": [str(stack)]}
-        found: dict[str, Any] = run_module(setup_lock.main, **{**lock, **given})
+    def ask(digest: str = "", check: bool = False) -> dict[str, Any]:
+        sent = {"owner": "here 1 1", "who": "ops", "digest": digest, "alive": []}
+        lock = {"prefix": str(tmp_path), "stacks": [str(stack)], "from_action": sent}
+        found: dict[str, Any] = run_module(setup_lock.main, check=check, **lock)
         return found
 
     with run_on(stack):
@@ -239,9 +240,7 @@ def test_a_node_package_is_not_replaced_under_a_run(
         pass
 
     class Module:
-        params = {  # noqa: RUF012
-            "layer": "node_agent", "base": None, "digest": "d2", "sha256": {}, "python": "",
-        }  # fmt: skip
+        params = {"layer": "node_agent", "base": None, "python": ""}  # noqa: RUF012
 
         def fail_json(self, msg: str) -> None:
             raise Failed(msg)
@@ -252,8 +251,8 @@ def test_a_node_package_is_not_replaced_under_a_run(
     with run_on(stack):
         staging.mkdir()
         with pytest.raises(Failed, match=f"the run {RUN} uses the stack native-1"):
-            environment.install(Module(), stack, staging)
+            environment.install(Module(), stack, str(staging), "d2", {})
     assert filled == []
     staging.mkdir()
-    assert environment.install(Module(), stack, staging)
+    assert environment.install(Module(), stack, str(staging), "d2", {})
     assert filled == [stack]
