@@ -79,6 +79,27 @@ ASLEEP = (
 )
 
 
+# the main thread waits meanwhile, in state S
+IN_A_THREAD = (
+    ASLEEP.replace("while True:", "import threading, time\ndef wait():")
+    + "threading.Thread(target=wait).start()\ntime.sleep(60)\n"
+)
+
+
+def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
+    """As those in which transformers loads weights, while the main thread waits for them."""
+    os.mkfifo(tmp_path / "fifo")
+    command = [sys.executable, "-c", IN_A_THREAD, tmp_path / "fifo"]
+    other = subprocess.Popen(command, start_new_session=True)
+    try:
+        wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "D")
+        main = Path(f"/proc/{other.pid}/task/{other.pid}/stat").read_text()
+        assert main.rpartition(")")[2].split()[0] == "S"
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
+
+
 def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)

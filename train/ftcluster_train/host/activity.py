@@ -37,7 +37,7 @@ def activity(
         before: what they had done when this was last called.
 
     Returns:
-        state: T where one of `main` is stopped, D where any process waits for a disk, R where they
+        state: T where one of `main` is stopped, D where any thread waits for a disk, R where they
             have used little CPU time but want some, else S; sleep: of one of `main` in state D, see
             `sleep_of`, else None; cpu: seconds; wire: bytes over TCP connections that are open,
             also those to this host, as before while they compute. Nothing where there are no
@@ -52,9 +52,11 @@ def activity(
     asleep = [pid for pid in main if pid in processes and processes[pid]["state"] == "D"]
     cpu = round(sum(process["cpu"] for process in processes.values()), 2)
     computes = "wire" in before and cpu - before["cpu"] > BUSY_SECONDS
-    starved = not computes and any(map(wants_cpu, processes))
+    # libraries load and save in threads, which wait for the disk in the main one's place
+    threads = set() if computes else {state for pid in processes for state in thread_states(pid)}
+    waits = "D" in states or "D" in threads
     return {
-        "state": "T" if stopped else "D" if "D" in states else "R" if starved else "S",
+        "state": "T" if stopped else "D" if waits else "R" if "R" in threads else "S",
         "sleep": sleep_of(asleep[0]) if asleep else None,
         "cpu": cpu,
         "wire": before["wire"] if computes else tcp_bytes(sockets_of(processes)),
@@ -92,14 +94,14 @@ def process_state(pid: int) -> dict[str, Any]:
     return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
 
 
-def wants_cpu(pid: int) -> bool:
-    """Whether a thread of a process runs, or waits for a CPU that others use."""
+def thread_states(pid: int) -> list[str]:
+    """The state of each thread of a process, as in ps; R is one that waits for a CPU as well."""
+    found = []
     with contextlib.suppress(OSError):  # it has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # the thread has ended
-                if (task / "stat").read_text().rpartition(")")[2].split()[0] == "R":
-                    return True
-    return False
+                found.append((task / "stat").read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 def sleep_of(pid: int) -> tuple[int, int, str] | None:
