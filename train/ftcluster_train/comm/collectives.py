@@ -25,6 +25,9 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+BLOCK = 256  # values of int8 with a common scale, which adds 1.6 % of bytes
+CHUNK = 1 << 22  # elements that are sent at once
+
 
 class Traffic:
     """What one rank sends since the training began; a context manager around each wait.
@@ -134,10 +137,6 @@ class Bf16AllReduces:
     def start(self, tensor: torch.Tensor) -> "Future[None]":
         """Begin; in the same order on all ranks."""
         return self._thread.submit(all_reduce_bf16, tensor, self._group)
-
-
-BLOCK = 256  # values of int8 with a common scale, which adds 1.6 % of bytes
-CHUNK = 1 << 22  # elements that are sent at once
 
 
 def all_reduce_quantized(

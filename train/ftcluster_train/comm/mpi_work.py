@@ -16,6 +16,9 @@ import torch.distributed as dist
 
 from ftcluster_train.comm.mpi_types import MPI
 
+RECENT = 64  # of them that keep the caller's tensors
+HOLDERS = 3  # of a work that nothing else in Python has: the deque, a variable, an argument
+
 
 class CallbackThreads:
     """Runs callbacks beside the thread that makes all calls of MPI, because they may block.
@@ -208,8 +211,6 @@ class MpiWork(dist.Work):  # type: ignore[misc]
 
 # Works that C++ may have alone: torch calls methods of the Python object, which it does not keep.
 _works: deque[MpiWork] = deque(maxlen=4096)
-RECENT = 64  # of them that keep the caller's tensors
-HOLDERS = 3  # of a work that nothing else in Python has: the deque, a variable, an argument
 
 
 def _keep(work: MpiWork) -> None:

@@ -41,6 +41,8 @@ POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
+END = "<|endoftext|>"  # GPT-2's name for it
+MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
 
 
 def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
@@ -261,10 +263,6 @@ def has_tokenizer(folder: str) -> bool:
     """Whether a model's folder has a tokenizer of its own."""
     files = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "*.model")
     return any(any(Path(folder).glob(name)) for name in files)
-
-
-END = "<|endoftext|>"  # GPT-2's name for it
-MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
 
 
 def train_tokenizer(texts: Iterable[Piece], vocab_size: int) -> PreTrainedTokenizerBase:

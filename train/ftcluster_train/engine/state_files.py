@@ -36,6 +36,7 @@ DTYPES = {
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
     torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+SHOWN = 3  # names of parameters in a message
 
 
 def write_state(
@@ -146,9 +147,6 @@ def _sha256(path: Path) -> str:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()
-
-
-SHOWN = 3  # names of parameters in a message
 
 
 def state_folders(job: Job) -> list[Path]:

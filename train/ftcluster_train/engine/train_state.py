@@ -10,6 +10,8 @@ from typing import Any
 from ftcluster_common.recipe import Training
 from ftcluster_train.errors import TrainError
 
+PREFIX = "eval_"  # transformers' Trainer puts it before metrics; a recipe's metric may have it
+
 
 def whole_steps(value: float, last_step: int) -> int:
     """A number of steps; one below 1 is a share of all steps, rounded up, as in transformers.
@@ -63,9 +65,6 @@ class Intervals:
             self.steps_per_epoch if strategy == "epoch" else whole_steps(interval, self.last_step)
         )
         return step % every == 0 or step == self.last_step
-
-
-PREFIX = "eval_"  # transformers' Trainer puts it before metrics; a recipe's metric may have it
 
 
 @dataclass

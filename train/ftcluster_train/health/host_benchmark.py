@@ -35,6 +35,9 @@ COPIES = 3
 DISK_BYTES, PIECE_BYTES, WRITES = 32 << 20, 1 << 20, 2
 LONGEST_SECONDS = 2.0  # on a slow disk
 PRODUCT = 256  # rows and columns of the product whose kernel is examined
+MOST_ROWS = 1024  # more make a product hardly faster
+SHAPE_SECONDS = 0.02  # of each shape, after a first product that generates the kernel
+MOST_SHAPES = 8  # those with the most weights
 
 
 def measure_host(folder: str, cores: int, bf16: bool) -> dict[str, Any]:
@@ -185,11 +188,6 @@ def kernel_of(log: str) -> str:
     fields = [line.split(",") for line in log.splitlines() if ",primitive,exec,cpu," in line]
     names = [words[6] for words in fields if len(words) > 6 and words[5] != "reorder"]
     return names[-1] if names else ""
-
-
-MOST_ROWS = 1024  # more make a product hardly faster
-SHAPE_SECONDS = 0.02  # of each shape, after a first product that generates the kernel
-MOST_SHAPES = 8  # those with the most weights
 
 
 def product_shapes(model: Any) -> Counter[tuple[int, int]]:

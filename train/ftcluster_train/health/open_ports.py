@@ -16,6 +16,9 @@ from dataclasses import dataclass, field
 from ftcluster_common.launch import Host
 
 FIREWALLD, UFW = "firewalld", "ufw"
+POLL_SECONDS = 0.1
+BACKLOG = 4096  # connections that wait; net.core.somaxconn is a limit of it
+ADDRESSES = 256  # that are told of one port
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,6 @@ def firewall_advice(
         for host in hosts
         if (firewall := firewalls.get(host.name))
     ]
-
-
-POLL_SECONDS = 0.1
-BACKLOG = 4096  # connections that wait; net.core.somaxconn is a limit of it
-ADDRESSES = 256  # that are told of one port
 
 
 @dataclass

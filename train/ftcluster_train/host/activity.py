@@ -25,6 +25,10 @@ REPLY_SECONDS = 0.5
 BUSY_SECONDS = 0.1  # of CPU time: their connections, which take longest, need no look then
 NOTHING: Mapping[str, Any] = {}
 SOCKET = re.compile(r"socket:\[(\d+)\]")
+LEAST_CORES = 0.1  # of a program that is worth naming
+NAMED_PROGRAMS = 3  # programs
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def activity(
@@ -174,12 +178,6 @@ def _inode_and_bytes(message: bytes) -> tuple[int, int]:
             return inode, acked + received
         rest = rest[max(length + 3 & ~3, 4) :]
     return inode, 0
-
-
-LEAST_CORES = 0.1  # of a program that is worth naming
-NAMED_PROGRAMS = 3  # programs
-TICKS = os.sysconf("SC_CLK_TCK")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class HostCondition:

@@ -41,6 +41,8 @@ MPOL_MODE = 0xFF  # the bits above are flags
 MOST_NODES = 1024  # the most that any kernel is built for (CONFIG_NODES_SHIFT 10)
 
 Syscall = Callable[..., int]
+LOOPBACK = b"lo"
+FIRST = 3  # after standard input, output and error
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,6 @@ def _mask(nodes: Iterable[int]) -> "ctypes.Array[ctypes.c_uint64]":
     for node in nodes:
         mask[node // 64] |= 1 << node % 64
     return mask
-
-
-LOOPBACK = b"lo"
-FIRST = 3  # after standard input, output and error
 
 
 def close_inherited_listeners(alone: bool) -> None:

@@ -34,6 +34,7 @@ GREETING_SECONDS = 5.0  # from a connection to the secret
 UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
 SAY_SECONDS = 60.0  # between two lines of the log about strangers
 TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
+STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
 
 
 @dataclass(eq=False)
@@ -236,9 +237,6 @@ class Heartbeats:
         self._guardians.pop(connection, None)
         if connection.life and connection.life.exit is None:
             connection.life.lost = True
-
-
-STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
 
 
 class Stopped(Exception):

@@ -53,6 +53,9 @@ LOOK_SECONDS = 0.5  # somebody may be looking at the lease, or have it but for a
 RULES, UNIT = Path("/etc/ftcluster/firewall.nft"), "ftcluster-firewall.service"
 NOT_ACTIVE = (3, 4)  # exit codes of `systemctl is-active`: not active, no such unit
 SYSTEMCTL_SECONDS = 5.0
+WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
+END_SECONDS = 3.0
+TAKEN = "taken "
 
 
 def hold(runs: Path, run: str, silence_seconds: float, share: bool) -> None:
@@ -163,11 +166,6 @@ def main() -> int:
     if found:
         print(f"{found}; {HINT}", file=sys.stderr)
     return IN_USE if found else 0
-
-
-WAIT_SECONDS = 2.0  # between two looks at hosts that another run uses
-END_SECONDS = 3.0
-TAKEN = "taken "
 
 
 class Leases:

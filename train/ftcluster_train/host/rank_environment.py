@@ -5,8 +5,6 @@ The token is one for the Hugging Face Hub, on a run's hosts while its ranks are 
 It is in a file that only the ranks' account can read; HF_TOKEN_PATH names it to huggingface_hub. It
 is not in a variable, because mpirun sends those over the network unencrypted; it goes to the other
 hosts over the mesh's SSH. Standard library only.
-
-Standard library only.
 """
 
 import contextlib
@@ -40,6 +38,8 @@ INHERITED = (
 INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
+ARRIVAL_SECONDS = 60.0
+POLL_SECONDS = 0.05
 
 
 def rank_environment(
@@ -166,10 +166,6 @@ def _user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return f"user {uid}"
-
-
-ARRIVAL_SECONDS = 60.0
-POLL_SECONDS = 0.05
 
 
 def token_file(run_dir: Path) -> Path:

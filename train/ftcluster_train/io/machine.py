@@ -8,6 +8,12 @@ from pathlib import Path
 from statistics import fmean
 
 CPU = Path("/sys/devices/system/cpu")
+CGROUPS = Path("/sys/fs/cgroup")
+# limit, usage, and in memory.stat what of it the kernel frees first, of both versions
+FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,6 @@ def _field(line: str) -> tuple[str, str]:
     name, _, value = line.partition(":")
     return name.strip(), value.strip()
 
-
-CGROUPS = Path("/sys/fs/cgroup")
-# limit, usage, and in memory.stat what of it the kernel frees first, of both versions
-FILES = (
-    ("memory.max", "memory.current", "inactive_file"),
-    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
 
 Read = Callable[[Path], str]
 

@@ -19,6 +19,10 @@ RANK_DIGITS = 8
 LINE_LIMIT = 1 << 14  # bytes of a line; those of a guardian have a few hundred
 TEXT_LIMIT = 256  # characters
 LARGEST = 1 << 62  # of a number: counters of the kernel have 64 bits
+PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
+SCRIPT = "script"  # what a rank does that runs a user's script
+STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts have SIGUSR1 and SIGUSR2 for themselves
+STDERR = 2
 
 
 def hello_of(secret: str, rank: int) -> bytes:
@@ -126,12 +130,6 @@ REPORT: Mapping[str, Callable[[Any], bool]] = {
     "oom": lambda value: isinstance(value, bool),
     "host": _condition,
 }
-
-
-PROGRESS_VARIABLE = "FTCLUSTER_PROGRESS_FD"  # set by the guardian
-SCRIPT = "script"  # what a rank does that runs a user's script
-STACK_SIGNAL = signal.SIGRTMIN + 5  # users' scripts have SIGUSR1 and SIGUSR2 for themselves
-STDERR = 2
 
 
 def report(step: int, doing: str, pid: int | None = None) -> None:

@@ -20,6 +20,10 @@ from ftcluster_common.kernel_limits import LOGITS
 from ftcluster_train.kernels import simd
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
+ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
+# tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
+PRODUCT_ROWS = 256
+ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
@@ -73,12 +77,6 @@ def cross_entropy(
         return losses
     total = losses.sum()
     return total / (targets != ignored).sum() if reduction == "mean" else total
-
-
-ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
-# tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
-PRODUCT_ROWS = 256
-ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

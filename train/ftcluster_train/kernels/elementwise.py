@@ -39,6 +39,8 @@ TORCH = {
     "tanh_gelu": partial(torch_gelu, approximate="tanh"),
     "silu": torch_silu,
 }
+DROP_LEVELS = 1 << 16  # steps in which a probability can be given
+MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
 class _Activation(torch.autograd.Function):  # type: ignore[misc]
@@ -73,10 +75,6 @@ def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None)
     factor = None if factor is None else factor.contiguous()
     activated: torch.Tensor = _Activation.apply(name, input.contiguous(), factor)
     return activated
-
-
-DROP_LEVELS = 1 << 16  # steps in which a probability can be given
-MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
 def drop_of(p: float, seed: int) -> Drop:

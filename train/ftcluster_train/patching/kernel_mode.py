@@ -13,6 +13,9 @@ from torch.overrides import TorchFunctionMode
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
+# hidden states this large show a cap that hardly changes the logits of random weights
+SOFTCAP_PROBE = 1e3
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -75,10 +78,6 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     def __exit__(self, *error: Any) -> None:
         self._linear.clear()
         super().__exit__(*error)
-
-
-# hidden states this large show a cap that hardly changes the logits of random weights
-SOFTCAP_PROBE = 1e3
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

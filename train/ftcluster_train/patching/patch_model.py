@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 
 # has transformers pass keys that heads share once, also beside a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
+# by the name of a function in the graph of a loss
+KERNEL_OF_NODE = {
+    "_AttentionBackward": "attention",
+    "_DropoutBackward": "dropout",
+    "_LinearCrossEntropyBackward": "cross_entropy",
+    "_CrossEntropyBackward": "cross_entropy",
+    "_TokenLossesBackward": "cross_entropy",
+    "_LowRankLinearBackward": "low_rank",
+    "_ActivationBackward": "activations",
+    "_NormBackward": "norm",
+    "_RotaryBackward": "rotary",
+}
 
 
 @dataclass(frozen=True)
@@ -120,20 +132,6 @@ def patch_model(
                 "from them and takes more memory"
             )
     return KernelMode(patches, head, say=notice)
-
-
-# by the name of a function in the graph of a loss
-KERNEL_OF_NODE = {
-    "_AttentionBackward": "attention",
-    "_DropoutBackward": "dropout",
-    "_LinearCrossEntropyBackward": "cross_entropy",
-    "_CrossEntropyBackward": "cross_entropy",
-    "_TokenLossesBackward": "cross_entropy",
-    "_LowRankLinearBackward": "low_rank",
-    "_ActivationBackward": "activations",
-    "_NormBackward": "norm",
-    "_RotaryBackward": "rotary",
-}
 
 
 def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:

@@ -17,6 +17,10 @@ import torch
 from ftcluster_common.launch import own_rank
 
 Place = TypeVar("Place")
+HOOKS = (
+    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 
 
 def always(*_: Any, **__: Any) -> None:
@@ -87,11 +91,6 @@ class ObjectPatch(Generic[Place]):
         return len(places)
 
 
-HOOKS = (
-    "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-)  # fmt: skip
-
-
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether someone has to see what the module gets or returns, in either pass."""
     return any(vars(module)[hooks] for hooks in HOOKS)
@@ -126,9 +125,6 @@ def computes_same(
         except Exception:  # a class that nobody knows may ask for anything, and return anything
             return False
     return alike and bool(expected.dtype == found.dtype)
-
-
-BF16_FLAGS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}
 
 
 @cache

@@ -30,6 +30,14 @@ from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, comput
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations
 torch_dropout = functional.dropout  # also where `ftcluster_train.fast` has replaced it
+# classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
+TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
+# what gated MLPs call their layers, and inputs and outputs of small ones
+LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
+GATED = {*LAYERS, "act_fn"}
+EPSILONS = ("variance_epsilon", "eps")  # what RMSNorms call it
+ROTARY_FUNCTION = "apply_rotary_pos_emb"  # of the function in the modules of transformers' models
+PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
 
 
 def _drops(
@@ -67,14 +75,6 @@ GELU = FunctionPatch(
 SILU = FunctionPatch(
     functional, torch_silu, _is_silu, lambda input, *_, **__: activate("silu", input)
 )
-
-
-# classes of transformers.activations; both are the tanh approximation of GELU, in eight passes
-TANH_GELUS = ("NewGELUActivation", "FastGELUActivation")
-# what gated MLPs call their layers, and inputs and outputs of small ones
-LAYERS = {"gate_proj": (3, 5), "up_proj": (3, 5), "down_proj": (5, 3)}
-GATED = {*LAYERS, "act_fn"}
-EPSILONS = ("variance_epsilon", "eps")  # what RMSNorms call it
 
 
 class FusedForward:
@@ -187,10 +187,6 @@ def _set_forward(fused: FusedForward) -> None:
 FUSED_TANH_GELUS = ObjectPatch(_tanh_gelus, _set_forward)
 FUSED_GATED_MLPS = ObjectPatch(_gated_mlps, _set_forward)
 FUSED_RMS_NORMS = ObjectPatch(_rms_norms, _set_forward)
-
-
-ROTARY_FUNCTION = "apply_rotary_pos_emb"  # of the function in the modules of transformers' models
-PARAMETERS = ["q", "k", "cos", "sin", "unsqueeze_dim"]
 
 
 def _rotary_functions(model: nn.Module) -> Iterator[FunctionPatch]:

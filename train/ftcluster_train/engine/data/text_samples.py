@@ -17,6 +17,10 @@ PIECE = 1 << 18  # characters of a text that are tokenised at once
 OPEN_BINS = 256  # that may still get a document
 
 Document = TypeVar("Document")
+# OpenAI's newer and older name of a role
+SYNONYMS = {"developer": "system", "function": "tool"}
+MARK = "ftcluster-message-"
+THOUGHTS = re.compile("</?think>")  # which some templates write anew, with other spaces
 
 
 class Packer:
@@ -100,11 +104,6 @@ def pieces(lines: Iterable[str], size: int = PIECE) -> Iterator[Piece]:
     if held:
         yield Piece("".join(held), last=True)
 
-
-# OpenAI's newer and older name of a role
-SYNONYMS = {"developer": "system", "function": "tool"}
-MARK = "ftcluster-message-"
-THOUGHTS = re.compile("</?think>")  # which some templates write anew, with other spaces
 
 # the text of messages; whether the beginning of the assistant's next message follows them
 Render = Callable[[Sequence[Message], bool], str]

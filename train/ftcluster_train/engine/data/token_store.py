@@ -2,7 +2,7 @@
 
 Token samples are written once per host, and memory-mapped by each of its ranks. A folder has
 `about.json` and for each column the values of all samples (`<name>.values`) and the end of each
-sample (`<name>.ends`, 64 bits each). Standard library only; the files are read on the machine that
+sample (`<name>.ends`, 64 bits each). The files are read on the machine that
 wrote them, so they have its byte order.
 
 PREFIX/cache/tokens has a folder for each tokenised data set; its name is a hash of all that the
@@ -23,6 +23,13 @@ from typing import Any
 
 from ftcluster_common.given_files import read_form
 from ftcluster_train.io.fsync import sync_tree
+
+ENDS = "q"
+FLUSH_AT = 1 << 16  # values in memory per column
+KEPT_SETS = 8  # data sets; the least recently used ones are removed
+NOTICES_FILE = "notices.json"
+# weights and compiled Python do not change the tokens
+NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,6 @@ def read_inputs(run_dir: Path) -> Inputs:
 
 
 Sample = dict[str, list[Any]]
-ENDS = "q"
-FLUSH_AT = 1 << 16  # values in memory per column
 
 
 def token_kind(vocabulary: int) -> str:
@@ -198,12 +203,6 @@ def _mapped(path: Path, kind: str) -> memoryview:
 
 def _write_about(folder: Path, document: Mapping[str, Any]) -> None:
     (folder / "about.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
-
-
-KEPT_SETS = 8  # data sets; the least recently used ones are removed
-NOTICES_FILE = "notices.json"
-# weights and compiled Python do not change the tokens
-NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:

@@ -27,6 +27,8 @@ from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.kernels import simd
 
+NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
+
 
 def adamw_arguments(training: Training) -> dict[str, Any]:
     """The arguments of torch's AdamW."""
@@ -97,9 +99,6 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
             weights, weights.grad, moments["exp_avg"], moments["exp_avg_sq"],
             self._copies.get(weights), [*map(float, numbers)],
         )  # fmt: skip
-
-
-NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
 
 
 class FlatOptimizerStep(OptimizerStep):

@@ -26,6 +26,10 @@ from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.train_state import warmup_steps
 from ftcluster_train.errors import TrainError
 
+# arguments that a recipe does not give
+GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
+WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop gives a schedule none
+
 
 def make_optimizer_step(
     job: Job, model: PreTrainedModel, world_size: int, bf16_weights: bool = True
@@ -56,11 +60,6 @@ def make_optimizer_step(
         rounds = min(training.gradient_accumulation_steps, samples)
         return ShardedOptimizerStep(model, training, dtype, rounds)
     return FlatOptimizerStep(model, training, dtype, world_size)
-
-
-# arguments that a recipe does not give
-GIVEN = {"optimizer", "num_warmup_steps", "num_training_steps", "last_epoch"}
-WATCH_A_METRIC = {"reduce_lr_on_plateau", "greedy"}  # the loop gives a schedule none
 
 
 def make_schedule(optimizer: Optimizer, training: Training, steps: int) -> LRScheduler:
