@@ -11,7 +11,9 @@ from typing import Any
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
 
-WHERE = {"localhost": "one host, two ranks", "hosts": "three hosts"}
+WHERE = {
+    "localhost": "one host, two ranks", "hosts": "three hosts", "16 ranks": "four hosts, 16 ranks",
+}  # fmt: skip
 Results = Sequence[dict[str, Any]]
 
 

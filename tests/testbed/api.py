@@ -157,6 +157,11 @@ class Testbed:
         with _alone():
             shape.shape(self._running(node), rate)
 
+    def lose(self, node: str, percent: int) -> None:
+        """Drop so many per cent of the frames between a host and the others; 0: none."""
+        with _alone():
+            network.lose(self._running(node), percent)
+
     def cpu(self, node: str, percent: float | None) -> None:
         """Allow a host so many per cent of one core; None: no limit."""
         if percent is not None and not percent >= 1:

@@ -136,6 +136,19 @@ def _both_ways(one: Node, other: Node) -> str:
     return f"{{ {a} . {b}, {b} . {a} }}"
 
 
+# ---------------------------------------------------------------- loss
+def lose(node: Node, percent: int) -> None:
+    """Drop so many of the frames between a host and the others, at random; 0: none."""
+    table = f"{TABLE}-loss-{node.name}"
+    nft(f"delete table bridge {table}", check=False)
+    if percent:
+        dropped = f"numgen random mod 100 < {percent} drop"
+        nft(
+            f"table bridge {table} {{ chain forward {{ type filter hook forward priority 1; "
+            f"iifname {node.name} {dropped}; oifname {node.name} {dropped}; }}; }}"
+        )
+
+
 def is_cut_off(node: Node) -> bool:
     shown = run("bridge", "-n", SWITCH, "-j", "link", "show", "dev", node.name, check=False)
     links = json.loads(shown.stdout or "[]")
