@@ -18,6 +18,7 @@ CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
 TESTBED = ("hosts", "16 ranks")
 STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that goes on
 LOSS_PERCENT = 2
+DELAY_MS = 100.0  # each way
 # sitecustomize.py of a stack whose clock can be set; only what Python itself asks for the time
 CLOCK = """
 import os, time
@@ -192,6 +193,13 @@ def loss(training: Training, draw: random.Random) -> Struck:
     return Struck(at, "", None, "", lambda: bed.lose(host, 0), draw.uniform(*CUT_SECONDS))
 
 
+def delayed(training: Training, draw: random.Random) -> Struck:
+    bed, host = bed_of(training).bed, draw.choice(training.place.hosts)
+    at = time.time()
+    bed.delay(host, DELAY_MS)
+    return Struck(at, "", None, "", lambda: bed.delay(host, 0), draw.uniform(*CUT_SECONDS))
+
+
 def install_clock(prefix: Path) -> None:
     """Have the Pythons of a stack on this machine take their time from a clock that can be set."""
     [packages] = (prefix / "current" / "lib").glob("python3*/site-packages")
@@ -298,5 +306,6 @@ FAULTS = {
     "cut-two": Fault("two hosts do not reach each other", cut_apart, TESTBED),
     "cut-all": Fault("a host is cut off from all others", cut_off, TESTBED),
     "cut-control": Fault("the control node does not reach the head", cut_from_control, TESTBED),
+    "delay": Fault("a host's network answers after 200 ms", delayed, TESTBED),
     "loss": Fault("a host's network loses 2 % of its frames", loss, TESTBED),
 }
