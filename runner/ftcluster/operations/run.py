@@ -28,7 +28,7 @@ from ftcluster.operations.connection import Connection, cluster_of
 from ftcluster.operations.prepare import LaunchOptions
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
-from ftcluster.planning.spares import next_hosts, plan_with_spares, with_drained
+from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.format import duration
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -235,8 +235,9 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
         *doubtful_paths(script, here, here_only),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
-    decided = plan_with_spares(facts, spares, None, stacks, request.ranks_per_host)
-    decided = with_drained(decided, cluster)
+    decided = plan_with_spares(
+        facts, spares, None, stacks, request.ranks_per_host, drained=cluster.drained
+    )
     notes += other_backends(source, script.arguments, stack, decided.backend)
     run_id = new_run_id(script.name)
     token = find_token() if request.hub_token else ""
