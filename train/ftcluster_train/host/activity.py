@@ -139,7 +139,8 @@ def sockets_of(pids: Iterable[int]) -> set[int]:
 def tcp_bytes(inodes: Collection[int]) -> int:
     """Bytes that were sent and received over TCP sockets; 0 where the kernel does not say."""
     with contextlib.suppress(OSError, struct.error):
-        return sum(count for inode, count in _tcp_sockets() if inode in inodes)
+        # the kernel lists all of the host's
+        return sum(count for inode, count in _tcp_sockets() if inode in inodes) if inodes else 0
     return 0
 
 
