@@ -17,6 +17,7 @@ PLANNED = "leave it out: the planned backend is used"
 NO_SPAWN = (
     "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
+CPU = 'write "cpu", leave out cuda.set_device and device_ids, and name no backend or gloo'
 # the first release of transformers whose TrainingArguments do not have an argument, and what to
 # write instead; tests/engine compares it with the transformers of the stack in use
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -117,6 +118,10 @@ def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
         *(
             Incompatibility(f"{call.where}: {call.text} starts more ranks", NO_SPAWN, certain=False)
             for call in source.spawns
+        ),
+        *(
+            Incompatibility(f"{where}: asks for a GPU, which hosts do not have", CPU, certain=False)
+            for where in source.gpus
         ),
     ]
 
