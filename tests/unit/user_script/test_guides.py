@@ -34,7 +34,7 @@ def followed(words: list[str], where: Path) -> list[str]:
     except UsageError as answer:
         return shlex.split(answer.hint.removeprefix(COMMAND))
     source = read_source(where, where.parent)
-    for one in incompatibilities(source, script.arguments, STACKS["native"], STACKS):
+    for one in incompatibilities(source, script.arguments, STACKS["native"], STACKS, brings=True):
         flag = one.what.partition(":")[0]
         assert flag.startswith("--"), one
         at = words.index(flag)
