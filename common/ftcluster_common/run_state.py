@@ -61,6 +61,9 @@ class RunState:
         return dict(vars(self))
 
 
+FIELDS = {field.name: field.default is MISSING for field in fields(RunState)}
+
+
 def run_state_of(data: Mapping[str, Any]) -> RunState:
     """A run from its JSON, whatever else is in it.
 
@@ -69,11 +72,7 @@ def run_state_of(data: Mapping[str, Any]) -> RunState:
     Raises:
         KeyError: a field is missing.
     """
-    values = {
-        field.name: data[field.name]
-        for field in fields(RunState)
-        if field.default is MISSING or field.name in data
-    }
+    values = {name: data[name] for name, needed in FIELDS.items() if needed or name in data}
     return RunState(**{**values, "hosts": tuple(data["hosts"])})
 
 

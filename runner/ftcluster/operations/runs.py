@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
-from ftcluster.launch.record import complete_from
+from ftcluster.launch.record import complete_from, recorded_runs
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.runs import copy_log, fetch_model, find_run
 from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
@@ -40,8 +40,10 @@ def list_runs(
         FtclusterError: the head does not answer.
     """
     runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
+    here = set(recorded_runs())
     for run in runs:
-        complete_from(run)
+        if run.run in here:
+            complete_from(run)
     return tuple(runs), left
 
 

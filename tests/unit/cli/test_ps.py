@@ -18,3 +18,12 @@ def test_a_run_of_an_older_node_package() -> None:
     known = asdict(RUN)
     del known["started_by"], known["checkpoint"]
     assert run_state_of(known) == replace(RUN, started_by="")
+
+
+def test_a_run_that_waits_or_was_interrupted_says_so() -> None:
+    waits = replace(RUN, doing="waiting for n2 (0:45 of 2:00)")
+    gone = replace(RUN, run="mrpc-0", state="failed", doing="interrupted")
+    _, first, second, hint = table([waits, gone])
+    assert "mrpc-1  waiting for n2 (0:45 of 2:00)  3/9" in first
+    assert "mrpc-0  interrupted                    3/9" in second
+    assert hint.endswith("ftcluster attach RUN")
