@@ -64,19 +64,17 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
-def write_sources(
-    folder: Path, name: str, version: str, tag: str = ANY, before: str = "pass"
-) -> Path:
+def write_sources(folder: Path, name: str, version: str, before: str = "pass") -> Path:
     """Write a source distribution that is built without any other package.
 
-    Takes the tag of its wheel, and a statement that the build begins with.
+    Takes a statement that the build begins with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "pyproject.toml": "[build-system]\nrequires = []\n"
         'build-backend = "backend"\nbackend-path = ["."]\n',
-        "backend.py": BACKEND.format(name=name, version=version, tag=tag, before=before),
+        "backend.py": BACKEND.format(name=name, version=version, tag=ANY, before=before),
     }
     path = folder / f"{name}-{version}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
