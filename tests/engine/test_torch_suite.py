@@ -54,6 +54,7 @@ def results(ranks: int, folder: Path, *names: str) -> dict[str, dict[str, str]]:
         if name not in ends[backend]:
             with found.open("a") as file:
                 file.write(f"{backend} {name} 0 crashed\n")
+            (folder / f"{backend} {name}").write_text(done.stdout)
     raise AssertionError(f"{ends} in {LAUNCHES} launches: {done.stdout}")
 
 

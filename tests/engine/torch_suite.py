@@ -66,11 +66,10 @@ def on_cpus() -> Any:
     for name in ("skip_if_lt_x_gpu", "nccl_skip_if_lt_x_gpu", "require_n_gpus_for_nccl_backend"):
         setattr(common_distributed, name, always)
     common_distributed.skip_if_no_gpu = lambda test: test
-    # what the suite leaves out is what it leaves out of gloo, and of another rendezvous
-    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE), "INIT_METHOD": "file://"}
+    os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE)}  # what a test may expect of gloo
     from torch.testing._internal.distributed import distributed_test
 
-    torch.cuda.device_count = lambda: SIZE
+    torch.cuda.device_count, torch.cuda.current_device = lambda: SIZE, lambda: RANK
     torch.cuda.set_device = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.nn.Module.cuda = lambda self, *_, **__: self
@@ -131,9 +130,10 @@ def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
 
 def main(folder: Path, names: list[str]) -> None:
     """Run the tests."""
+    faulthandler.enable()
     os.environ["TEMP_DIR"] = str(folder)
     suite = on_cpus()
-    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
     class Suite(suite.DistributedTest._DistTestBase, TestCase):  # type: ignore[misc, name-defined]
         rank, world_size = RANK, str(SIZE)
@@ -156,10 +156,11 @@ def main(folder: Path, names: list[str]) -> None:
 
         (folder / "running").write_text(case)
         store = dist.PrefixStore(case, whole)
-        suite.BACKEND, suite.Barrier.sync = backend, barriers(store)
-        Suite.file_name = str(folder / "rendezvous" / f"{case}, own")
-        Suite.init_method = f"file://{Suite.file_name}"
-        suite.INIT_METHOD = f"file://{folder}/rendezvous/{case}"
+        # for one that it does not know it has no model where gradients are accumulated
+        suite.BACKEND = "gloo" if "no_sync" in name else backend
+        suite.Barrier.sync = barriers(store)
+        set_rng_seed(1234)  # a test may rely on it that all ranks draw the same
+        Suite.init_method = f"file://{folder}/rendezvous/{case}"
         with at_most(STUCK_SECONDS, say):
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", store), rank=RANK, world_size=SIZE,
