@@ -290,6 +290,7 @@ CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LIN
 PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
+SYSTEM = Answer("Return what the system is", "system_report", _text)
 # of ssh
 SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 
