@@ -77,11 +77,11 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
     """The options with the columns of 0 and 1 that have a class each, as the first rows tell.
 
     They are as they were where a column with the class is named or known, or where there are not
-    two such columns.
+    three such columns: of two, one may be the class and the other say something else.
 
-    >>> row = {"text": "a b", "toxic": "1", "insult": "0", "id": "7"}
+    >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
     >>> with_label_columns(TextClassification(), [row]).label_columns
-    ('toxic', 'insult')
+    ('toxic', 'insult', 'threat')
     """
     first = list(islice(rows, LOOKED_AT))
     columns = list(first[0]) if first else []
@@ -94,7 +94,7 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
         for name in columns
         if name not in texts and all(as_flag(row.get(name)) is not None for row in first)
     ]
-    return replace(options, label_columns=tuple(found)) if len(found) > 1 else options
+    return replace(options, label_columns=tuple(found)) if len(found) > 2 else options
 
 
 def as_flag(cell: Any) -> bool | None:

@@ -59,7 +59,7 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
     [
         (MRPC, [PAIR, {**PAIR, "label": 0}]),
         (FOUND, [{"text": "a", "labels": ["x", "y"]}, {"text": "b", "labels": []}]),
-        (FOUND, [{"text": "a", "toxic": 1, "threat": "0"}, {"text": "b", "toxic": 0, "threat": 1}]),
+        (FOUND, [{"text": "a", "bad": n, "worse": "0", "worst": True} for n in (0, 1)]),
         (
             SKIPS,
             [{"text": "a", "label": n} for n in (0, 1, None, "")] + [{"text": " ", "label": 1}],
