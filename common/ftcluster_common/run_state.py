@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 STATES = ("running", "done", "failed", "stopped")
+STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")  # behind a name
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WAITS = "waiting"  # how a phase begins in which a run waits for hosts
 INTERRUPTED = "interrupted"  # what a run is whose supervisor is gone, as after a reboot
@@ -22,6 +23,15 @@ def is_run_id(text: Any) -> bool:
     (True, False, False)
     """
     return isinstance(text, str) and RUN_ID.fullmatch(text) is not None
+
+
+def name_of_run(run: str) -> str:
+    """What an id begins with: the recipe's or the script's name, or one that was given.
+
+    >>> name_of_run("my-model-20260131-101500-7f3a"), name_of_run("other")
+    ('my-model', 'other')
+    """
+    return STAMP.sub("", run)
 
 
 @dataclass(frozen=True)
