@@ -1,12 +1,18 @@
 """The number of ranks of each host, and why. Pure functions only."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
-from ftcluster.planning.placement import domains, even_counts, worthwhile
+from ftcluster.planning.placement import (
+    even_counts,
+    least_cores,
+    limited,
+    spanning,
+    worthwhile,
+)
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
@@ -58,7 +64,7 @@ def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) ->
         if ranks < balanced[host.name]:
             why = "its memory is too small for more ranks"
         elif ranks < fitting[host.name]:
-            why = "ranks have equal parts of a batch, so those of other hosts would wait"
+            why = "ranks have equal parts of a batch, so larger ones would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
         counts[host.name] = Count(ranks, _reason(host, ranks, possible[host.name][0], why))
@@ -79,9 +85,9 @@ def _requested(facts: ClusterFacts, requested: Count) -> dict[str, Count]:
         )
     counts = {}
     for host in facts.hosts:
-        nodes, good = len(worthwhile(host)[0]), even_counts(host)
+        good = even_counts(host)
         why = requested.why
-        if nodes % ranks and ranks % nodes:
+        if ranks not in good and not limited(host) and spanning(host, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
         counts[host.name] = Count(ranks, why)
@@ -105,7 +111,7 @@ def _balanced(
     """The fastest counts for all hosts together, which wait for the smallest rank."""
 
     def cores_a_rank(host: HostFacts, ranks: int) -> float:
-        return host.cores / ranks * (ACROSS_SOCKETS if ranks < host.sockets else 1)
+        return least_cores(host, ranks) * (ACROSS_SOCKETS if ranks < host.sockets else 1)
 
     def speed(counts: Mapping[str, int]) -> float:
         slowest = min(cores_a_rank(host, counts[host.name]) for host in facts.hosts)
@@ -149,23 +155,20 @@ def _most(
 
 
 def _reason(host: HostFacts, ranks: int, most: int, why_fewer: str) -> str:
-    """Why a host has this number of ranks; `most` is one per NUMA node."""
+    """Why a host has this number of ranks; `most` is one per NUMA node, or fewer with a quota."""
+    used, unused = worthwhile(host)
     if host.cores == 1:
         return "it has one core"
-    words = "one per NUMA node, because remote memory is slower"
     if ranks < most:
-        words = f"{most // ranks} NUMA nodes each: {why_fewer}"
-    return "; ".join([words, *_left_out(host)])
-
-
-def _left_out(host: HostFacts) -> Iterator[str]:
-    """Why some nodes have no rank."""
-    _, unused = worthwhile(host)
-    nodes = [str(node) for domain in unused for node in domain.nodes]
-    if not nodes:
-        return
-    if sum(len(domain.cpus) for domain in domains(host)) > host.cores:
-        yield "the CPU quota is too small to use the other nodes"
+        words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
+    elif ranks < len(used):
+        words = f"the CPU quota is too small for one on each of the {len(used)} NUMA nodes"
     else:
-        plural = "s" * (len(nodes) > 1)
-        yield f"none on node{plural} {', '.join(nodes)}, whose few cores would slow down the others"
+        words = "one per NUMA node, because remote memory is slower"
+        if len({node for domain in used for node in domain.nodes}) < len(used):
+            words = "one per NUMA node and socket, because remote memory is slower"
+    if unused:
+        nodes = sorted({node for domain in unused for node in domain.nodes})
+        words += f"; none on node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}, whose few "
+        words += "cores would slow down the others"
+    return words

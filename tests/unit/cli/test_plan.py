@@ -163,6 +163,8 @@ def test_files_without_valid_facts(
         {"numa": [{"node": 0}]},
         {"numa": [node]},
         {"numa": 7},
+        {"name": "b", "numa": [{**node, "cpus": "0-300"}]},
+        {"name": "b", "threads": 1},
     )
     hosts = [
         {"name": "a"},
