@@ -9,7 +9,10 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, NewType, get_args, get_origin, get_type_hints
 
-from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
+    number_list,
+    ranges,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
     HostFacts,
     Python,  # noqa: F401 - of the example
@@ -70,7 +73,7 @@ def known_facts(answer: Any, schema: type[Any] = HostFacts) -> tuple[dict[str, A
 
 
 def _wrong_cores(facts: dict[str, Any]) -> list[str]:
-    """What no plan can be made of: CPUs that are not as many as the cores that they are of."""
+    """What no plan can be made of, because facts of the CPUs contradict each other."""
     nodes = facts.get("numa", [])
     if not {"numa", "cores", "threads"} <= facts.keys():
         return []  # of something else, or said to be missing
@@ -83,8 +86,15 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
         wrong = [(facts["cores"], len(cpus))]
     if wrong:
         return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"]
-    threads = facts["threads"]
-    return [f"threads is {threads}, of {len(cpus)} cores"] if threads < len(cpus) else []
+    said = []
+    if facts["threads"] < len(cpus):
+        said.append(f"threads is {facts['threads']}, of {len(cpus)} cores")
+    texts = [text for node in nodes for text in node.get("socket_cpus", {}).values()]
+    if texts and (without := cpus - number_list(",".join(texts))):
+        said.append(f"socket_cpus lacks CPUs {','.join(ranges(without))}")
+    if any(len(node.get("distances") or nodes) != len(nodes) for node in nodes):
+        said.append(f"distances are not those of {len(nodes)} NUMA nodes")
+    return said
 
 
 def _wrong(name: str, value: Any, kind: Any) -> list[str]:

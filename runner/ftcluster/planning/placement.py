@@ -312,6 +312,6 @@ def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
     having = {node.node for node in host.numa if node.memory_bytes} or nodes
     nearest = {node.node if node.node in having else node.near for node in host.numa
                if node.node in own}  # fmt: skip
-    if fast or None in nearest or nearest >= having:
+    if fast or not nearest <= having or nearest >= having:
         return fast
-    return tuple(sorted(number for number in nearest if number is not None))
+    return tuple(sorted(nearest))
