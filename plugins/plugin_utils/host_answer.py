@@ -93,7 +93,7 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
     if texts and (without := cpus - number_list(",".join(texts))):
         said.append(f"socket_cpus lacks CPUs {','.join(ranges(without))}")
     if any(len(node.get("distances") or nodes) != len(nodes) for node in nodes):
-        said.append(f"distances are not those of {len(nodes)} NUMA nodes")
+        said.append(f"distances of a node are not {len(nodes)}")
     return said
 
 

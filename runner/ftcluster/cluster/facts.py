@@ -4,10 +4,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import (
-    MISSING,
-    known_facts,
-)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 
 from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
 
@@ -104,7 +101,7 @@ class HostFacts:
             KeyError, TypeError, ValueError: these are no facts.
         """
         said = known_facts(data, cls)[1]
-        if wrong := [one for one in said if not one.endswith(MISSING)]:
+        if wrong := [one for one in said if not one.endswith(" is missing")]:
             raise ValueError("; ".join(wrong[:MOST_SAID]))
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         lists = {
