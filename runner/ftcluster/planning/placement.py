@@ -314,4 +314,4 @@ def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
                if node.node in own}  # fmt: skip
     if fast or not nearest <= having or nearest >= having:
         return fast
-    return tuple(sorted(nearest))
+    return tuple(sorted(number for number in nearest if number is not None))
