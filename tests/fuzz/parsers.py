@@ -85,7 +85,7 @@ from ftcluster_common.recipe import (
     TextRanking,
 )
 from ftcluster_common.row_checks import row_check
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import RunState, pack
 from ftcluster_common.sentence_modules import read_modules
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
@@ -542,7 +542,8 @@ PARSERS = {
         lambda data, _: split_output(data), (b"[r 0] a\n[r 12] b\n[r 0] FTCLUSTER-ERROR {}\nx",)
     ),
     "runs of a head": Parser(
-        of_json(RUNS_LISTED.read), (dumped({"runs": [RUN_LISTED], "left": 0}),), (WrongAnswer,)
+        of_json(lambda rows: RUNS_LISTED.read({"runs": pack(rows), "left": 0})),
+        (dumped([RUN_LISTED]),), (WrongAnswer,),
     ),
     "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
     "data of a head": Parser(
@@ -553,7 +554,7 @@ PARSERS = {
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
             "host": "a", "task": "Return the list", "task_action": SET_FACT,
             "res": {"ansible_facts": {"runs_listed": found}}}})),
-        (dumped({"runs": [RUN_LISTED], "left": 0}),),
+        (dumped({"runs": pack([RUN_LISTED]), "left": 0}),),
     ),
     "record of a cluster, on the head": Parser(
         of_text(parse_record), (dumped({"format": 1}),), (ValueError,)

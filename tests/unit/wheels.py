@@ -1,6 +1,8 @@
 """Tiny real wheels, and package indexes on this machine that give them or misbehave."""
 
 import html
+import io
+import tarfile
 import threading
 import time
 import zipfile
@@ -39,6 +41,49 @@ def write_wheel(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for inner, text in files.items():
             archive.writestr(inner, text)
+    return path
+
+
+BACKEND = """import zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    {before}
+    files = {{
+        "{name}/__init__.py": "",
+        "{name}-{version}.dist-info/METADATA":
+            "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
+        "{name}-{version}.dist-info/WHEEL":
+            "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n",
+        "{name}-{version}.dist-info/RECORD": "",
+    }}
+    wheel = "{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(folder + "/" + wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return wheel
+"""
+
+
+def write_sources(
+    folder: Path, name: str, version: str, tag: str = ANY, before: str = "pass"
+) -> Path:
+    """Write a source distribution that is built without any other package.
+
+    Takes the tag of its wheel, and a statement that the build begins with.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": "[build-system]\nrequires = []\n"
+        'build-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND.format(name=name, version=version, tag=tag, before=before),
+    }
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inner, text in files.items():
+            entry = tarfile.TarInfo(f"{name}-{version}/{inner}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
     return path
 
 

@@ -200,7 +200,9 @@ def _run(
         cmdline=shlex.join(arguments),
         inventory=[str(path) for path in inventories],
         # where pipelining is off, Ansible writes there what a task is given, such as a token
-        envvars=ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"}),
+        envvars=ansible_environment(
+            {**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"}, inventories, options
+        ),
         event_handler=receive,
         cancel_callback=cancel,
         quiet=True,

@@ -25,7 +25,7 @@ from ftcluster.operations.recipe_words import (
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
 from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
-from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares, with_drained
+from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import encoding_notes, find_columns
@@ -99,11 +99,10 @@ class RecipeRequest:
             asked = as_tuned(recipe, self.ranks_per_host)
             tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
         recipe, shape = tuned.applied_to(recipe), (self.ranks_per_host, size, trains, tuned)
-        decided = plan_with_spares(facts, further, recipe, stacks, *shape)
+        decided = plan_with_spares(facts, further, recipe, stacks, *shape, drained=cluster.drained)
         recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
         if tuning:
             decided = decided.with_decision(Decision("tuning", *tuning))
-        decided = with_drained(decided, cluster)
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
         notes = (*notes, *encodings)
@@ -192,8 +191,9 @@ def resumed_run(
     facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
     size = _size_of(job.recipe)
     stacks = load_stacks()
-    decided = plan_with_spares(facts, further, job.recipe, stacks, ranks_per_host, size)
-    decided = with_drained(decided, cluster)
+    decided = plan_with_spares(
+        facts, further, job.recipe, stacks, ranks_per_host, size, drained=cluster.drained
+    )
     if job.ipex or decided.ipex:
         raise FtclusterError(
             f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",

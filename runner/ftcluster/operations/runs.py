@@ -20,7 +20,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 from ftcluster.text.table import aligned
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import INTERRUPTED, RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
 ALL_RANKS = "ranks.log"
@@ -46,8 +46,12 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState]) -> list[str]:
-    """A line a run, below a line of headings."""
-    return aligned([COLUMNS, *map(_row, runs)])
+    """A line a run, below a line of headings, and how those continue that were interrupted."""
+    ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
+    return [
+        *aligned([COLUMNS, *map(_row, runs)]),
+        *(ask if any(one.doing == INTERRUPTED for one in runs) else ()),
+    ]
 
 
 def _row(one: RunState) -> tuple[str, ...]:
@@ -55,7 +59,7 @@ def _row(one: RunState) -> tuple[str, ...]:
     prepares = one.state == "running" and not one.ranks  # downloads and tokenizes
     return (
         one.run,
-        "preparing" if prepares else one.state,
+        one.doing or ("preparing" if prepares else one.state),
         f"{one.step}/{one.steps}" if one.steps else "-",
         short_names(one.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.user_script.gpu import gpu_lines
+
 MAX_MODULES = 200  # of the script's own
 NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
 LOCAL_RANK = {"--local_rank", "--local-rank"}  # what torch.distributed.launch gives
@@ -75,6 +77,7 @@ class Source:
         arguments: those of TrainingArguments in the source.
         backends: the calls that ask for a backend of torch.distributed by its name.
         spawns: the calls that start further processes for ranks.
+        gpus: the lines that want a GPU, as file:line, line.
         local_rank: how it spells the option --local-rank, where it defines that, or "".
         parses_flags: whether its options become arguments of TrainingArguments.
         syntax_error: file, line and error if the script cannot be read as Python, or "".
@@ -85,6 +88,7 @@ class Source:
     arguments: list[Argument] = field(default_factory=list)
     backends: list[Call] = field(default_factory=list)
     spawns: list[Call] = field(default_factory=list)
+    gpus: list[str] = field(default_factory=list)
     local_rank: str = ""
     parses_flags: bool = False
     syntax_error: str = ""
@@ -112,6 +116,8 @@ def read_source(script: Path, folder: Path) -> Source:
             if path == script:
                 source.syntax_error = f"{name}:{line}: {getattr(error, 'msg', error)}"
             continue
+        if lines := gpu_lines(tree):
+            source.gpus.append(f"{name}:{', '.join(map(str, lines))}")
         for node in ast.walk(tree):
             for module, *inner in _modules(node):
                 files = {

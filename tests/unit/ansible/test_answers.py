@@ -18,7 +18,7 @@ from ftcluster.ansible.playbook import TaskEvent, read_event
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
 from ftcluster.provision.stages import StagesResult
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import MOST_ROWS_BYTES, RunState, pack
 from tests.fuzz.parsers import DATA_SAID
 from tests.unit.answers import answer_event
 
@@ -42,7 +42,7 @@ HOSTILE = st.recursive(
 
 
 def page(*rows: Any, left: Any = 0) -> dict[str, Any]:
-    return {"runs": list(rows), "left": left}
+    return {"runs": pack(rows), "left": left}
 
 
 def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
@@ -126,7 +126,9 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [
     None, {}, [ROW], "[]", page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
-    page(ROW, left="1"), page(left=5), {"runs": [ROW]},
+    page(ROW, left="1"), page(left=5), {"runs": [ROW]}, {"runs": [ROW], "left": 0},
+    {"runs": "x", "left": 0}, {"runs": pack([ROW])[:-8], "left": 0},
+    {"runs": pack("x" * MOST_ROWS_BYTES), "left": 0},
 ])  # fmt: skip
 def test_a_list_in_another_form_is_refused(value: Any) -> None:
     with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):

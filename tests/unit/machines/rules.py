@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.planning.placement import COMMUNICATION_FROM, SMALL_NODE, limited
+from ftcluster.planning.placement import COMMUNICATION_FROM
 from ftcluster.planning.plan import HostPlan
+from ftcluster.planning.topology import SMALL_NODE, Topology
 from ftcluster_common.cpu_list import parse_cpus
 from tests.unit.machines.machine import Machine
 
@@ -37,7 +38,7 @@ def _of_cores(machine: Machine, facts: HostFacts, host: HostPlan) -> Iterator[st
     all_of = set().union(*cpus)
     if not all_of <= machine.usable:
         yield f"forbidden CPUs {sorted(all_of - machine.usable)}"
-    if limited(facts):
+    if Topology.of(facts).limited:
         if sum(rank.threads for rank in host.placement) > max(facts.cores, len(cpus)):
             yield "more threads than the quota"
         if all_of != machine.usable and len({len(own) for own in cpus}) == 1:
@@ -80,7 +81,7 @@ def _divided(facts: HostFacts, used: set[int]) -> bool:
 
 
 def _of_sockets(machine: Machine, facts: HostFacts, host: HostPlan) -> Iterator[str]:
-    if limited(facts):
+    if Topology.of(facts).limited:
         return
     socket_of = machine.socket_of
     ranks = [{socket_of[cpu] for cpu in parse_cpus(rank.cpus)} for rank in host.placement]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.planning.placement import limited
 from ftcluster.planning.plan import LaunchPlan, plan
+from ftcluster.planning.topology import Topology
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.limits import limited_machines
@@ -76,7 +76,7 @@ def described(machine: Machine) -> Iterator[str]:
     yield f"  {machine.cpu or 'CPU'}; {facts.sockets} sockets, {facts.cores} cores, " + (
         f"{facts.threads} threads, {facts.memory_bytes / 2**30:.0f} GiB"
     )
-    if limited(facts):
+    if Topology.of(facts).limited:
         yield f"  quota of {facts.cpu_quota:g} CPUs"
     for node in facts.numa:
         cpus = format_cpus(parse_cpus(node.cpus))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ftcluster.planning.placement import lay_out
 from ftcluster.planning.plan import plan
+from ftcluster.planning.topology import Topology
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.machine import Machine, Node, machine
@@ -81,7 +82,7 @@ def machines(draw: Any) -> Machine:
 def test_no_machine_breaks_the_rules(made: Machine, ranks: int) -> None:
     facts = made.facts()
     assert broken_rules(made, facts, plan(cluster(facts), None, STACKS).hosts[0]) == []
-    asked = lay_out(facts, min(ranks, facts.cores), communicates=True)
+    asked = lay_out(Topology.of(facts), min(ranks, facts.cores), communicates=True)
     if made.quota:
         return
     cores = [made.siblings[cpu] for rank in asked.ranks for cpu in parse_cpus(rank.cpus)]

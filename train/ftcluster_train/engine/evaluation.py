@@ -58,7 +58,9 @@ def evaluate(
     """
     metrics = {}
     for name, samples in validation_sets.items():
-        of_set = task.score(predict(task, model, samples, world, bf16), samples)
+        predictions = predict(task, model, samples, world, bf16)
+        scored = task.score(predictions, samples) if world.rank == 0 else {}
+        of_set = gather_over_ranks(scored)[0]
         suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
     return metrics
