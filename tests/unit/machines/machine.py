@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import (
@@ -38,7 +39,7 @@ class Node:
     bandwidth: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is itself, so that it can be a key
 class Machine:
     """What a process on a machine sees.
 
@@ -87,7 +88,7 @@ class Machine:
         data = {**brief(asdict(self)), "nodes": [brief(asdict(node)) for node in self.nodes]}
         return json.dumps(data, ensure_ascii=False)
 
-    @property
+    @cached_property
     def siblings(self) -> dict[int, tuple[int, ...]]:
         """The hardware threads of each CPU's core."""
         found = {}
@@ -96,15 +97,15 @@ class Machine:
                 found.update(dict.fromkeys(core, core))
         return found
 
-    @property
+    @cached_property
     def socket_of(self) -> dict[int, int]:
         return {cpu: at for at, text in enumerate(self.sockets) for cpu in parse_cpus(text)}
 
-    @property
+    @cached_property
     def usable(self) -> set[int]:
         return set(parse_cpus(self.allowed)) if self.allowed else set(self.siblings)
 
-    @property
+    @cached_property
     def usable_nodes(self) -> set[int]:
         """The nodes with memory that may be used."""
         mems = set(parse_cpus(self.mems)) if self.mems else None

@@ -8,6 +8,7 @@ difference as somebody would who runs such machines.
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,14 +65,16 @@ for one in [*LIBRARY.values(), *limited_machines(LIBRARY)]:
     KINDS[kind(one)].append(one)
 
 
-def decided(facts: HostFacts) -> LaunchPlan:
-    return plan(cluster(facts), None, STACKS)
+@cache
+def decided(machine: Machine) -> tuple[HostFacts, LaunchPlan]:
+    """What is gathered of a machine, and the plan that is made of it."""
+    facts = machine.facts()
+    return facts, plan(cluster(facts), None, STACKS)
 
 
 def described(machine: Machine) -> Iterator[str]:
     """The machine and its plan, for people."""
-    facts = machine.facts()
-    host = decided(facts)
+    facts, made = decided(machine)
     yield f"{machine.name} ({machine.source})"
     yield f"  {machine.cpu or 'CPU'}; {facts.sockets} sockets, {facts.cores} cores, " + (
         f"{facts.threads} threads, {facts.memory_bytes / 2**30:.0f} GiB"
@@ -87,10 +90,10 @@ def described(machine: Machine) -> Iterator[str]:
             f"  node {node.node}: {cpus or 'no cores'}{sockets}, "
             f"{node.memory_bytes / 2**30:.0f} GiB{near}{hbm}"
         )
-    for number, rank in enumerate(host.hosts[0].placement):
+    for number, rank in enumerate(made.hosts[0].placement):
         memory = ",".join(map(str, rank.memory)) or "any"
         yield f"  rank {number}: {rank.cpus}, {rank.threads} threads, memory {memory}"
-    for decision in host.decisions:
+    for decision in made.decisions:
         if decision.what in SAID:
             yield f"  {decision.what}: {decision.why}"
 
@@ -108,8 +111,8 @@ def test_the_plans_are_the_golden_ones(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_what_holds_for_all_machines(name: str) -> None:
     for machine in KINDS[name]:
-        facts = machine.facts()
-        assert broken_rules(machine, facts, decided(facts).hosts[0]) == [], machine.name
+        facts, made = decided(machine)
+        assert broken_rules(machine, facts, made.hosts[0]) == [], machine.name
 
 
 def test_most_machines_are_real() -> None:
