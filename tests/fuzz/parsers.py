@@ -387,7 +387,8 @@ HOST = {
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
 }
 # a host's answer has more than what plans are made of
-NUMA = {**HOST["numa"][0], "near": None, "hbm": False}
+NUMA = {**HOST["numa"][0], "near": None, "hbm": False, "socket_cpus": {"0": "0-3"},
+        "distances": [10]}  # fmt: skip
 FACTS = get_type_hints(HostFacts).items()
 ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
     "machine": "x86_64", "cores": 1, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
