@@ -363,6 +363,6 @@ def _asked(
         "nodes": nodes,
         "spares": spares,
         "ranks_per_host": ranks_per_host,
-        "name": name,
+        "run_name": name,
         "connection": Connection(options=tuple(options), cluster=cluster),
     }

@@ -27,6 +27,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
     """Add --name."""
     parser.add_argument(
         "--name",
+        dest="run_name",
         type=not_empty,
         metavar="NAME",
         help="what the run's id begins with, in ps, reports and trackers (default: the recipe's "

@@ -91,6 +91,6 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of a RecipeRequest but for its connection."""
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
-    names = ("data", "model", "nodes", "spares", "ranks_per_host", "name")
+    names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return {"words": words, **given}

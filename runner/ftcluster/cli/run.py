@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     names = (
         "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements", "wheels",
-        "detach", "name",
+        "detach", "run_name",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     token, launch = options.hf_token, launch_options(options)

@@ -51,7 +51,7 @@ class RecipeRequest:
         nodes: number of hosts with ranks, the head first; None: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: None: the plan decides.
-        name: what the run's id begins with, instead of the recipe's name.
+        run_name: what the run's id begins with, instead of the recipe's name.
         connection: which cluster it is about.
     """
 
@@ -61,7 +61,7 @@ class RecipeRequest:
     nodes: int | None = None
     spares: int = 0
     ranks_per_host: int | None = None
-    name: str | None = None
+    run_name: str | None = None
     connection: Connection = field(default_factory=Connection)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class RecipeRequest:
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
         notes = (*notes, *encodings)
-        run_id = new_run_id(self.name or recipe.name)
+        run_id = new_run_id(self.run_name or recipe.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
         return TrainingRun(
             run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose

@@ -199,7 +199,7 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume)
         shape = (request.nodes, request.spares, request.ranks_per_host)
-        run = resumed_run(job, cluster, *shape, must_resume, request.name)
+        run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
     else:
         run = request.prepared(cluster)
     return request.launch.applied_to(run)
