@@ -118,7 +118,7 @@ def lost_host(number: int) -> Callable[[Training, random.Random], Struck]:
             at,
             host,
             None,
-            "was lost|supervisor was killed",
+            "was lost|supervisor was killed|was started again",
             lambda: bed.boot(host),
             draw.uniform(*CUT_SECONDS),
         )

@@ -14,8 +14,8 @@ from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import ClusterChanged, FtclusterError
-from ftcluster.planning.placement import even_counts
 from ftcluster.planning.plan import LaunchPlan
+from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
@@ -124,7 +124,7 @@ def _rank_counts(
     """Numbers of ranks that all hosts can have, but for the plan's own."""
     possible = set[int]()
     for host in hosts:
-        whole = even_counts(host)
+        whole = Topology.of(host).even_counts
         possible |= {*whole, *(times * whole[0] for times in MORE_RANKS)}
     most = min(min(host.cores for host in hosts), recipe.batch_size // len(hosts))
     default = {host.ranks for host in plan.hosts}

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.memory import USABLE
-from ftcluster.planning.placement import limited
 from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.planning.topology import Topology
 from ftcluster.text.host_names import short_names
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.network import AUTO
@@ -36,9 +36,9 @@ def resources(facts: ClusterFacts) -> Resources:
     scheduled.
     """
     left = [_without_first_core(host) for host in facts.hosts]
-    cpus = min(host.cores if limited(host) else host.threads for host in left)
+    cpus = min(int(min(host.cpu_quota or host.threads, host.threads)) for host in left)
     memory = min(host.memory_bytes for host in left)
-    return Resources(cpus, max(1, int(memory * USABLE / GIB)))
+    return Resources(max(1, cpus), max(1, int(memory * USABLE / GIB)))
 
 
 def as_pod(host: HostFacts) -> HostFacts:
@@ -65,7 +65,7 @@ def as_pod(host: HostFacts) -> HostFacts:
 
 def _without_first_core(host: HostFacts) -> HostFacts:
     """The host without its first core, which kubelet's CPU manager keeps for the system, too."""
-    if host.cores < NODE_CORES or limited(host):
+    if host.cores < NODE_CORES or Topology.of(host).limited:
         return host
     cpus = [parse_cpus(node.cpus) for node in host.numa]
     first = min(cpu for of_node in cpus for cpu in of_node)

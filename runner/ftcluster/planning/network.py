@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from ftcluster.cluster.facts import HostFacts
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.text.host_names import short_names
 from ftcluster_common.network import AUTO, TCP, best_device, choose_provider, provider_of
@@ -37,6 +37,20 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
         return provider, f"not RDMA, whose providers differ: {_shown(kinds)}"
     names = _by_value({name: device.name for name, device in devices.items()})
     return provider, f"every host has a device for it on the run's network: {_shown(names)}"
+
+
+def network_mbits(facts: ClusterFacts) -> float | None:
+    """The speed of the network between hosts as it was measured, or else its nominal one.
+
+    None if there is one host, or neither is known.
+    """
+    hosts = len(facts.hosts)
+    if hosts == 1:
+        return None
+    if measured := facts.known_all_reduce:
+        megabits = host_bytes(measured.bytes, hosts) * 8 / 1e6
+        return megabits / (min(measured.ms.values()) / 1000)
+    return nominal_mbits(facts.hosts)
 
 
 def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:

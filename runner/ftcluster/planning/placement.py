@@ -1,10 +1,11 @@
 """The cores and the local memory of each rank of a host. Pure functions only."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster.planning.topology import Domain, Topology, near_groups
+from ftcluster_common.cpu_list import format_cpus
 
 # A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
 # all-reduce 100 MB between two ranks, up to twice as much between many (measured); a step needs
@@ -13,22 +14,6 @@ from ftcluster_common.cpu_list import format_cpus, parse_cpus
 COMMUNICATION_FROM = 8
 # A host with fewer cores reserves none for the system: one of 64 is 1.6 %.
 SYSTEM_FROM = 64
-SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
-
-
-@dataclass(frozen=True)
-class Domain:
-    """Cores with the same local memory.
-
-    Attributes:
-        nodes: the NUMA nodes' numbers; several if the kernel emulates nodes with the same cores.
-        cpus: CPU numbers of the cores' first hardware threads.
-        hbm: the nodes of high-bandwidth memory that these cores are nearest to.
-    """
-
-    nodes: tuple[int, ...]
-    cpus: tuple[int, ...]
-    hbm: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -72,65 +57,21 @@ class Layout:
     floating: bool
 
 
-def domains(host: HostFacts) -> tuple[Domain, ...]:
-    """The cores of a host by their local memory, in the nodes' order."""
-    parts: list[Domain] = []
-    for node in host.numa:
-        cpus = parse_cpus(node.cpus)
-        if not cpus:
-            continue
-        hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
-        shared = next((domain for domain in parts if set(domain.cpus) & set(cpus)), None)
-        if shared:  # the same cores, as emulated nodes have
-            parts[parts.index(shared)] = Domain(
-                nodes=(*shared.nodes, node.node),
-                cpus=tuple(dict.fromkeys((*shared.cpus, *cpus))),
-                hbm=shared.hbm + hbm,
-            )
-        else:
-            parts.append(Domain((node.node,), cpus, hbm))
-    return tuple(parts)
+def rank_cores(topology: Topology, ranks: int) -> int:
+    """The cores of the rank with the fewest, of so many on a host."""
+    if topology.limited:
+        return topology.host.cores // ranks
+    return min(len(cpus) for cpus, _ in _shares(topology, topology.with_cores_for(ranks), ranks))
 
 
-def worthwhile(host: HostFacts) -> tuple[tuple[Domain, ...], tuple[Domain, ...]]:
-    """The domains that ranks use by default, and those that would slow them down.
-
-    With a quota only the largest domains, as many as have its cores.
-    """
-    everything = domains(host)
-    most = max(len(domain.cpus) for domain in everything)
-    used = [one for one in everything if len(one.cpus) >= SMALL_NODE * most]
-    if limited(host):
-        by_size = sorted(used, key=lambda one: -len(one.cpus))
-        while len(by_size) > 1 and sum(len(one.cpus) for one in by_size[:-1]) >= host.cores:
-            by_size.pop()
-        used = [one for one in used if one in by_size]
-    return tuple(used), tuple(one for one in everything if one not in used)
-
-
-def limited(host: HostFacts) -> bool:
-    """Return whether a quota allows less than all cores of a host."""
-    cores = sum(len(domain.cpus) for domain in domains(host))
-    return host.cpu_quota is not None and host.cpu_quota < cores
-
-
-def even_counts(host: HostFacts) -> tuple[int, ...]:
-    """Numbers of ranks with which each has equally many whole NUMA nodes, the highest first.
-
-    No rank spans sockets if there are at least as many ranks as sockets: for two sockets with three
-    nodes each, these are 6, 2 and 1.
-    """
-    count = len(worthwhile(host)[0])
-    sockets = host.sockets if host.sockets and count % host.sockets == 0 else 1
-    return tuple(
-        ranks
-        for ranks in range(count, 0, -1)
-        if count % ranks == 0 and (ranks % sockets == 0 or sockets % ranks == 0)
-    )
+def spanning(topology: Topology, ranks: int) -> bool:
+    """Whether a rank has cores of several NUMA nodes without having all of them."""
+    shares = _shares(topology, topology.with_cores_for(ranks), ranks)
+    return any({*cpus} < {*_all_of(near)[0]} and len(near) > 1 for cpus, near in shares)
 
 
 def lay_out(
-    host: HostFacts,
+    topology: Topology,
     ranks: int,
     communicates: bool,
     workers: int = 0,
@@ -139,19 +80,17 @@ def lay_out(
     """Divide a host's cores among its ranks.
 
     Args:
-        host: it has at least as many cores as ranks.
+        topology: of a host with at least as many cores as ranks.
         communicates: whether there are other ranks, on this host or another.
         workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
             own if the rank has enough.
         communication_cores: how many of each rank's, which leaves one for a thread; None: 1 from
             COMMUNICATION_FROM cores on. Not with oneCCL's workers.
     """
-    used, _ = worthwhile(host)
-    if ranks > sum(len(domain.cpus) for domain in used):
-        used = domains(host)
-    floating = limited(host)
-    shares = _floating(used, ranks) if floating else _shares(used, ranks)
-    cores = host.cores // ranks if floating else min(len(cpus) for cpus, _ in shares)
+    host, floating = topology.host, topology.limited
+    used = topology.with_cores_for(ranks)
+    shares = (_floating if floating else _shares)(topology, used, ranks)
+    cores = rank_cores(topology, ranks)
     kept = int(communicates and cores >= COMMUNICATION_FROM)
     if communication_cores is not None:
         kept = min(communication_cores, cores - 1)
@@ -163,16 +102,16 @@ def lay_out(
     )
     plans = []
     for index, (cpus, near) in enumerate(shares):
-        usable = cpus[system:]
+        usable = computing = cpus[system:]
+        working: tuple[int, ...] = ()
+        memory = _memory(host, near)
         threads = max(1, (cores if floating else len(usable)) - kept)
-        rank = RankPlan(format_cpus(usable), threads, _memory(host, near))
         if workers:
             # the workers of ranks that share CPUs have different ones
             last = len(usable) - (index * workers % len(usable) if floating else 0)
             working = usable[last - workers : last]
-            computing = [cpu for cpu in usable if not kept or cpu not in working]
-            rank = replace(rank, cpus=format_cpus(computing), workers=format_cpus(working))
-        plans.append(rank)
+            computing = tuple(cpu for cpu in usable if not kept or cpu not in working)
+        plans.append(RankPlan(format_cpus(computing), threads, memory, format_cpus(working)))
     whole = sum(len(domain.cpus) for domain in used)
     return Layout(
         ranks=tuple(plans),
@@ -187,28 +126,35 @@ def lay_out(
 _Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and their domains
 
 
-def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
+def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
     """Whole domains for each rank, or several ranks in each, or else equal pieces of all cores."""
     if len(used) % ranks == 0:
-        size = len(used) // ranks
-        return [_all_of(used[first : first + size]) for first in range(0, len(used), size)]
+        return [_all_of(group) for group in near_groups(topology.host, used, ranks)]
     inside = ranks // len(used)
     if ranks % len(used) == 0 and all(len(domain.cpus) >= inside for domain in used):
         return [(cpus, (domain,)) for domain in used for cpus in _pieces(domain.cpus, inside)]
-    everything, _ = _all_of(used)
+    sockets = sorted({domain.sockets for domain in used})
+    on_each = [[domain for domain in used if domain.sockets == socket] for socket in sockets]
+    inside, rest = divmod(ranks, len(sockets))
+    if len(sockets) > 1 and not rest and all(len(_all_of(own)[0]) >= inside for own in on_each):
+        return [share for own in on_each for share in _shares(topology, own, inside)]
+    everything, _ = _all_of([domain for own in on_each for domain in own])
     return [
         (cpus, tuple(domain for domain in used if set(domain.cpus) & set(cpus)))
         for cpus in _pieces(everything, ranks)
     ]
 
 
-def _floating(used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Whole domains, some for several ranks; all for all if their numbers do not divide."""
+def _floating(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
+    """All hardware threads of whole domains, some for several ranks; or all for all."""
+    groups: Sequence[Sequence[Domain]] = [used] * ranks
     if len(used) % ranks == 0:
-        return _shares(used, ranks)
-    if ranks % len(used) == 0:
-        return [_all_of([domain]) for domain in used for _ in range(ranks // len(used))]
-    return [_all_of(used)] * ranks
+        groups = near_groups(topology.host, used, ranks)
+    elif ranks % len(used) == 0:
+        groups = [[domain] for domain in used for _ in range(ranks // len(used))]
+    return [
+        (tuple(cpu for domain in group for cpu in domain.threads), tuple(group)) for group in groups
+    ]
 
 
 def _all_of(used: Sequence[Domain]) -> _Share:
@@ -222,7 +168,16 @@ def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
-    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some."""
+    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some.
+
+    Those nearest to the cores where their own have no memory: preferring such a node is refused.
+    """
     fast = tuple(node for domain in near for node in domain.hbm)
-    nodes = tuple(node for domain in near for node in domain.nodes)
-    return fast or (nodes if len(nodes) < len(host.numa) else ())
+    own = {number for domain in near for number in domain.nodes}
+    nodes = {node.node for node in host.numa}
+    having = {node.node for node in host.numa if node.memory_bytes} or nodes
+    nearest = {node.node if node.node in having else node.near for node in host.numa
+               if node.node in own}  # fmt: skip
+    if fast or not nearest <= having or nearest >= having:
+        return fast
+    return tuple(sorted(number for number in nearest if number is not None))

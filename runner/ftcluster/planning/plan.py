@@ -1,8 +1,7 @@
 """From the facts of a cluster and a recipe to one launch. Pure functions only."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import PlanError
@@ -21,10 +20,11 @@ from ftcluster.planning.host_checks import (
     choose_precision,
 )
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.network import choose_network
-from ftcluster.planning.placement import RankPlan, lay_out
-from ftcluster.planning.rank_counts import choose_counts, requested_count
+from ftcluster.planning.network import choose_network, network_mbits
+from ftcluster.planning.placement import RankPlan, lay_out, rank_cores
+from ftcluster.planning.rank_counts import Count, choose_counts, requested_count
 from ftcluster.planning.sharding import choose_sharding
+from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
@@ -34,8 +34,6 @@ from ftcluster_common.network import HostNetwork
 from ftcluster_common.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,32 @@ class LaunchPlan:
         return self.hosts[0].interface
 
 
+class Problems:
+    """Errors of several checks, each a `with` block, which ends at its first one."""
+
+    def __init__(self) -> None:
+        self._errors: list[PlanError] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._errors)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if isinstance(error, PlanError):
+            self._errors.append(error)
+            return True
+        return False
+
+    def together(self) -> PlanError:
+        """One error with all problems."""
+        if len(self._errors) == 1:
+            return self._errors[0]
+        text = "\n".join(map(str, self._errors)).replace("\n", "\n  ")
+        return PlanError(f"{len(self._errors)} problems prevent the launch\n  {text}")
+
+
 def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
     """The head and the hosts after it, `count` in all; None for all hosts.
 
@@ -183,64 +207,64 @@ def plan(
             Names all problems with their hosts.
     """
     facts = _by_loopback(facts)
-    problems: list[PlanError] = []
-    _attempt(problems, check_addresses, facts)
-    _attempt(problems, check_allocator, facts, recipe)
-    stack = _attempt(problems, stack_of, facts, stacks)
-    ipex = _attempt(problems, choose_ipex, recipe, facts.hosts, stack, stacks) if stack else None
-    if stack and recipe and trains:
-        _attempt(problems, check_quantization, recipe, stack, stacks)
+    topologies = [Topology.of(host) for host in facts.hosts]
+    stack = ipex = sharding = network = backend = None
+    problems = Problems()
+    with problems:
+        check_addresses(facts)
+    with problems:
+        check_allocator(facts, recipe)
     precision, precision_why = choose_precision(recipe, facts.hosts)
+    with problems:
+        stack = stack_of(facts, stacks)
+        ipex = choose_ipex(recipe, facts.hosts, stack, stacks)
+    with problems:
+        if stack and recipe and trains:
+            check_quantization(recipe, stack, stacks)
+    mbits = network_mbits(facts)
+    with problems:
+        network = choose_network(facts.hosts) if len(facts.hosts) > 1 else None
     batch = Batch(precision=precision)
     if recipe and trains:
         batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
     requested = requested_count(recipe, ranks_per_host, tuned)
-    chosen = _attempt(problems, choose_counts, facts, requested, batch) or {}
-    sharding = None
-    if chosen:
-        sharding = _attempt(
-            problems, choose_sharding, recipe, facts, requested, batch, chosen, tuned
+    chosen: dict[str, Count] = {}
+    with problems:
+        whole, sharded = (
+            choose_counts(topologies, requested, replace(batch, sharded=shards))
+            for shards in (False, True)
         )
-    if sharding and sharding[0]:
-        batch = replace(batch, sharded=True)
-        chosen = choose_counts(facts, requested, batch)
+        chosen = whole
+        sharding = choose_sharding(recipe, facts, batch, whole, sharded, mbits, tuned)
+        if sharding[0]:
+            chosen, batch = sharded, replace(batch, sharded=True)
     counts = {name: count.ranks for name, count in chosen.items()}
     world = sum(counts.values())
-    cores = recipe.communication_cores if recipe else None
-    layouts = {
-        host.name: lay_out(host, counts[host.name], world > 1, communication_cores=cores)
-        for host in facts.hosts
-        if host.name in counts
-    }
-    network = None
-    if len(facts.hosts) > 1:
-        network = _attempt(problems, choose_network, facts.hosts)
-    backend = None
-    if layouts:
-        _attempt(problems, batch.check_samples, world, len(facts.hosts))
-        _attempt(problems, batch.check_memory, facts, counts)
-        if stack:
-            fewest = min(layout.cores for layout in layouts.values())
-            measured = facts.known_all_reduce
-            backend = _attempt(
-                problems, choose_backend, recipe, world, fewest, stack, stacks, measured, tuned
-            )
+    if chosen:
+        with problems:
+            batch.check_samples(world, len(facts.hosts))
+        with problems:
+            batch.check_memory(facts, counts)
+        with problems:
+            if stack:
+                fewest = min(rank_cores(one, counts[one.host.name]) for one in topologies)
+                measured = facts.known_all_reduce
+                backend = choose_backend(recipe, world, fewest, stack, stacks, measured, tuned)
     if problems or not ipex or not backend or not sharding:
-        raise _together(problems)
+        raise problems.together()
 
     workers = WORKERS if backend[0] == CCL else 0
+    kept_cores = recipe.communication_cores if recipe else None
+    samples = (batch.share(rank, world) for rank in range(world))
     decisions: list[Decision] = []
     hosts: list[HostPlan] = []
-    before = 0  # ranks on the hosts before this one
-    for host in facts.hosts:
-        layout = layouts[host.name]
-        if workers:
-            layout = lay_out(host, counts[host.name], world > 1, workers)
-        decisions.append(
-            Decision("ranks", str(len(layout.ranks)), chosen[host.name].why, (host.name,))
-        )
+    for topology in topologies:
+        host = topology.host
+        count = chosen[host.name]
+        layout = lay_out(topology, count.ranks, world > 1, workers, kept_cores)
         preloaded = "" if recipe and recipe.allocator == "libc" else host.tcmalloc
         of_host = {
+            "ranks": (str(count.ranks), count.why),
             "threads per rank": explain.threads(
                 host, layout, world, workers, _asked(recipe, "communication_cores", None, tuned)
             ),
@@ -253,17 +277,12 @@ def plan(
             "network interface": explain.interface(host, len(facts.hosts)),
         }
         decisions += [Decision(what, *reason, (host.name,)) for what, reason in of_host.items()]
-        placement = tuple(
-            replace(rank, samples=batch.share(before + index, world))
-            for index, rank in enumerate(layout.ranks)
-        )
-        before += len(placement)
         hosts.append(
             HostPlan(
                 name=host.name,
                 address=host.network_address,
                 interface=host.network_interface,
-                placement=placement,
+                placement=tuple(replace(rank, samples=next(samples)) for rank in layout.ranks),
                 allocator=preloaded,
                 openmp=host.openmp,
                 network=host.network,
@@ -284,7 +303,8 @@ def plan(
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
     of_all["rendezvous"] = explain.rendezvous(facts)
-    if pace := explain.pace([(host.name, host.ranks, host.threads_per_rank) for host in hosts]):
+    threads = [(host.name, [rank.threads for rank in host.placement]) for host in hosts]
+    if pace := explain.pace(threads):
         of_all["pace"] = pace
     decisions += [Decision(what, *reason) for what, reason in of_all.items()]
     return LaunchPlan(
@@ -313,25 +333,6 @@ def _asked(recipe: Recipe | None, name: str, default: object, tuned: Tuned) -> s
     if recipe is None or getattr(recipe, name) == default:
         return ""
     return tuned.reason(recipe, name)
-
-
-def _attempt(
-    problems: list[PlanError], check: Callable[..., _Result], *args: Any
-) -> _Result | None:
-    """The result of a check; None if it raises, with its error added to `problems`."""
-    try:
-        return check(*args)
-    except PlanError as error:
-        problems.append(error)
-        return None
-
-
-def _together(problems: Sequence[PlanError]) -> PlanError:
-    """One error with all problems."""
-    if len(problems) == 1:
-        return problems[0]
-    text = "\n".join(map(str, problems)).replace("\n", "\n  ")
-    return PlanError(f"{len(problems)} problems prevent the launch\n  {text}")
 
 
 def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:

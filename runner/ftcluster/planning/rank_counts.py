@@ -1,12 +1,12 @@
 """The number of ranks of each host, and why. Pure functions only."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
-from ftcluster.planning.placement import domains, even_counts, worthwhile
+from ftcluster.planning.placement import rank_cores, spanning
+from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
@@ -36,7 +36,9 @@ def requested_count(
     return None
 
 
-def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) -> dict[str, Count]:
+def choose_counts(
+    hosts: Sequence[Topology], requested: Count | None, batch: Batch
+) -> dict[str, Count]:
     """The number of ranks on each host, by its name.
 
     By default one for each NUMA node. Fewer, each with several whole nodes, if the batch has too
@@ -47,49 +49,51 @@ def choose_counts(facts: ClusterFacts, requested: Count | None, batch: Batch) ->
         PlanError: more are requested than a host has cores; names each such host.
     """
     if requested:
-        return _requested(facts, requested)
-    possible = {host.name: even_counts(host) for host in facts.hosts}
-    fitting = _for_the_batch(possible, batch)
-    balanced = _balanced(facts, possible, fitting)
-    in_memory = _in_memory(facts, possible, balanced, batch)
+        return _requested(hosts, requested)
+    fitting = _for_the_batch(hosts, batch)
+    balanced = _balanced(hosts, fitting)
+    in_memory = _in_memory(hosts, balanced, batch)
     counts = {}
-    for host in facts.hosts:
-        ranks = in_memory[host.name]
-        if ranks < balanced[host.name]:
+    for topology in hosts:
+        name = topology.host.name
+        ranks = in_memory[name]
+        if ranks < balanced[name]:
             why = "its memory is too small for more ranks"
-        elif ranks < fitting[host.name]:
-            why = "ranks have equal parts of a batch, so those of other hosts would wait"
+        elif ranks < fitting[name]:
+            why = "ranks have equal parts of a batch, so larger ones would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
-        counts[host.name] = Count(ranks, _reason(host, ranks, possible[host.name][0], why))
+        counts[name] = Count(ranks, _reason(topology, ranks, why))
     return counts
 
 
-def _requested(facts: ClusterFacts, requested: Count) -> dict[str, Count]:
+def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
     ranks = requested.ranks
+    facts = [topology.host for topology in hosts]
     short = [
         f"{host.name} has {counted(host.cores, 'core')} for {ranks} ranks"
-        for host in facts.hosts
+        for host in facts
         if host.cores < ranks
     ]
     if short:
         raise PlanError(
             "each rank needs a core of its own\n  " + "\n  ".join(short),
-            f"use fewer: --ranks-per-host {min(host.cores for host in facts.hosts)}",
+            f"use fewer: --ranks-per-host {min(host.cores for host in facts)}",
         )
     counts = {}
-    for host in facts.hosts:
-        nodes, good = len(worthwhile(host)[0]), even_counts(host)
+    for topology in hosts:
+        good = topology.even_counts
         why = requested.why
-        if nodes % ranks and ranks % nodes:
+        if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
-        counts[host.name] = Count(ranks, why)
+        counts[topology.host.name] = Count(ranks, why)
     return counts
 
 
-def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dict[str, int]:
+def _for_the_batch(hosts: Sequence[Topology], batch: Batch) -> dict[str, int]:
     """The most ranks with which each has a sample; one per host if there is no such number."""
+    possible = {topology.host.name: topology.even_counts for topology in hosts}
     most = max(counts[0] for counts in possible.values())
     fitting: dict[str, int] = {}
     for cap in range(most, 0, -1):
@@ -99,73 +103,66 @@ def _for_the_batch(possible: Mapping[str, tuple[int, ...]], batch: Batch) -> dic
     return fitting
 
 
-def _balanced(
-    facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: dict[str, int]
-) -> dict[str, int]:
+def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]:
     """The fastest counts for all hosts together, which wait for the smallest rank."""
 
-    def cores_a_rank(host: HostFacts, ranks: int) -> float:
-        return host.cores / ranks * (ACROSS_SOCKETS if ranks < host.sockets else 1)
+    def cores_a_rank(one: Topology, ranks: int) -> float:
+        return rank_cores(one, ranks) * (ACROSS_SOCKETS if ranks < one.host.sockets else 1)
 
     def speed(counts: Mapping[str, int]) -> float:
-        slowest = min(cores_a_rank(host, counts[host.name]) for host in facts.hosts)
+        slowest = min(cores_a_rank(one, counts[one.host.name]) for one in hosts)
         return sum(counts.values()) * slowest
 
     def with_ranks_of(cores: float) -> dict[str, int]:
-        return _most(facts, possible, most, lambda host, n: cores_a_rank(host, n) >= cores)
+        return _most(hosts, most, lambda one, n: cores_a_rank(one, n) >= cores)
 
-    levels = {cores_a_rank(host, n) for host in facts.hosts for n in possible[host.name]}
+    levels = {cores_a_rank(one, n) for one in hosts for n in one.even_counts}
     fastest = max(map(with_ranks_of, sorted(levels)), key=speed)
     return fastest if speed(fastest) >= WORTH_SPANNING * speed(most) else most
 
 
-def _in_memory(
-    facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: dict[str, int], batch: Batch
-) -> dict[str, int]:
+def _in_memory(hosts: Sequence[Topology], most: dict[str, int], batch: Batch) -> dict[str, int]:
     """The most ranks that fit into the memory of each host, as far as that is known."""
     world = 0
 
-    def fits(host: HostFacts, ranks: int) -> bool:
-        return batch.fits(host, ranks, world)
+    def fits(topology: Topology, ranks: int) -> bool:
+        return batch.fits(topology.host, ranks, world)
 
     fitting = most
     before: dict[str, int] = {}
     while fitting != before:  # fewer ranks have larger parts of the batch
         before, world = fitting, sum(fitting.values())
-        fitting = _most(facts, possible, before, fits)
+        fitting = _most(hosts, before, fits)
     return fitting
 
 
 def _most(
-    facts: ClusterFacts, possible: Mapping[str, tuple[int, ...]], most: Mapping[str, int],
-    good: Callable[[HostFacts, int], bool],
-) -> dict[str, int]:  # fmt: skip
-    """The highest possible count of each host that is not above its `most` and good, else one."""
+    hosts: Sequence[Topology], most: Mapping[str, int], good: Callable[[Topology, int], bool]
+) -> dict[str, int]:
+    """The highest even count of each host that is not above its `most` and good, else one."""
     highest = {}
-    for host in facts.hosts:
-        counts = (n for n in possible[host.name] if n <= most[host.name] and good(host, n))
-        highest[host.name] = next(counts, 1)
+    for topology in hosts:
+        name = topology.host.name
+        counts = (n for n in topology.even_counts if n <= most[name] and good(topology, n))
+        highest[name] = next(counts, 1)
     return highest
 
 
-def _reason(host: HostFacts, ranks: int, most: int, why_fewer: str) -> str:
-    """Why a host has this number of ranks; `most` is one per NUMA node."""
-    if host.cores == 1:
+def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
+    """Why a host has this number of ranks."""
+    used, unused = topology.used, topology.unused
+    if topology.host.cores == 1:
         return "it has one core"
-    words = "one per NUMA node, because remote memory is slower"
-    if ranks < most:
-        words = f"{most // ranks} NUMA nodes each: {why_fewer}"
-    return "; ".join([words, *_left_out(host)])
-
-
-def _left_out(host: HostFacts) -> Iterator[str]:
-    """Why some nodes have no rank."""
-    _, unused = worthwhile(host)
-    nodes = [str(node) for domain in unused for node in domain.nodes]
-    if not nodes:
-        return
-    if sum(len(domain.cpus) for domain in domains(host)) > host.cores:
-        yield "the CPU quota is too small to use the other nodes"
+    if ranks < topology.even_counts[0]:
+        words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
+    elif ranks < len(used):
+        words = f"the CPU quota is too small for one on each of the {len(used)} NUMA nodes"
+    elif len({node for domain in used for node in domain.nodes}) < len(used):
+        words = "one per NUMA node and socket, because remote memory is slower"
     else:
-        plural = "s" * (len(nodes) > 1)
-        yield f"none on node{plural} {', '.join(nodes)}, whose few cores would slow down the others"
+        words = "one per NUMA node, because remote memory is slower"
+    if unused:
+        nodes = sorted({node for domain in unused for node in domain.nodes})
+        words += f"; none on node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}, whose few "
+        words += "cores would slow down the others"
+    return words

@@ -11,8 +11,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
 from ftcluster.planning.memory import gigabytes
-from ftcluster.planning.network import host_bytes, nominal_mbits
-from ftcluster.planning.rank_counts import Count, choose_counts
+from ftcluster.planning.rank_counts import Count
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
@@ -24,18 +23,20 @@ WORTH = 0.75  # of the bytes at most
 def choose_sharding(
     recipe: Recipe | None,
     facts: ClusterFacts,
-    requested: Count | None,
     batch: Batch,
     counts: Mapping[str, Count],
+    sharded_counts: Mapping[str, Count],
+    mbits: float | None,
     tuned: Tuned = UNTUNED,
 ) -> tuple[bool, str]:
     """Decide whether each rank has only a part of the optimizer; return the reason, too.
 
     Args:
         recipe: None for a user's own script.
-        requested: see `choose_counts`.
         batch: without shards.
         counts: the ranks of each host without shards.
+        sharded_counts: those with shards.
+        mbits: of the network between hosts, if that is known.
 
     Raises:
         PlanError: the recipe requires it, and the run uses IPEX or takes local steps.
@@ -58,14 +59,15 @@ def choose_sharding(
     if asked != "auto":
         return asked, tuned.reason(recipe, "training.shard_optimizer")
     sharded = replace(batch, sharded=True)
-    more = choose_counts(facts, requested, sharded)
-    world, world_sharded = (sum(c.ranks for c in placed.values()) for placed in (counts, more))
+    world, world_sharded = (
+        sum(count.ranks for count in placed.values()) for placed in (counts, sharded_counts)
+    )
     if world_sharded == 1:
         return False, "there is only one rank"
     full = [
         host.name
         for host in facts.hosts
-        if more[host.name].ranks > counts[host.name].ranks
+        if sharded_counts[host.name].ranks > counts[host.name].ranks
         or not batch.fits(host, counts[host.name].ranks, world)
     ]
     if full:
@@ -76,15 +78,14 @@ def choose_sharding(
             f"a rank needs {gigabytes(part.total)} instead of {gigabytes(whole.total)}, which "
             f"would be too much for the memory of {short_names(full)}"
         )
-    speed = _network_mbits(facts)
-    if speed is None or speed > SLOW_MBITS:
+    if mbits is None or mbits > SLOW_MBITS:
         return False, "memory suffices, and no network is known to be so slow that it is faster"
     if batch.precision == "fp32" or batch.parts > 1:
         return False, "memory suffices; in fp32 or with accumulation steps it sends no fewer bytes"
     share = bytes_share(batch)
     if share > WORTH:
         return False, f"memory suffices; with these embeddings it sends {share:.0%} of the bytes"
-    return True, f"it sends {share:.0%} of the bytes, over a network of {speed:.0f} Mbit/s"
+    return True, f"it sends {share:.0%} of the bytes, over a network of {mbits:.0f} Mbit/s"
 
 
 def bytes_share(batch: Batch) -> float:
@@ -99,17 +100,3 @@ def bytes_share(batch: Batch) -> float:
     embeddings = model.vocabulary * model.features / model.parameters if model else 0.0
     whole = 8.0 if batch.predicts_tokens else 8 * max(1 - embeddings, 0.01)
     return (4 + 2 * embeddings) / whole
-
-
-def _network_mbits(facts: ClusterFacts) -> float | None:
-    """The speed of the network between hosts as it was measured, or else its nominal one.
-
-    None if there is one host, or neither is known.
-    """
-    hosts = len(facts.hosts)
-    if hosts == 1:
-        return None
-    if measured := facts.known_all_reduce:
-        megabits = host_bytes(measured.bytes, hosts) * 8 / 1e6
-        return megabits / (min(measured.ms.values()) / 1000)
-    return nominal_mbits(facts.hosts)

@@ -3,11 +3,11 @@
 Pure functions only.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
-from ftcluster.cluster.saved import Cluster
+from ftcluster.cluster.record import Drained
 from ftcluster.errors import PlanError, UsageError
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import ASKED
@@ -56,6 +56,8 @@ def plan_with_spares(
     model: ModelSize | None = None,
     trains: bool = True,
     tuned: Tuned = UNTUNED,
+    *,
+    drained: Mapping[str, Drained],
 ) -> LaunchPlan:
     """Decide who runs where, also on hosts that take the place of a lost one.
 
@@ -65,13 +67,15 @@ def plan_with_spares(
         facts: the hosts with ranks; the first one is the head.
         spares: the others.
         recipe, ranks_per_host, model, trains, tuned: see `plan`.
+        drained: hosts that have no ranks, by name.
 
     Raises:
         PlanError: see `plan`; or the run would be another one with a spare.
     """
     decided = plan(facts, recipe, stacks, ranks_per_host, model, trains, tuned)
+    without_ranks = [*_of_drained(drained)]
     if not spares:
-        return decided
+        return replace(decided, decisions=(*decided.decisions, *without_ranks))
     counts = {host.ranks for host in decided.hosts}
     ranks = counts.pop() if len(counts) == 1 else ranks_per_host
     planned = []
@@ -88,13 +92,12 @@ def plan_with_spares(
         planned.append(other.hosts[-1])
     names = short_names([spare.name for spare in spares])
     why = "prepared, without ranks; a restart uses them in place of lost hosts"
-    decision = Decision("spares", names, why)
-    return replace(decided.with_decision(decision), spares=tuple(planned))
+    decisions = (*decided.decisions, Decision("spares", names, why), *without_ranks)
+    return replace(decided, decisions=decisions, spares=tuple(planned))
 
 
-def with_drained(decided: LaunchPlan, cluster: Cluster) -> LaunchPlan:
-    """Return the plan with a decision for each host that is drained."""
-    for name, drained in cluster.drained.items():
-        why = f"{drained.why}, since {drained.since}; ftcluster hosts return {name} takes it back"
-        decided = decided.with_decision(Decision("drained", name, why))
-    return decided
+def _of_drained(drained: Mapping[str, Drained]) -> Iterator[Decision]:
+    """Why hosts that are drained have no ranks."""
+    for name, why in drained.items():
+        words = f"{why.why}, since {why.since}; ftcluster hosts return {name} takes it back"
+        yield Decision("drained", name, words)

@@ -140,8 +140,11 @@ def test_in_a_plan() -> None:
 def test_a_spare_has_to_have_the_same() -> None:
     facts = cluster(with_rdma("a"), with_rdma("b"))
     spare = with_rdma("c")
-    assert plan_with_spares(facts, (spare,), RECIPE, STACKS).spares[0].network == spare.network
+    assert (
+        plan_with_spares(facts, (spare,), RECIPE, STACKS, drained={}).spares[0].network
+        == spare.network
+    )
     with pytest.raises(PlanError) as refused:
-        plan_with_spares(facts, (host("c"),), RECIPE, STACKS)
+        plan_with_spares(facts, (host("c"),), RECIPE, STACKS, drained={})
     assert "provider is verbs;ofi_rxm, but tcp with that host" in str(refused.value)
     assert "ftcluster_network_provider in the inventory" in str(refused.value)

@@ -7,8 +7,8 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
 from ftcluster.errors import PlanError
 from ftcluster.launch.mpirun import render
 from ftcluster.planning.memory import ModelSize
-from ftcluster.planning.placement import even_counts
 from ftcluster.planning.plan import Decision, HostPlan, LaunchPlan, first_hosts, plan
+from ftcluster.planning.topology import Topology
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster_common.launch import mpirun_command
 from tests.unit.clusters import STACKS, VM, cluster, host, nodes
@@ -114,7 +114,8 @@ def test_too_few_cores_or_samples(batch: int, ranks: int, said: Callable[[object
 def test_ranks_have_equally_many_whole_nodes(
     sockets: int, count: int, possible: tuple[int, ...]
 ) -> None:
-    assert even_counts(host("a", cores=48, numa_nodes=count, sockets=sockets)) == possible
+    one = host("a", cores=48, numa_nodes=count, sockets=sockets)
+    assert Topology.of(one).even_counts == possible
 
 
 @pytest.mark.parametrize(
@@ -208,12 +209,12 @@ def test_emulated_nodes_share_their_cores() -> None:
 def test_a_quota_says_how_many_cores_and_not_which() -> None:
     numa = nodes(64, 2)
     launch = decided(
-        host("a", cores=4, numa=numa, cpu_quota=4.0, numa_nodes=2),
-        host("b", cores=40, numa=numa, cpu_quota=40.0, numa_nodes=2),
+        host("a", cores=4, numa=numa, cpu_quota=4.0, numa_nodes=2, threads=128),
+        host("b", cores=40, numa=numa, cpu_quota=40.0, numa_nodes=2, threads=128),
     )
     first, second = launch.hosts
-    assert (cpus(first), first.threads_per_rank) == (["0-31"], 4)
-    assert first.placement[0].memory == (0,)
+    assert (cpus(first), first.threads_per_rank) == (["0-63"], 4)
+    assert first.placement[0].memory == ()
     assert (cpus(second), second.threads_per_rank) == (["0-31", "32-63"], 19)
 
 

@@ -24,7 +24,7 @@ RUN = cluster(host("a", cores=64, numa_nodes=2), host("b", cores=64, numa_nodes=
 
 
 def decided(*spares: HostFacts) -> LaunchPlan:
-    return plan_with_spares(RUN, spares, RECIPE, STACKS)
+    return plan_with_spares(RUN, spares, RECIPE, STACKS, drained={})
 
 
 def test_a_spare_has_as_many_ranks_bound_to_its_own_cores() -> None:
@@ -52,7 +52,7 @@ def test_a_launch_has_what_a_restart_on_a_spare_needs() -> None:
 
 def test_hosts_with_different_numbers_of_ranks() -> None:
     mixed = cluster(host("a", cores=64, numa_nodes=2), host("b", cores=32))
-    found = plan_with_spares(mixed, (host("c", cores=32),), RECIPE, STACKS)
+    found = plan_with_spares(mixed, (host("c", cores=32),), RECIPE, STACKS, drained={})
     assert [one.ranks for one in found.prepared] == [2, 1, 1]
 
 
@@ -90,3 +90,11 @@ def test_a_rank_that_failed_on_a_spare_is_named_with_it(named: str, host_name: s
     error = failure(run, Followed(progress, Outcome("failed", "")))
     assert str(error) == f"run r-1 failed: rank 2 on {host_name}: m"
     assert run.job["nodes"] == 2
+    for event in (
+        {"event": "restart", "restart": 2, "max_restarts": 2, "message": "m"},
+        {"event": "checkpoint", "step": 8, "folder": "/c", "seconds": 1.0},
+    ):
+        progress.add(event)
+    error = failure(run, Followed(progress, Outcome("failed", "")))
+    assert error.message == f"run r-1 failed after 2 restarts: rank 2 on {host_name}: m"
+    assert error.hint == "continue it: ftcluster train --resume r-1"

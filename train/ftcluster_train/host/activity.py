@@ -89,13 +89,17 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> dict[str, Any]:
-    """State as in ps, and CPU seconds with those of children that have ended; {} without it."""
+    """State as in ps, CPU seconds with those of children that have ended, and when it began.
+
+    That is in clock ticks since the boot. {} where there is no such process.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return {}
-    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17
-    return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
+    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17, starttime 22
+    cpu = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return {"state": fields[0], "cpu": cpu, "start": int(fields[19])}
 
 
 def thread_states(pid: int) -> list[str]:

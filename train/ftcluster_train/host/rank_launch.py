@@ -150,6 +150,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         trouble = _read(process, watch, beats, request, on_step)
         heard_out = True
         code = process.wait()
+        code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
         # whatever became of mpirun after its ranks had ended well
         ending = watch.ending(0 if beats.all_done else code)
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
