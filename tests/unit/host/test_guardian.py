@@ -95,6 +95,19 @@ def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
     assert slept() - before < 15
 
 
+def test_it_may_have_inherited_a_thousand_files(tmp_path: Path) -> None:
+    """Of mpirun, on the head of hundreds of hosts."""
+    files = (
+        "import os, resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard)); "
+        "[os.dup(0) for _ in range(1100)]; "
+    )
+    one = Guarded(tmp_path, "sleep", "0.5", guard=files + GUARD)
+    one.until(lambda: one.beats.lives[0].exit == 0)
+    one.beats.close()
+    assert one.process.wait(15) == 0
+
+
 def test_where_the_kernel_does_not_tell_of_a_ranks_end_it_looks(tmp_path: Path) -> None:
     old = GUARD.replace("guardian.GRACE", "guardian.open_end = lambda pid: None; guardian.GRACE")
     one = Guarded(tmp_path, "sleep", "0.5", guard=old)

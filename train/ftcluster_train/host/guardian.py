@@ -127,6 +127,19 @@ def open_end(pid: int) -> int | None:
     return None
 
 
+def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
+    """Those of some sockets and descriptors that can be read; one that is None is left out.
+
+    select() takes no descriptor above 1023, and Hydra leaves those of all its hosts open.
+    """
+    waiting, found = select.poll(), {}
+    for source in sources:
+        if source is not None:
+            waiting.register(source, select.POLLIN)
+            found[source if isinstance(source, int) else source.fileno()] = source
+    return [found[number] for number, _ in waiting.poll(wait_seconds * 1000)]
+
+
 def execute(program: Sequence[str]) -> int:
     """Become a program; returns an exit code where it cannot be started."""
     try:
@@ -159,13 +172,11 @@ class _Guardian:
         """Returns the rank's wait status."""
         end = open_end(self._pid)
         while True:
-            sources = (self._connection, self._progress, end)
-            readable = [source for source in sources if source is not None]
             # it has the rank's cores, and so wakes up seldom
             due = self._sent + BEAT_SECONDS - time.monotonic()
             wait = LOOK_SECONDS if end is None or self._ending else max(0.0, due)
             with contextlib.suppress(InterruptedError):
-                for source in select.select(readable, [], [], wait)[0]:
+                for source in readable((self._connection, self._progress, end), wait):
                     if source != end:
                         self._read(source)
             pid, status = os.waitpid(self._pid, os.WNOHANG)
