@@ -80,6 +80,26 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
     assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
 
 
+def test_the_last_step_of_thousands_of_ranks_is_seen(tmp_path: Path) -> None:
+    """The event after it has two times of each rank."""
+    times = [12345.678901] * 4096
+    events = []
+    for number in range(1, 10):
+        events += [
+            {**STEP, "step": number},
+            {
+                "event": "communication",
+                "time": 1.0,
+                "waited_seconds": times,
+                "input_seconds": times,
+            },
+        ]
+    found = read_events(make_run(tmp_path, RUN, START, *events))
+    assert found[0]["event"] == "start"
+    assert [one["step"] for one in found if one["event"] == "step"][-1] == 9
+    assert [one["event"] for one in found].count("start") == 1
+
+
 @pytest.mark.parametrize("steps", [0, 10, 5000])
 def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
