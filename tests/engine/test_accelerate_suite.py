@@ -31,6 +31,8 @@ LAST_WORDS = {  # of each script; none has a text for its end
 }
 # Accelerate joins uneven inputs of GPUs only, so that CPUs wait for each other without end
 LOOPS = f"""
+import os
+os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from {MODULE} import test_distributed_data_loop as loops
