@@ -1,17 +1,17 @@
 """torch's own tests of a backend, which its wheel has, on the ranks of one launch.
 
-    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER [TEST ...]
+    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER PATTERN
 
-The tests are those that are left out. A line of FOLDER/results for each other one: its name, its
-seconds, and passed, skipped, stuck or why it failed. Tests that are there are not run again, so
-that a launch after one that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs
-under their names.
+A line of FOLDER/results for each test that the pattern matches: its name, its seconds, and passed,
+skipped, stuck or why it failed. Tests that are there are not run again, so that a launch after one
+that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs under their names.
 """
 
 import contextlib
 import faulthandler
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -127,7 +127,7 @@ def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
     timer.cancel()
 
 
-def main(backend: str, folder: Path, left_out: list[str]) -> None:
+def main(backend: str, folder: Path, pattern: str) -> None:
     """Run the tests."""
     faulthandler.enable()
     os.environ["TEMP_DIR"] = str(folder)
@@ -138,11 +138,11 @@ def main(backend: str, folder: Path, left_out: list[str]) -> None:
         rank, world_size = RANK, str(SIZE)
 
     results = folder / "results"
-    done = {*left_out, *(line.split()[0] for line in results.read_text().splitlines())}
+    done = {line.split()[0] for line in results.read_text().splitlines()}
     port = int(os.environ["MASTER_PORT"])
     whole = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0, wait_for_workers=False)
     for name in unittest.TestLoader().getTestCaseNames(Suite):
-        if name in done:
+        if name in done or not re.fullmatch(pattern, name):
             continue
         began = time.monotonic()
 
@@ -176,4 +176,4 @@ def main(backend: str, folder: Path, left_out: list[str]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])
