@@ -2,6 +2,7 @@
 
 import html
 import io
+import ssl
 import tarfile
 import threading
 import time
@@ -105,7 +106,8 @@ class Indexes(ThreadingHTTPServer):
         self.asked: list[str] = []
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{name}"
+        scheme = "https" if isinstance(self.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://127.0.0.1:{self.server_port}/{name}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The client of a late answer has gone."""
@@ -154,9 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(root: Path) -> Iterator[Indexes]:
-    """Serve the indexes below a folder."""
+def serve(root: Path, certificate: Path | None = None) -> Iterator[Indexes]:
+    """Serve the indexes below a folder, with a file of a certificate and its key by HTTPS."""
     with Indexes(root) as server:
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()

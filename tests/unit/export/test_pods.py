@@ -32,7 +32,8 @@ def test_the_smallest_node_decides_what_each_pod_requests() -> None:
     [
         (host("small", cores=3), 6),  # none is left to the node
         (host("single", cores=32, threads=32), 31),  # without second threads
-        (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0), 8),
+        (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0, threads=64), 8),
+        (host("more", cores=32, numa=nodes(32, 1), cpu_quota=48.0, threads=64), 48),
     ],
 )
 def test_requests_of_other_nodes(node: object, cpus: int) -> None:

@@ -63,8 +63,8 @@ def test_memory_is_what_the_cgroup_allows(own: str, file: str) -> None:
 
 def node(number: int, cpus: str, kilobytes: int, **more: object) -> dict[str, Any]:
     return {
-        "node": number, "cores": len(number_list(cpus)), "cpus": cpus,
-        "memory_bytes": kilobytes * 1024, "near": None, "hbm": False, **more,
+        "node": number, "cores": len(number_list(cpus)), "cpus": cpus, "socket_cpus": {},
+        "memory_bytes": kilobytes * 1024, "near": None, "hbm": False, "distances": [], **more,
     }  # fmt: skip
 
 
@@ -91,22 +91,39 @@ def two_sockets() -> dict[str, str]:
 def test_topology_of_two_sockets_with_memory_of_their_own() -> None:
     assert topology(set(range(8)), 9, "", reader(two_sockets())) == (
         2, 4,
-        [node(0, "0-1", 1000), node(1, "2-3", 2000), node(2, "", 3000, near=0),
-         node(3, "", 4000, near=1)],
+        [node(0, "0-1", 1000, socket_cpus={"0": "0-1,4-5"}, distances=[10, 21, 13, 23]),
+         node(1, "2-3", 2000, socket_cpus={"1": "2-3,6-7"}, distances=[21, 10, 23, 13]),
+         node(2, "", 3000, near=0, distances=[13, 23, 10, 23]),
+         node(3, "", 4000, near=1, distances=[23, 13, 23, 10])],
     )  # fmt: skip
 
 
 def test_topology_within_a_cpu_set() -> None:
     files = {**two_sockets(), "/proc/self/status": "Mems_allowed:\t5\nMems_allowed_list:\t0,2\n"}
     assert topology({0, 4}, 9, "", reader(files)) == (
-        1, 1, [node(0, "0", 1000), node(2, "", 3000, near=0)],
+        1, 1, [node(0, "0", 1000, socket_cpus={"0": "0,4"}, distances=[10, 13]),
+               node(2, "", 3000, near=0, distances=[13, 10])],
     )  # fmt: skip
+
+
+def test_memory_that_a_cpu_set_forbids_does_not_count() -> None:
+    files = {**two_sockets(), "/proc/self/status": "Mems_allowed_list:\t1,3\n"}
+    assert memory_bytes(reader(files)) == 6000 * 1024
+    nodes = topology({0, 1}, 9, "", reader(files))[2]
+    assert [(one["node"], one["memory_bytes"], one["near"]) for one in nodes] == [
+        (0, 0, 1), (1, 2000 * 1024, 0), (3, 4000 * 1024, 0),
+    ]  # fmt: skip
+
+
+def test_a_cpu_that_is_on_no_node_is_used() -> None:
+    files = {**two_sockets(), f"{NODE}node1/cpulist": "3,6-7\n"}
+    assert [one["cpus"] for one in topology({0, 2, 3}, 9, "", reader(files))[2][:2]] == ["0,2", "3"]
 
 
 def test_a_core_whose_first_thread_may_not_be_used() -> None:
     found = topology({1, 4, 5}, 9, "", reader(two_sockets()))
     assert found[:2] == (1, 2)
-    assert found[2][0] == node(0, "1,4", 1000)
+    assert (found[2][0]["cpus"], found[2][0]["socket_cpus"]) == ("1,4", {"0": "1,4-5"})
 
 
 @pytest.mark.parametrize(
@@ -136,7 +153,7 @@ def test_emulated_nodes_share_their_cores() -> None:
 
 
 def test_topology_without_sys() -> None:
-    one = {**node(0, "0,3", 0), "memory_bytes": 9}
+    one = {**node(0, "0,3", 0, socket_cpus={"0": "0,3"}), "memory_bytes": 9}
     assert topology({0, 3}, 9, "", reader({})) == (1, 2, [one])
 
 

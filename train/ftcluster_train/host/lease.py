@@ -285,6 +285,8 @@ class _Holder:
             command, env=environment, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )  # fmt: skip
+        assert self.process.stdin
+        os.set_blocking(self.process.stdin.fileno(), False)  # one full pipe would starve all leases
 
     def send(self, line: bytes) -> None:
         assert self.process.stdin
