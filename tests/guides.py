@@ -28,8 +28,9 @@ class Guide:
         return self.advised.partition(" ")[0]
 
 
+ICE_LAKE, MANY_CPUS = "the Ice Lake post", "Hugging Face's guide for many CPUs"
 GUIDES = {
-    "the Ice Lake post": Guide(
+    ICE_LAKE: Guide(
         "mpirun -f hostfile -np 2 -ppn 1 -genv I_MPI_PIN_DOMAIN=[0xfffffff0] "
         "-genv OMP_NUM_THREADS=28 python run_glue.py "
         "--model_name_or_path distilbert-base-uncased --task_name mrpc --do_train --do_eval "
@@ -50,7 +51,7 @@ GUIDES = {
         "--do_eval --per_device_train_batch_size 32 --num_train_epochs 1 "
         "--output_dir /tmp/debug_squad/ --use_cpu --bf16",
     ),
-    "Hugging Face's guide for many CPUs": Guide(
+    MANY_CPUS: Guide(
         "mpirun -f hostfile -n 4 -ppn 2 -genv OMP_NUM_THREADS=23 python3 run_qa.py "
         "--model_name_or_path bert-large-uncased --dataset_name squad --do_train --do_eval "
         "--per_device_train_batch_size 12 --learning_rate 3e-5 --num_train_epochs 2 "

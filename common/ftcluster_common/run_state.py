@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 STATES = ("running", "done", "failed", "stopped")
+STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")  # behind a name
 RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 WAITS = "waiting"  # how a phase begins in which a run waits for hosts
 INTERRUPTED = "interrupted"  # what a run is whose supervisor is gone, as after a reboot
@@ -22,6 +23,15 @@ def is_run_id(text: Any) -> bool:
     (True, False, False)
     """
     return isinstance(text, str) and RUN_ID.fullmatch(text) is not None
+
+
+def name_of_run(run: str) -> str:
+    """What an id begins with: the recipe's or the script's name, or one that was given.
+
+    >>> name_of_run("my-model-20260131-101500-7f3a"), name_of_run("other")
+    ('my-model', 'other')
+    """
+    return STAMP.sub("", run)
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,9 @@ class RunState:
         return dict(vars(self))
 
 
+FIELDS = {field.name: field.default is MISSING for field in fields(RunState)}
+
+
 def run_state_of(data: Mapping[str, Any]) -> RunState:
     """A run from its JSON, whatever else is in it.
 
@@ -69,11 +82,7 @@ def run_state_of(data: Mapping[str, Any]) -> RunState:
     Raises:
         KeyError: a field is missing.
     """
-    values = {
-        field.name: data[field.name]
-        for field in fields(RunState)
-        if field.default is MISSING or field.name in data
-    }
+    values = {name: data[name] for name, needed in FIELDS.items() if needed or name in data}
     return RunState(**{**values, "hosts": tuple(data["hosts"])})
 
 

@@ -14,7 +14,7 @@ description:
   - Goes on where the local file ends, so that a broken-off follower can be started again.
   - Of events of more than 8 MiB, a first copy has the beginning, the end, and samples between them,
     each at its place; the rest of the file is a hole.
-  - Of a log only the last 8 MiB are copied, and then what comes.
+  - Of a log only the last 4 MiB are copied, and then what comes.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:

@@ -195,7 +195,9 @@ facts:
     prefix_writable:
       {description: Whether this folder can be made and filled., type: bool, sample: true}
     prefix_refused:
-      description: Why root must not install there, and what to do; none where it may.
+      description:
+        - Why root must not install there, or nothing that is installed there could be started, and
+          what to do; none where it may.
       type: dict
       sample: null
       contains:
@@ -376,6 +378,16 @@ def refusal(folder: Path) -> dict[str, str] | None:
         return {"what": f"{error.filename}: {error.what}", "hint": error.hint}
     except OSError:  # it is missing, or this user may not look, and root will
         return None
+
+
+def noexec(folder: Path) -> dict[str, str] | None:
+    """Why programs could not be started from a folder, nor libraries be loaded from it."""
+    if not os.statvfs(nearest_existing(folder)).f_flag & os.ST_NOEXEC:
+        return None
+    return {
+        "what": f"{folder} is on a file system that is mounted noexec, so that nothing there runs",
+        "hint": "choose another folder with -e ftcluster_prefix=DIR, or mount it without noexec",
+    }
 
 
 def os_name(read_file: Callable[[str], str] = read) -> str:
@@ -603,7 +615,7 @@ def main() -> None:
         "memory_bytes": memory,
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
-        "prefix_refused": refusal(prefix / "stacks") if has_root else None,
+        "prefix_refused": (refusal(prefix / "stacks") if has_root else None) or noexec(prefix),
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),
         "stacks": finished_stacks(prefix),

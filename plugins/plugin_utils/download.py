@@ -327,7 +327,8 @@ def complaint(lines: list[str], target: Target, refused: Mapping[str, str], name
     return (
         f"the control node cannot download the wheels for Python {target.python} and glibc "
         f"{target.glibc}: " + "\n".join([*telling(filter(concerns, lines)), *own]).strip() + "\n"
-        "check that pip on the control node reaches a package index (pip config list), or set "
+        "check that pip on the control node reaches a package index (pip config list; "
+        "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
         "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
         "on a machine that reaches one, then ftcluster setup --bundle FILE"

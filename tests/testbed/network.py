@@ -169,7 +169,7 @@ def delay(node: Node, milliseconds: float) -> None:
         quiet += f"echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6 2> /dev/null || :"
         run(*inside(SWITCH, "sh", "-c", quiet))
     for netns, name in ((node.netns, "eth0"), (SWITCH, port)):
-        run(*inside(netns, sys.executable, DELAY, "plain", name))
+        run(*inside(netns, sys.executable, str(DELAY), "plain", name))
     ip("link", "set", node.name, "nomaster")
     ip("link", "set", port, "master", BRIDGE, "up")
     ip("link", "set", far, "up")

@@ -2,6 +2,7 @@
 
 import html
 import io
+import ssl
 import tarfile
 import threading
 import time
@@ -64,19 +65,17 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
-def write_sources(
-    folder: Path, name: str, version: str, tag: str = ANY, before: str = "pass"
-) -> Path:
+def write_sources(folder: Path, name: str, version: str, before: str = "pass") -> Path:
     """Write a source distribution that is built without any other package.
 
-    Takes the tag of its wheel, and a statement that the build begins with.
+    Takes a statement that the build begins with.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         "pyproject.toml": "[build-system]\nrequires = []\n"
         'build-backend = "backend"\nbackend-path = ["."]\n',
-        "backend.py": BACKEND.format(name=name, version=version, tag=tag, before=before),
+        "backend.py": BACKEND.format(name=name, version=version, tag=ANY, before=before),
     }
     path = folder / f"{name}-{version}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
@@ -107,7 +106,8 @@ class Indexes(ThreadingHTTPServer):
         self.asked: list[str] = []
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{name}"
+        scheme = "https" if isinstance(self.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://127.0.0.1:{self.server_port}/{name}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The client of a late answer has gone."""
@@ -156,9 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(root: Path) -> Iterator[Indexes]:
-    """Serve the indexes below a folder."""
+def serve(root: Path, certificate: Path | None = None) -> Iterator[Indexes]:
+    """Serve the indexes below a folder, with a file of a certificate and its key by HTTPS."""
     with Indexes(root) as server:
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()

@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ftcluster.ansible.playbook import TaskEvent
@@ -106,7 +106,7 @@ def line(what: str, value: Any) -> str:
     """A text of one line."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         _refuse(what, value)
-    return re.sub(r"[\n\t]", lambda found: ascii(found[0])[1:-1], value)
+    return value.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False) -> float:
@@ -136,9 +136,8 @@ def run_state(value: Any) -> RunState:
     """A row of `ftcluster ps`."""
     if not isinstance(value, dict):
         _refuse("a run", value)
-    names = {field.name for field in fields(RunState)}
     try:
-        row = run_state_of({name: one for name, one in value.items() if name in names})
+        row = run_state_of(value)
     except (KeyError, TypeError) as error:
         raise WrongAnswer(f"a run lacks {error}") from None
     run = run_id(row.run)
@@ -291,6 +290,7 @@ CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LIN
 PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
+SYSTEM = Answer("Return what the system is", "system_report", _text)
 # of ssh
 SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 

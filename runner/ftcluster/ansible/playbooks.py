@@ -154,6 +154,14 @@ class Check(Stages):
 
 
 @dataclass(frozen=True)
+class SystemReport(Stages):
+    """Asks each host what its system is, without Python there."""
+
+    name = "system_report"
+    answers = (answers.SYSTEM,)
+
+
+@dataclass(frozen=True)
 class Record(Stages):
     """Changes the cluster's record on the head.
 

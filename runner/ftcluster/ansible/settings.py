@@ -3,13 +3,13 @@
 import configparser
 import contextlib
 import os
-import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from ftcluster.ansible.inventory import NO, program
+from ftcluster.ansible.inventory import NO
 from ftcluster.ansible.private_ansible import config_file
+from ftcluster.ansible.programs import program, utf8_locale
 
 FORKS = 32  # hosts at a time
 TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
@@ -19,16 +19,9 @@ SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
-# A jump host's sshd refuses some of those who log in at once, from the 11th on (MaxStartups of
-# sshd_config(5)). Hosts that are reached directly do without: one that is off would be tried as
-# often.
-JUMP_RETRIES = 4
-JUMP = re.compile(
-    r"^(?!\s*[#;]).*(?:(?i:Proxy(?:Jump|Command))(?![\s=]*none\b)|(?<![\w-])-J\s*\w)",
-    re.MULTILINE,
-)
-SSH_CONFIGS = ("~/.ssh/config", "/etc/ssh/ssh_config")
-MOST_BYTES = 1 << 20  # of a file in which a jump host is looked for
+# sshd turns some of more than 10 new connections away (MaxStartups 10:30:100, sshd_config(5)), and
+# that of a jump host gets those of all hosts. Not for fewer: a host that is off is asked as often.
+AT_ONCE, RETRIES = 10, 3
 # Of Ansible's socket below TMPDIR (since 2.21) the whole path may have 107 letters: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
 # Whatever the user has set: else any module's result could set variables, such as which files are
@@ -40,26 +33,17 @@ IN_FILE = {
     "ANSIBLE_FORKS": ("defaults", "forks"),
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
-    "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
+    "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
 # Where Ansible reads whether host keys are checked; the last one that is set counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
 CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
 
-def ansible_environment(
-    changes: Mapping[str, str] | None = None,
-    inventories: Sequence[Path] = (),
-    options: Sequence[str] = (),
-) -> dict[str, str]:
-    """Variables for Ansible, without those that the environment or ansible.cfg sets.
-
-    Args:
-        options: arguments of ansible-playbook.
-    """
+def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Variables for Ansible, without those that the environment or ansible.cfg sets."""
     users = _set_in_file()
-    jumps = any(map(JUMP.search, _words_on_connections(inventories, options)))
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock
         "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
@@ -69,7 +53,6 @@ def ansible_environment(
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
-        **({"ANSIBLE_SSH_RETRIES": str(JUMP_RETRIES)} if jumps else {}),
         # always, because ansible-runner switches it off where the environment does not have it
         CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
@@ -80,22 +63,12 @@ def ansible_environment(
     programs = str(Path(program("ansible-playbook")).parent)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     short = {"TMPDIR": "/tmp"} if len(tempfile.gettempdir()) > LONGEST_TEMP else {}
-    return {**settings, **FORCED, **short, "PATH": path}
+    return {**settings, **FORCED, **short, **utf8_locale(), "PATH": path}
 
 
-def _words_on_connections(inventories: Sequence[Path], options: Sequence[str]) -> Iterator[str]:
-    """What users write of how hosts are reached: where ssh and Ansible look for it."""
-    yield from options
-    yield users_ssh_args()
-    files = [Path(name).expanduser() for name in (config_file(), *SSH_CONFIGS) if name]
-    for path in inventories:
-        folder = path if path.is_dir() else path.parent
-        files += [path, *(path.glob("*") if path.is_dir() else ())]
-        files += [*folder.glob("group_vars/**/*"), *folder.glob("host_vars/**/*")]
-    for file in files:
-        with contextlib.suppress(OSError):  # others say so
-            if file.is_file() and file.stat().st_size <= MOST_BYTES:
-                yield file.read_text(errors="replace")
+def for_hosts(count: int) -> dict[str, str]:
+    """Changes of `ansible_environment` for as many hosts."""
+    return {"ANSIBLE_SSH_RETRIES": str(RETRIES)} if count > AT_ONCE else {}
 
 
 def users_ssh_args() -> str:
@@ -121,14 +94,15 @@ def _checking_in_file() -> tuple[str, str]:
     return next((value for value in reversed(values) if value), ""), file
 
 
-def inventory_of_ansible() -> tuple[str, str]:
-    """The inventory that Ansible would take, and where that is set; ("", "") if nowhere."""
+def inventories_of_ansible() -> tuple[list[str], str]:
+    """The inventories that Ansible would take, and where that is set; ([], "") if nowhere."""
     name = "ANSIBLE_INVENTORY"
     if value := os.environ.get(name):
-        return value, name
+        return value.split(","), name
     file, parser = _own_file()
-    value = parser.get("defaults", "inventory", fallback="")
-    return (str(Path(file).parent / value), file) if value else ("", "")
+    values = parser.get("defaults", "inventory", fallback="").split(",")
+    paths = [str(Path(file).parent / value.strip()) for value in values if value.strip()]
+    return (paths, file) if paths else ([], "")
 
 
 def _set_in_file() -> set[str]:

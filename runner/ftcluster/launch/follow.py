@@ -22,6 +22,7 @@ from typing import Any
 from ftcluster.ansible.answers import CLUSTER_CHANGED, take
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
 from ftcluster.errors import (
@@ -249,6 +250,7 @@ def _follow(
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0 or cancelled(),
             time_limit_seconds=RUN_LIMIT_SECONDS,
+            settings=for_hosts(len(run_hosts.hosts)),
         )
         on_tick()
         return outcome
@@ -349,6 +351,7 @@ def stop(
         on_tick=on_tick,
         cancelled=cancelled,
         time_limit_seconds=STOP_LIMIT_SECONDS,
+        settings=for_hosts(len(run_hosts.hosts)),
     )
     if outcome.state != "done":
         reasons = "".join(f"\n  {failure.host}: {failure.message}" for failure in outcome.failures)

@@ -18,6 +18,7 @@ from ftcluster.ansible.answers import (
 )
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import Ask, Caches, Clean, Data, Fetch, Jobs, Logs, Runs
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
@@ -279,6 +280,7 @@ def play(
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
+            settings=for_hosts(len(run_hosts.hosts)),
         )
         on_tick()
     if outcome.state == "stopped":

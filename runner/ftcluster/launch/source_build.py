@@ -59,11 +59,11 @@ def build_wheel(
             redacted("\n".join([f"building {requirement} from its sources:", *lines[-LAST_LINES:]]))
         )
     for path in built:
-        if problem := _unsuited(path.name, target):
+        if problem := unsuited(path.name, target):
             raise DownloadError(f"{path.name}, built from its sources, {problem}")
 
 
-def _unsuited(name: str, target: Target) -> str:
+def unsuited(name: str, target: Target) -> str:
     """Why a wheel that was built here may not run on hosts; "" if it does."""
     own = platform.libc_ver()[1] or "0"
     wanted = f"cp{target.python.replace('.', '')}"

@@ -11,6 +11,7 @@ from ftcluster.launch.record import read_record
 from ftcluster.launch.run import Followed, raise_if_stopped, why_failed
 from ftcluster.launch.run_hosts import head_lost_hint
 from ftcluster.operations.connection import Connection, find
+from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -37,6 +38,11 @@ class AttachResult:
         return dict(self.progress.result.get("metrics", {}))
 
     @property
+    def classes(self) -> dict[str, Any]:
+        """How well each class is predicted, by the validation set, as in `--json`."""
+        return class_documents(self.progress.result)
+
+    @property
     def model(self) -> str:
         """The folder of the model on the head; "" of a script."""
         return str(self.progress.result.get("model") or "")
@@ -60,7 +66,11 @@ class AttachResult:
         progress = self.progress
         lines = [f"{progress.run}: {progress.state}, {duration(progress.seconds)}"]
         if model := progress.result.get("model"):
-            lines += [metrics(self.metrics), f"model on the head: {model}"]
+            lines += [
+                *class_lines(progress.result),
+                metrics(self.metrics),
+                f"model on the head: {model}",
+            ]
         if self.price:
             epoch = progress.epoch_seconds
             lines.append(cost_line(progress.seconds, epoch, self.price, self.hosts))

@@ -63,6 +63,7 @@ class RunRequest:
         nodes: number of hosts with ranks, the head first; None: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: None: the plan decides.
+        run_name: what the run's id begins with, instead of the script's name.
         on_hosts: whether the file exists on every host, by its absolute path; else the folder that
             it is in is copied.
         force: whether it is run even if it needs other versions.
@@ -78,6 +79,7 @@ class RunRequest:
     nodes: int | None = None
     spares: int = 0
     ranks_per_host: int | None = None
+    run_name: str | None = None
     on_hosts: bool = False
     force: bool = False
     fast: bool = False
@@ -239,7 +241,7 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
         facts, spares, None, stacks, request.ranks_per_host, drained=cluster.drained
     )
     notes += other_backends(source, script.arguments, stack, decided.backend)
-    run_id = new_run_id(script.name)
+    run_id = new_run_id(request.run_name or script.name)
     token = find_token() if request.hub_token else ""
     hosts = tuple(host.name for host in decided.prepared)
     connection_options = request.connection.to(cluster)

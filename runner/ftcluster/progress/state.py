@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.progress.classes import class_documents
 
 MOST_LOSSES = 20_000
 
@@ -124,6 +125,7 @@ class RunProgress:
             "state": self.state,
             "model": self.result.get("model"),
             "metrics": self.result.get("metrics", {}),
+            "classes": class_documents(self.result),
             "samples_per_second": self.result.get("samples_per_second"),
             "world_size": self.start.get("world_size"),
             "seconds": self.seconds,

@@ -2,9 +2,8 @@
 
 import ast
 import re
-from collections.abc import Iterator
 
-GUARDS = ("cuda", "gpu")  # in the condition of what is for machines with one
+GUARDS = re.compile(r"cuda|gpu", re.IGNORECASE)  # in the condition of what is for machines with one
 DEVICE = re.compile(r"cuda(:\d*)?")
 NCCL = "nccl"
 
@@ -14,34 +13,38 @@ def gpu_lines(tree: ast.AST) -> list[int]:
 
     Comparisons with such names are none, nor what `init_process_group` is given.
     """
-    return sorted(set(_visit(tree)))
+    lines, pending = set(), [tree]
+    while pending:  # and not by recursion: a script may be nested deeply
+        node = pending.pop()
+        if isinstance(node, ast.If | ast.IfExp | ast.While) and _guards(node.test):
+            continue
+        pending += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.Call) and _wants(node):
+            lines.add(node.lineno)
+    return sorted(lines)
 
 
-def _visit(node: ast.AST) -> Iterator[int]:
-    if isinstance(node, ast.If | ast.IfExp | ast.While) and _guards(node.test):
-        return
-    match node:
-        case ast.Assign(value=value) | ast.AnnAssign(value=ast.expr() as value):
-            if DEVICE.fullmatch(_text(value)) or _text(value) == NCCL:
-                yield node.lineno
-        case ast.Call(func=ast.Attribute(attr="cuda")):
-            yield node.lineno
-        case ast.Call():
-            called = ast.unparse(node.func)
-            given = [*node.args, *(word.value for word in node.keywords)]
-            if (
-                called.endswith("cuda.set_device")
-                or any(DEVICE.fullmatch(_text(value)) for value in given)
-                or (called.endswith(("DDP", "DistributedDataParallel")) and _device_ids(node))
-            ):
-                yield node.lineno
-    for child in ast.iter_child_nodes(node):
-        yield from _visit(child)
+def _wants(node: ast.Assign | ast.AnnAssign | ast.Call) -> bool:
+    if not isinstance(node, ast.Call):
+        return bool(DEVICE.fullmatch(_text(node.value))) or _text(node.value) == NCCL
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    owner = getattr(getattr(node.func, "value", None), "attr", "")
+    given = [*node.args, *(word.value for word in node.keywords)]
+    return (
+        called == "cuda"
+        or (called == "set_device" and owner == "cuda")
+        or any(DEVICE.fullmatch(_text(value)) for value in given)
+        or (called in ("DDP", "DistributedDataParallel") and _device_ids(node))
+    )
 
 
 def _guards(test: ast.expr) -> bool:
-    said = ast.unparse(test).lower()
-    return any(word in said for word in GUARDS)
+    return any(
+        GUARDS.search(str(getattr(node, name)))
+        for node in ast.walk(test)
+        for name in ("id", "attr", "value")
+        if isinstance(getattr(node, name, None), str)
+    )
 
 
 def _device_ids(call: ast.Call) -> bool:
@@ -54,7 +57,7 @@ def _device_ids(call: ast.Call) -> bool:
     )
 
 
-def _text(node: ast.expr) -> str:
+def _text(node: ast.expr | None) -> str:
     """A text that is written there, or what an f-string begins with."""
     if isinstance(node, ast.JoinedStr) and node.values:
         node = node.values[0]

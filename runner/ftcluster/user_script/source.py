@@ -16,7 +16,7 @@ MAX_MODULES = 200  # of the script's own
 NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
 LOCAL_RANK = {"--local_rank", "--local-rank"}  # what torch.distributed.launch gives
 MAKE_GROUPS = {"init_process_group", "InitProcessGroupKwargs"}
-SPAWN = {"mp.spawn", "multiprocessing.spawn", "torch.multiprocessing.spawn"}
+SPAWNERS = {"mp", "multiprocessing"}  # torch.multiprocessing's names, in `mp.spawn`
 PARSERS = {"HfArgumentParser", "TrlParser"}  # they make options of TrainingArguments
 
 
@@ -111,7 +111,7 @@ def read_source(script: Path, folder: Path) -> Source:
                 tree = ast.parse(path.read_bytes(), str(path))
             if path == script and not _does_anything(tree):
                 source.syntax_error = f"{name}:1: {NOTHING}"
-        except (SyntaxError, OSError, ValueError) as error:
+        except (SyntaxError, OSError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None) or 1
             if path == script:
                 source.syntax_error = f"{name}:{line}: {getattr(error, 'msg', error)}"
@@ -183,8 +183,14 @@ def _add(node: ast.AST, source: Source, name: str) -> None:
                     for backend in (named or first)
                     if backend and ":" not in backend
                 ]
-            elif (text := ast.unparse(node.func)) in SPAWN:
-                source.spawns.append(Call(text, where))
+            elif called == "spawn" and (owner := _owner(node.func)) in SPAWNERS:
+                source.spawns.append(Call(f"{owner}.spawn", where))
+
+
+def _owner(function: ast.expr) -> str:
+    """The last name before the dot of what is called, or ""."""
+    value = getattr(function, "value", None)
+    return getattr(value, "attr", getattr(value, "id", ""))
 
 
 def _text(node: ast.expr) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.settings import FORKS, ansible_environment
+from ftcluster.ansible.settings import FORKS, ansible_environment, for_hosts
 from tests.cluster.control import ADDRESS, HEAD, OTHER, Control
 from tests.programs import CONTROL
 
@@ -35,7 +35,7 @@ def test_all_hosts_behind_a_jump_host_are_reached_at_once(bare: Control, tmp_pat
         f"ansible_ssh_private_key_file={bed.wanted.hosts}/ops_key\n"
         f'ansible_ssh_common_args="{jump} -o HostKeyAlias={OTHER}"\n'
     )
-    environment = ansible_environment(inventories=[inventory])
+    environment = ansible_environment(for_hosts(FORKS))
     environment["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(tmp_path / "cp")
     retries = os.environ.get("JUMP_RETRIES_TRIED")  # to see what is lost without
     if retries:

@@ -63,7 +63,8 @@ def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
 
 GOOD = {
     answers.RUNS_LISTED: page(ROW), answers.JOBS_FOUND: {RUN: {}}, answers.STACK_DESCRIBED: STACK,
-    answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"], answers.TABLE: ["a"],
+    answers.CACHES_FOUND: {"models": [5, 3]}, answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"],
+    answers.TABLE: ["a"],
     answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
     answers.PREVIOUS: "/a", answers.DATA_READ: {"report": DATA_SAID, "notices": []},
     answers.MEASURED: "{}", answers.RECORDED: "{}",

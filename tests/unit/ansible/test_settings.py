@@ -1,4 +1,5 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ from ansible.config.manager import ConfigManager
 from ansible.plugins.loader import connection_loader
 from ansible_runner.config.runner import RunnerConfig
 
+from ftcluster.ansible.programs import program
 from ftcluster.ansible.settings import (
     CHECKING,
-    JUMP_RETRIES,
     SSH_ARGS,
     ansible_environment,
+    for_hosts,
     keys_unchecked_by,
 )
 
@@ -94,59 +96,52 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert keys_unchecked_by() == why.format(file=file)
-    assert option_of_ssh("host_key_checking", tmp_path, monkeypatch) == checked
-
-
-def option_of_ssh(
-    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *inventories: Path
-) -> object:
-    """What Ansible's connection plugin takes, of what ansible-runner makes of our variables."""
     runner = RunnerConfig(
-        str(folder), playbook="p.yml", inventory="i.ini",
-        envvars=ansible_environment(inventories=inventories),
-    )  # fmt: skip
+        str(tmp_path), playbook="p.yml", inventory="i.ini", envvars=ansible_environment()
+    )
     runner.prepare()
-    for variable in (*CHECKING, RETRIES):
-        monkeypatch.delenv(variable, raising=False)
-        if variable in runner.env:
-            monkeypatch.setenv(variable, runner.env[variable])
-    assert connection_loader.get("ssh", class_only=True)
-    manager = ConfigManager(os.environ["ANSIBLE_CONFIG"])
+    for name in CHECKING:
+        monkeypatch.delenv(name, raising=False)
+        if name in runner.env:
+            monkeypatch.setenv(name, runner.env[name])
+    loader = connection_loader.get("ssh", class_only=True)
+    assert loader
+    manager = ConfigManager(str(file))
     manager.initialize_plugin_configuration_definitions(
         "connection", "ssh", C.config.get_configuration_definitions("connection", "ssh")
     )
-    return manager.get_config_value(name, plugin_type="connection", plugin_name="ssh")
+    found = manager.get_config_value(
+        "host_key_checking", plugin_type="connection", plugin_name="ssh"
+    )
+    assert found == checked
 
 
-RETRIES = "ANSIBLE_SSH_RETRIES"
-JUMPS = "[all:vars]\nansible_ssh_common_args='-o ProxyJump=ops@bastion'\n"
+# the first connection is turned away, as by a jump host with MaxStartups; then a login works
+SSH = """#!/bin/bash
+[[ " $* " == *" xeon1 "* ]] || exit 0
+if mkdir "${0%/*}/turned-away"; then
+  echo "kex_exchange_identification: Connection closed by remote host" >&2
+  exit 255
+fi
+eval "${@: -1}"
+"""
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "retries"),
-    [
-        ("hosts.ini", "node1\n", 0),
-        ("hosts.ini", f"node1\n{JUMPS}", JUMP_RETRIES),
-        ("hosts.ini", "node1 ansible_ssh_common_args='-J bastion'\n", JUMP_RETRIES),
-        ("hosts.ini", "# ProxyJump=bastion\nnode1 ansible_ssh_args='-o ProxyJump=none'\n", 0),
-        ("group_vars/all/ssh.yml", "ansible_ssh_args: -o ProxyCommand='ssh -W %h:%p b'\n",
-         JUMP_RETRIES),
-        ("home/.ssh/config", "Host 10.*\n\tproxyjump bastion\n", JUMP_RETRIES),
-        ("home/.ssh/config", "Host 10.*\n  # ProxyJump bastion\n", 0),
-        ("ansible.cfg", "[ssh_connection]\nssh_args = -o ProxyJump=bastion\n", JUMP_RETRIES),
-        ("ansible.cfg", "[ssh_connection]\nssh_args = -J bastion\nretries = 1\n", 1),
-        ("ansible.cfg", "[connection]\nretries = 2\n", 2),
-    ],
-)  # fmt: skip
-def test_a_login_through_a_jump_host_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, retries: int
+def test_many_hosts_are_asked_again_where_a_jump_host_turns_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "hosts.ini").write_text("node1\n")
-    (tmp_path / "ansible.cfg").write_text("")
-    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / file).write_text(text)
+    (tmp_path / "ansible.cfg").touch()
     monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(RETRIES, raising=False)
-    found = option_of_ssh("reconnection_retries", tmp_path, monkeypatch, tmp_path / "hosts.ini")
-    assert found == retries
+    monkeypatch.delenv("ANSIBLE_SSH_RETRIES", raising=False)
+    assert for_hosts(10) == {}
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    environment = os.environ | ansible_environment(for_hosts(11))
+    done = subprocess.run(
+        [program("ansible"), "-i", "xeon1,", "xeon1", "-m", "raw", "-a", "echo here",
+         "-e", f"ansible_ssh_executable={ssh}"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "here" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "turned-away").exists()

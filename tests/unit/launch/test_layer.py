@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Li
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.ask import HostStack, common_stack
 from ftcluster.launch.layer import LOCK, Layer, make_layer
+from ftcluster.launch.source_build import unsuited
 from ftcluster.user_script.requirements import read_requirements
 from tests.unit.wheels import left, write_sources, write_wheel
 
@@ -140,7 +142,6 @@ def from_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
     write_sources(index, "builds", "1.5")
     write_wheel(index, "deepspeed", "0.3.1.dev5")
     write_sources(index, "deepspeed", "0.19.8", before="import torch")
-    write_sources(index, "compiled", "1.0", tag="cp310-cp310-linux_x86_64")
 
     def make(text: str) -> Layer:
         Path("own.txt").write_text(f"--no-index\n-f {index}\n{text}")
@@ -152,7 +153,7 @@ def from_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str
 
 
 def test_what_has_no_wheel_is_built_instead_of_an_older_version(
-    from_index: Callable[[str], Layer], tmp_path: Path
+    from_index: Callable[[str], Layer],
 ) -> None:
     built = from_index("tool\n")
     assert built.packages == {"builds": "1.5", "tool": "2.0"}
@@ -160,27 +161,37 @@ def test_what_has_no_wheel_is_built_instead_of_an_older_version(
     wheels = from_index("tool\n--only-binary :all:\n")
     assert wheels.packages == {"tool": "1.0"}
     assert wheels.notes[0].startswith("builds==1.* is there as sources only")
-    digest = hashlib.sha256((tmp_path / "index/builds-1.5.tar.gz").read_bytes()).hexdigest()
-    assert from_index(f"builds==1.5 --hash=sha256:{digest}\n").packages == {"builds": "1.5"}
-    # the same sources give the same wheel
-    assert sorted(tmp_path.glob("cache/*/builds-1.5-*")) != []
-    assert len({path.read_bytes() for path in tmp_path.glob("cache/*/builds-1.5-*")}) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  have pip"),
-        (
-            "compiled\n",
-            r"compiled-1\.0-.*whl, built .*, is for another Python than the hosts' 3\.11",
-        ),
         (f"builds==1.5 --hash=sha256:{'0' * 64}\n", r"Expected sha256 0{64}\s+Got"),
     ],
 )
 def test_why_sources_are_not_built(from_index: Callable[[str], Layer], text: str, why: str) -> None:
     with pytest.raises(FtclusterError, match=why):
         from_index(text)
+
+
+@pytest.mark.parametrize(
+    ("tag", "why"),
+    [
+        ("py3-none-any", ""),
+        ("cp311-cp311-linux_x86_64", ""),
+        ("cp38-abi3-linux_x86_64", ""),
+        ("cp312-cp312-linux_x86_64", "is for another Python than the hosts' 3.11"),
+    ],
+)
+def test_hosts_that_a_wheel_built_here_is_for(
+    tag: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert unsuited(f"a-1.0-{tag}.whl", STACK.target) == why
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.41"))
+    newer = unsuited(f"a-1.0-{tag}.whl", STACK.target)
+    assert newer == (why or "has code for glibc 2.41, and hosts have 2.36" * ("any" not in tag))
 
 
 @pytest.mark.needs("index")

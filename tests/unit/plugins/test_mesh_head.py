@@ -10,9 +10,12 @@ from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     parse_mesh,
     ssh_config,
     texts_of,
+    wrong_words,
 )
 
 MESH = Path("/opt/ftcluster/mesh")
+# as winbind, sssd and realmd name the accounts of a directory
+DIRECTORY_USERS = ("jane.doe", "CORP\\jane.doe", "jane.doe@corp.example.com", "corp+jane")
 ED, RSA = "ssh-ed25519 AAAAed", "ssh-rsa AAAArsa"
 
 
@@ -56,7 +59,10 @@ def test_the_order_of_host_keys_does_not_matter() -> None:
 
 @pytest.mark.needs("ssh")
 def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> None:
+    directory = {f"node{n}": user for n, user in enumerate(DIRECTORY_USERS, start=4)}
     members = [member("node2", port=2222), member("node3", user="ops")]
+    members += [member(name, user=user) for name, user in directory.items()]
+    assert wrong_words(members) == []
     text = ssh_config(members, MESH, "127.0.0.1")
     for name in ("node2", "10.0.0.2"):
         found = config_of(name, tmp_path, text)
@@ -66,7 +72,8 @@ def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> N
         assert found["identityfile"] == "/opt/ftcluster/mesh/id_ed25519"
         assert found["userknownhostsfile"] == "/opt/ftcluster/mesh/known_hosts"
         assert found["bindaddress"] == "127.0.0.1"
-    assert config_of("node3", tmp_path, text)["user"] == "ops"
+    for name, user in {"node3": "ops", **directory}.items():
+        assert config_of(name, tmp_path, text)["user"] == user
 
 
 @pytest.mark.needs("ssh")

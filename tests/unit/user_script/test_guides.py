@@ -10,8 +10,10 @@ from ftcluster.errors import UsageError
 from ftcluster.user_script.command import read_words
 from ftcluster.user_script.compatibility import incompatibilities
 from ftcluster.user_script.source import read_source
-from tests.guides import GUIDES, STAND_IN, Guide, script_folder
+from tests.guides import GUIDES, MANY_CPUS, STAND_IN, Guide, script_folder
+from tests.programs import ROOT
 from tests.unit.clusters import STACKS
+from tests.unit.commands import commands
 
 MOST_ANSWERS = 5
 COMMAND = "ftcluster run -- "
@@ -49,6 +51,12 @@ def followed(words: list[str], where: Path) -> list[str]:
             assert verb == "write", one
             words = [*words[:at], f"--{name}", *words[at + 1 :]]
     return words
+
+
+def test_the_page_has_what_the_answers_lead_to() -> None:
+    shown = [one for one in commands(ROOT / "docs/migrate.md", ROOT) if one.words[1] == "run"]
+    [own] = [one.text.partition(" -- ")[2] for one in shown if not one.inline]
+    assert own == GUIDES[MANY_CPUS].advised.replace("/tmp/debug_squad/", "out")
 
 
 @pytest.mark.parametrize("name", GUIDES)

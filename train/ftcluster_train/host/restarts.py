@@ -104,7 +104,7 @@ def _write(launch: Launch) -> None:
     write_atomically(path, json.dumps(launch.to_dict()) + "\n")
 
 
-def _killed(launch: Launch, rebooted: bool) -> dict[str, Any]:
+def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
     """The fields of an event `error`."""
     host = launch.hosts[0].name
     if rebooted:

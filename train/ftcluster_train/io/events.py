@@ -154,8 +154,8 @@ def last_events(run_dir: Path) -> dict[str, dict[str, Any]]:
         if not (kind and kind[1].decode() in found):
             for event in _event(line):
                 found.setdefault(event["event"], event)
-    first = (event for line in lines for event in _event(line))
-    return {**found, "": event} if (event := next(first, None)) else {}
+    first = next((event for line in lines for event in _event(line)), None)
+    return {**found, "": first} if first else {}
 
 
 def has_ended(run_dir: Path) -> bool:
