@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import combinations
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.planning.placement import COMMUNICATION_FROM
+from ftcluster.planning.placement import COMMUNICATION_FROM, lay_out
 from ftcluster.planning.plan import HostPlan
 from ftcluster.planning.topology import SMALL_NODE, Topology
 from ftcluster_common.cpu_list import parse_cpus
@@ -15,6 +15,23 @@ def broken_rules(machine: Machine, facts: HostFacts, host: HostPlan) -> list[str
     """The rules that a plan of one host without a recipe breaks."""
     return [*_of_facts(machine, facts), *_of_cores(machine, facts, host),
             *_of_sockets(machine, facts, host), *_of_memory(machine, facts, host)]  # fmt: skip
+
+
+def spanning_ranks(machine: Machine, topology: Topology, ranks: int) -> bool:
+    """Whether a rank of so many has cores of two sockets, though it need not."""
+    on = [domain.sockets for domain in topology.with_cores_for(ranks)]
+    sockets = set(on)
+    if topology.limited or any(len(own) > 1 for own in on) or ranks % len(sockets):
+        return False
+    each = [
+        sum(len(one.cpus) for one in topology.with_cores_for(ranks) if one.sockets == own)
+        for own in sockets
+    ]
+    if min(each) < ranks // len(sockets):
+        return False
+    socket_of = machine.socket_of
+    placed = lay_out(topology, ranks, communicates=True).ranks
+    return any(len({socket_of[cpu] for cpu in parse_cpus(rank.cpus)}) > 1 for rank in placed)
 
 
 def _of_facts(machine: Machine, facts: HostFacts) -> Iterator[str]:

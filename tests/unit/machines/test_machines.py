@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from ftcluster.cluster.facts import HostFacts
+from ftcluster.planning.placement import lay_out
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.topology import Topology
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.limits import limited_machines
 from tests.unit.machines.machine import Machine
-from tests.unit.machines.rules import broken_rules
+from tests.unit.machines.rules import broken_rules, spanning_ranks
 
 HERE = Path(__file__).parent
 RENEW = os.environ.get("FTCLUSTER_RENEW_GOLDEN") == "1"
@@ -93,6 +94,13 @@ def described(machine: Machine) -> Iterator[str]:
     for number, rank in enumerate(made.hosts[0].placement):
         memory = ",".join(map(str, rank.memory)) or "any"
         yield f"  rank {number}: {rank.cpus}, {rank.threads} threads, memory {memory}"
+    topology = Topology.of(facts)
+    for count in topology.even_counts[1:]:
+        ranks = lay_out(topology, count, communicates=True).ranks
+        places = (
+            f"{rank.cpus} memory {','.join(map(str, rank.memory)) or 'any'}" for rank in ranks
+        )
+        yield f"  with {count} ranks: {' | '.join(places)}"
     for decision in made.decisions:
         if decision.what in SAID:
             yield f"  {decision.what}: {decision.why}"
@@ -113,6 +121,10 @@ def test_what_holds_for_all_machines(name: str) -> None:
     for machine in KINDS[name]:
         facts, made = decided(machine)
         assert broken_rules(machine, facts, made.hosts[0]) == [], machine.name
+        topology = Topology.of(facts)
+        for count in {*topology.even_counts, facts.sockets, 2 * facts.sockets} - {0}:
+            if count <= facts.cores:
+                assert not spanning_ranks(machine, topology, count), (machine.name, count)
 
 
 def test_most_machines_are_real() -> None:

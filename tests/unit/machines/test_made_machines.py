@@ -13,7 +13,7 @@ from ftcluster.planning.topology import Topology
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.machine import Machine, Node, machine
-from tests.unit.machines.rules import broken_rules
+from tests.unit.machines.rules import broken_rules, spanning_ranks
 
 GIB = 2**20  # in kB
 
@@ -82,9 +82,12 @@ def machines(draw: Any) -> Machine:
 def test_no_machine_breaks_the_rules(made: Machine, ranks: int) -> None:
     facts = made.facts()
     assert broken_rules(made, facts, plan(cluster(facts), None, STACKS).hosts[0]) == []
-    asked = lay_out(Topology.of(facts), min(ranks, facts.cores), communicates=True)
-    if made.quota:
+    topology = Topology.of(facts)
+    asked = lay_out(topology, min(ranks, facts.cores), communicates=True)
+    if topology.limited:
         return
+    for count in {min(ranks, facts.cores), *topology.even_counts}:
+        assert not spanning_ranks(made, topology, count)
     cores = [made.siblings[cpu] for rank in asked.ranks for cpu in parse_cpus(rank.cpus)]
     assert len(set(cores)) == len(cores)
     assert all(rank.cpus for rank in asked.ranks)
