@@ -136,6 +136,8 @@ def test_a_mirror_with_a_certificate_of_its_own(
         with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as caught:
             Pip(TARGET, sources, folder).download(pins("a==1.0"))
         assert "PIP_CERT=FILE" in str(caught.value)
+        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which go before pip's own
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("PIP_CERT", str(tmp_path / "cert.pem"))
         assert Pip(TARGET, sources, folder).download(pins("a==1.0")) == {}
     assert names(folder) == ["a-1.0-py3-none-any.whl"]
