@@ -34,9 +34,7 @@ def test_cgroup_quotas_of_both_versions() -> None:
         "/sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
     }
     assert cpu_quota(reader(version1)) == 0.5
-
-
-def test_a_quota_in_a_container_that_sees_only_its_own_cgroup() -> None:
+    # in a container that sees only its own cgroup
     files = {
         "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1234\n",
         "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",
@@ -101,12 +99,15 @@ def test_topology_within_a_cpu_set() -> None:
     assert topology({0, 4}, 9, "", reader(files)) == (
         1, 1, [node(0, "0", 1000), node(2, "", 3000, near=0)],
     )  # fmt: skip
-
-
-def test_a_core_whose_first_thread_may_not_be_used() -> None:
+    # a core whose first thread may not be used
     found = topology({1, 4, 5}, 9, "", reader(two_sockets()))
     assert found[:2] == (1, 2)
     assert found[2][0] == node(0, "1,4", 1000)
+    # emulated nodes share their cores
+    files = {**two_sockets(), f"{NODE}node1/cpulist": "0-1,4-5\n"}
+    _, cores, nodes = topology({0, 1, 4, 5}, 9, "", reader(files))
+    assert cores == 2
+    assert [one["cpus"] for one in nodes] == ["0-1", "0-1", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -128,19 +129,10 @@ def test_memory_without_cores_is_hbm_or_slower(
     assert [found["hbm"] for found in nodes] == [False, False, hbm, hbm]
 
 
-def test_emulated_nodes_share_their_cores() -> None:
-    files = {**two_sockets(), f"{NODE}node1/cpulist": "0-1,4-5\n"}
-    _, cores, nodes = topology({0, 1, 4, 5}, 9, "", reader(files))
-    assert cores == 2
-    assert [found["cpus"] for found in nodes] == ["0-1", "0-1", "", ""]
-
-
 def test_topology_without_sys() -> None:
     one = {**node(0, "0,3", 0), "memory_bytes": 9}
     assert topology({0, 3}, 9, "", reader({})) == (1, 2, [one])
-
-
-def test_the_only_node_has_all_memory() -> None:
+    # the only node has all memory
     files = {
         NODE + "online": "0\n",
         NODE + "node0/cpulist": "0-1\n",
