@@ -7,12 +7,7 @@ from ansible.config.manager import ConfigManager
 from ansible.plugins.loader import connection_loader
 from ansible_runner.config.runner import RunnerConfig
 
-from ftcluster.ansible.settings import (
-    CHECKING,
-    SSH_ARGS,
-    ansible_environment,
-    keys_unchecked_by,
-)
+from ftcluster.ansible.settings import CHECKING, SSH_ARGS, ansible_environment, keys_unchecked_by
 
 OURS = {
     "ANSIBLE_FORKS": "32", "ANSIBLE_TIMEOUT": "30", "ANSIBLE_PIPELINING": "true",
