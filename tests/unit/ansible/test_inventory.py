@@ -71,11 +71,13 @@ def test_a_limit_leaves_some_of_them_and_the_same_head(company: Path) -> None:
     found = read(company, "--extra-vars", "ftcluster_hosts=xeons", "--limit", "x1,web1")
     assert found.hosts == ("x1",)
     assert (found.cluster, found.head) == (("x3", "x1", "x2"), "x3")
-    # what names no host is refused
-    said = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
-    assert "its groups are databases, web, xeons" in said
-    said = error_of(company, "--limit", "xenos")
-    assert "--limit xenos leaves no host of the cluster" in said
+
+
+def test_what_names_no_host_is_refused(company: Path) -> None:
+    found = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
+    assert "its groups are databases, web, xeons" in found
+    found = error_of(company, "--limit", "xenos")
+    assert "--limit xenos leaves no host of the cluster" in found
 
 
 @pytest.mark.parametrize(
@@ -163,19 +165,11 @@ def test_a_folder_with_a_script_and_variables_beside_it(tmp_path: Path) -> None:
 # --- errors
 
 
-def test_what_is_missing_empty_or_broken_is_told_with_its_line(tmp_path: Path) -> None:
+def test_missing_and_empty(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     assert "does not exist" in error_of(path)
     path.write_text("# nobody\n")
     assert "has no host" in error_of(path)
-    # a group without its bracket
-    path.write_text("a\n[web\nnode1\n")
-    found = error_of(path)
-    assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found
-    # YAML
-    path = tmp_path / "inventory.yml"
-    path.write_text("all:\n  hosts:\n   a: {\n")
-    assert "inventory.yml:4: " in error_of(path)
 
 
 @pytest.mark.parametrize(
@@ -195,14 +189,23 @@ def test_a_syntax_error_has_file_and_line(tmp_path: Path, text: str, line: int, 
         read_inventory((good, bad))
 
 
+def test_a_syntax_error_in_yaml_has_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text("all:\n  hosts:\n   a: {\n")
+    assert "inventory.yml:4: " in error_of(path)
+
+
 def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
     listed = ", ".join(map(ascii, names))
     assert f"{listed}: a host's name has letters, digits" in error_of(path)
-    # other letters are allowed
+
+
+def test_names_of_hosts(tmp_path: Path) -> None:
     names = ["node-1.example.org", "node_2", "10.0.0.1", "fe80::1", "knöten"]
+    path = tmp_path / "inventory.yml"
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
     assert read(path).hosts == tuple(names)
 

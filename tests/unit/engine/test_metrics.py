@@ -110,10 +110,12 @@ def test_the_best_of_several_true_answers_counts() -> None:
     assert squad_f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
 
 
-def test_squad_in_percent() -> None:
+def test_squad_1_in_percent() -> None:
     found = squad_metrics(["a cat", "no"], [["cat"], ["yes", "oh yes"]], unanswerable=False)
     assert found == {"exact_match": 50.0, "f1": 50.0}
-    # questions without an answer are told apart
+
+
+def test_squad_2_tells_questions_without_an_answer_apart() -> None:
     answers, true = ["cat", "", "", "dog"], [["cat"], [], ["owl"], []]
     assert squad_metrics(answers, true, unanswerable=True) == {
         "exact_match": 50.0, "f1": 50.0, "HasAns_exact": 50.0, "HasAns_f1": 50.0,
@@ -135,5 +137,7 @@ def test_metrics_of_three_queries() -> None:
         "mrr_at_10": pytest.approx((1 + 0.5) / 3),
         "accuracy_at_1": pytest.approx(1 / 3),
     }
-    # more texts than places are all right
+
+
+def test_more_texts_than_places_are_all_right() -> None:
     assert set(retrieval_metrics([range(10)], [range(15)]).values()) == {1.0}

@@ -83,7 +83,9 @@ def test_the_numbers_of_a_run() -> None:
     assert found["ftcluster_straggler_score", "1", "node2"] == pytest.approx(5 / 7)
     assert found["ftcluster_run_state", "running"] == 1
     assert found["ftcluster_restart_count",] == 0
-    # after a restart the ranks count from zero
+
+
+def test_after_a_restart_the_ranks_count_from_zero() -> None:
     again = [
         {"event": "restart", "time": 1031.0, "restart": 1, "max_restarts": 3, "message": "killed"},
         {**EVENTS[1], "time": 1033.0},
@@ -149,9 +151,11 @@ def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
     found = RunNumbers()
     for event in EVENTS:
         more = 500.0 if event["event"] == "step" else 0.0
-        resumed.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
-    assert values(resumed)["ftcluster_goodput_ratio",] == 10 / 40
-    # the end
+        found.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
+    assert values(found)["ftcluster_goodput_ratio",] == 10 / 40
+
+
+def test_the_end_of_a_run() -> None:
     end = {"event": "end", "time": 1050.0, "state": "done", "exit_code": 0, "seconds": 50.0}
     found = values(numbers(end), now=9999.0)
     assert found["ftcluster_run_state", "done"] == 1

@@ -87,15 +87,20 @@ def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
     assert layer("deepspeed==0.3.1.dev5\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("--pre\ndeepspeed\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("torchaudio\n").packages == {"torchaudio": "2.13.0+cpu"}
-    # a file that asks for nothing new
+
+
+def test_a_file_that_asks_for_nothing_new(layer: Callable[..., Any]) -> None:
     assert layer("torch>=2\n") is None
     assert layer("fsspec[tests]\n") is None
 
 
 @pytest.mark.parametrize(
-    "text", ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"]
+    "text",
+    ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"],
 )
-def test_why_packages_cannot_be_chosen(layer: Callable[..., Any], text: str, said: Said) -> None:
+def test_why_packages_cannot_be_chosen(
+    layer: Callable[..., Any], text: str, said: Callable[[object], None]
+) -> None:
     with pytest.raises(FtclusterError) as caught:
         layer(text)
     assert isinstance(caught.value, UsageError) == text.startswith("torch=")
@@ -214,6 +219,9 @@ def test_packages_are_for_the_oldest_c_library() -> None:
     assert found.target == Target("3.11", "2.4", "x86_64")
     assert found.packages == {"torch": "2.13.0", "x": "1"}
     assert found.extras == {"x": ("y ; extra == 'z'",)}
+
+
+def test_hosts_that_differ_are_named() -> None:
     with pytest.raises(FtclusterError, match=r"differ in python: a has 3\.11, b has 3\.12"):
         common_stack({"a": described(), "b": described(python="3.12")})
 

@@ -39,14 +39,20 @@ def test_a_host_is_known_by_name_and_address() -> None:
         f"node2,10.0.0.2 {ED}\n"
         f"node2,10.0.0.2 {RSA}\n"
     )  # fmt: skip
-    # another port stands with the name
+
+
+def test_another_port_stands_with_the_name() -> None:
     found = known_hosts([member("node2", port=2222, host_keys=[ED])])
     assert found == f"[node2]:2222,[10.0.0.2]:2222 {ED}\n"
-    # a name that is the address stands once
+
+
+def test_a_name_that_is_the_address_stands_once() -> None:
     host = member("10.0.0.2", address="10.0.0.2", host_keys=[ED])
     assert known_hosts([host]) == f"10.0.0.2 {ED}\n"
     assert "Host 10.0.0.2\n" in ssh_config([host], MESH, "")
-    # their order does not matter
+
+
+def test_the_order_of_host_keys_does_not_matter() -> None:
     assert known_hosts([member("node2", host_keys=[ED, RSA])]) == known_hosts([member("node2")])
     assert known_hosts([]) == ""
 
@@ -86,7 +92,9 @@ def test_members_come_in_the_inventorys_order() -> None:
     new = member("node1", address="10.9.9.9")
     known = [member("node3"), member("node1"), member("gone")]
     assert merged(known, [new], ["node1", "node2", "node3"]) == [new, member("node3")]
-    # what the inventory does not have is forgotten
+
+
+def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
     assert merged([member("node1")], [member("node2")], []) == []
     assert merged([], [member("node2")], ["node1", "node2"]) == [member("node2")]
 

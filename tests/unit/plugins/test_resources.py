@@ -34,7 +34,9 @@ def test_cgroup_quotas_of_both_versions() -> None:
         "/sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
     }
     assert cpu_quota(reader(version1)) == 0.5
-    # in a container that sees only its own cgroup
+
+
+def test_a_quota_in_a_container_that_sees_only_its_own_cgroup() -> None:
     files = {
         "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1234\n",
         "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",
@@ -143,10 +145,19 @@ def test_memory_without_cores_is_hbm_or_slower(
     assert [found["hbm"] for found in nodes] == [False, False, hbm, hbm]
 
 
+def test_emulated_nodes_share_their_cores() -> None:
+    files = {**two_sockets(), f"{NODE}node1/cpulist": "0-1,4-5\n"}
+    _, cores, nodes = topology({0, 1, 4, 5}, 9, "", reader(files))
+    assert cores == 2
+    assert [found["cpus"] for found in nodes] == ["0-1", "0-1", "", ""]
+
+
 def test_topology_without_sys() -> None:
     one = {**node(0, "0,3", 0, socket_cpus={"0": "0,3"}), "memory_bytes": 9}
     assert topology({0, 3}, 9, "", reader({})) == (1, 2, [one])
-    # the only node has all memory
+
+
+def test_the_only_node_has_all_memory() -> None:
     files = {
         NODE + "online": "0\n",
         NODE + "node0/cpulist": "0-1\n",
