@@ -56,7 +56,7 @@ def main() -> int:
         pairs = job.recipe.batch_size * (len(counted) - 1)
         found[f"pairs_per_{name}"] = pairs / (counted[-1] - counted[0])
     if options.get("evaluate"):
-        found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16")
+        found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16").metrics
     print(json.dumps(found))
     return 0
 

@@ -123,7 +123,7 @@ def main() -> int:
     }
     if options.get("evaluate"):
         task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
-        found["metrics"] = evaluate(task, model, samples, WORLD, False)
+        found["metrics"] = evaluate(task, model, samples, WORLD, False).metrics
     if options.get("profile"):
         found["profile"] = options["profile_found"]
     print(json.dumps(found))

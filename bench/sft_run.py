@@ -116,7 +116,7 @@ def main() -> int:
         found[f"tokens_per_{name}"] = sum(tokens[WARM_UP : len(times)]) / seconds
     found["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if evaluates:
-        found["loss"] = evaluate(task, model.float(), samples, WORLD, False)["loss"]
+        found["loss"] = evaluate(task, model.float(), samples, WORLD, False).metrics["loss"]
     print(json.dumps(found))
     return 0
 

@@ -145,6 +145,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "index": _index,
     "mount": _mount,
     "network": _network,
+    "openssl": lambda _: _run("openssl", "version"),
     "pid": _pid,  # a process 1 of its own, with what processes share
     "root": _root,  # also as another user
     "ssh": lambda _: _run("ssh", "-V"),

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from ftcluster_common.columns import (
+    LOOKED_AT,
     answering_columns,
     classification_columns,
     embedded_column,
@@ -26,7 +27,6 @@ from ftcluster_common.recipe import (
 
 UNREAD = "not read"
 ANSWERING = ("question", "context", "answers")
-LOOKED_AT = 100  # rows, for what a column holds
 WORDS = 3  # a text has as many; numbers, dates, ids and names have fewer
 
 Columns = Mapping[str, tuple[str, ...]]  # by what they are for
@@ -41,8 +41,8 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
     uses: dict[str, tuple[str, ...]]
     match options:
         case TextClassification():
-            texts, label = classification_columns(options, columns, answered)
-            uses = {"text": texts, "label": (label,) if answered else ()}
+            texts, labels = classification_columns(options, columns, answered)
+            uses = {"text": texts, "label": labels if answered else ()}
         case QuestionAnswering():
             read = zip(ANSWERING, answering_columns(options, answered), strict=False)
             uses = {use: (name,) for use, name in read}

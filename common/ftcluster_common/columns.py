@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
 
 from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
@@ -31,6 +33,8 @@ SEARCHES = (
 # whether two texts belong together
 BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
 TOGETHER = ("1", "1.0", "true")
+FLAGS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+LOOKED_AT = 100  # rows
 NEGATIVE = re.compile(r"(hard_)?neg(ative)?s?[ _-]?\d*", re.IGNORECASE)
 LABELS = (
     "label", "labels", "class", "category", "target", "sentiment", "intent", "emotion", "topic",
@@ -40,20 +44,21 @@ LABELS = (
 
 def classification_columns(
     options: TextClassification, columns: Sequence[str], labelled: bool = True
-) -> tuple[tuple[str, ...], str]:
-    """The columns with the texts and the label.
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns with the texts and the label, or with a class each.
 
     Args:
         columns: those of the data.
-        labelled: whether the label is needed; if not, it may be "".
+        labelled: whether the label is needed; if not, there may be none.
 
     Raises:
         DataError: there are none such; has the columns and how they are named in a recipe.
     """
     texts = options.text_columns or find_texts(columns)
-    label = _named(options.label_column, LABELS, columns)
-    missing = [name for name in texts if name not in columns]
-    if not label and labelled:
+    label = "" if options.label_columns else _named(options.label_column, LABELS, columns)
+    wanted = (*texts, *(options.label_columns if labelled else ()))
+    missing = [name for name in wanted if name not in columns]
+    if not label and labelled and not options.label_columns:
         missing.append(options.label_column)
     if missing or not texts:
         guessed = find_texts(columns) or ("NAME",)
@@ -65,7 +70,52 @@ def classification_columns(
             f"{what}; found {', '.join(columns) or 'none'}; name them: "
             f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"
         )
-    return tuple(texts), label
+    return tuple(texts), options.label_columns or ((label,) if label else ())
+
+
+def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
+    """The options with the columns of 0 and 1 that have a class each, as the first rows tell.
+
+    They are as they were where a column with the class is named or known, or where there are not
+    three such columns: of two, one may be the class and the other say something else.
+
+    >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
+    >>> with_label_columns(TextClassification(), [row]).label_columns
+    ('toxic', 'insult', 'threat')
+    """
+    first = list(islice(rows, LOOKED_AT))
+    columns = list(first[0]) if first else []
+    named = options.label_columns or options.label_column != LABELS[0]
+    if named or options.regression or _named(LABELS[0], LABELS, columns):
+        return options
+    texts = options.text_columns or find_texts(columns)
+    found = [
+        name
+        for name in columns
+        if name not in texts and all(as_flag(row.get(name)) is not None for row in first)
+    ]
+    return replace(options, label_columns=tuple(found)) if len(found) > 2 else options
+
+
+def as_flag(cell: Any) -> bool | None:
+    """Whether a cell of a column of 0 and 1 says that a row has the class; None where it is none.
+
+    >>> as_flag("1"), as_flag(0.0), as_flag(False), as_flag("2"), as_flag(None)
+    (True, False, False, None, None)
+    """
+    return FLAGS.get(str(cell).strip().lower())
+
+
+def is_incomplete(row: Row, columns: Iterable[str]) -> bool:
+    """Whether a row lacks a value in one of these columns.
+
+    >>> is_incomplete({"text": " ", "label": "a"}, ["text", "label"])
+    True
+    """
+    return any(
+        row.get(name) is None or row[name] != row[name] or not str(row[name]).strip()  # NaN
+        for name in columns
+    )
 
 
 def find_texts(columns: Sequence[str]) -> tuple[str, ...]:

@@ -6,6 +6,8 @@ Rank 0 writes while there are ranks; the supervisor writes before and after. Sta
 from collections.abc import Mapping
 from typing import Any
 
+from ftcluster_common.class_report import ClassReport, read_report
+
 Number = int | float
 # the fields of each kind of event, besides `event` (the kind) and `time` (seconds since the epoch)
 EVENTS: dict[str, dict[str, Any]] = {
@@ -67,6 +69,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # a host that has fallen behind, and why; ratio: how many times as long as usual its steps take,
     # 0 where it has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
+    # of a classification also `classes`: a `ClassReport` for each set; so has `result`
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
@@ -136,6 +139,7 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
             for one in (fields[name].values() if wanted[name] is dict else fields[name])
         )
         and (kind != "data" or is_data(fields))
+        and _are_reports(fields.get("classes", {}))
         and all(
             _is(one.get(name), type_)
             for one in (fields["ranks"] if kind == "placement" else ())
@@ -168,6 +172,13 @@ def is_data(fields: Mapping[str, Any]) -> bool:
                 for document in sample
             )
         )
+    except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _are_reports(found: Any) -> bool:
+    try:
+        return all(isinstance(read_report(one), ClassReport) for one in found.values())
     except (LookupError, TypeError, ValueError, AttributeError):
         return False
 

@@ -10,7 +10,9 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal
 
 GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
-Metric = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
+Metric = Literal[
+    "accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "matthews", "pearson", "spearman"
+]  # fmt: skip
 Strategy = Literal["no", "steps", "epoch"]
 # those of transformers that need nothing but the number of the step
 Schedule = Literal[
@@ -50,16 +52,24 @@ def limited(default: Any = MISSING, **limits: float) -> Any:
 
 @dataclass(frozen=True)
 class TextClassification:
-    """Predicts the class of one or two texts, or with `regression` a number.
+    """Predicts the class of one or two texts, several classes, or with `regression` a number.
 
     Attributes:
         text_columns: left out, one or two columns that are known for texts.
-        label_column: the column with the class, an integer from 0 or a word; with regression a
-            number.
+        label_column: the column with the class, a number or a word, or with a list of classes; with
+            regression a number.
+        label_columns: columns of 0 and 1, one for each of several classes that a row may have; left
+            out, found where no column with the class is known.
         glue_task: a task of GLUE; it sets text_columns, regression, metrics, validation_splits and
             data_config where the recipe does not.
-        metrics: what is measured; left out, accuracy and, of two classes, F1 of class 1; of a
-            regression, the correlations of Pearson and Spearman.
+        metrics: what is measured; left out, accuracy and, of two classes, the F1 of the second
+            one, of more the mean of their F1; where a row may have several, f1_micro and f1_macro;
+            of a regression, the correlations of Pearson and Spearman.
+        class_weights: what the loss of a row counts, by its class, as torch's CrossEntropyLoss has
+            it: balanced, inversely to the class's rows, or names with numbers (others count 1).
+        skip_incomplete: whether rows without a text or a class are left out, which are an error
+            otherwise.
+        all_probabilities: whether predict writes the probability of each class.
         validation_splits: the sets that are evaluated; with several, metrics carry their names.
         validation_split_percentage: share of the rows of each class that are kept for validation
             where the data have no validation set.
@@ -67,9 +77,13 @@ class TextClassification:
 
     text_columns: tuple[str, ...] = limited((), at_most=2)
     label_column: str = "label"
+    label_columns: tuple[str, ...] = ()
     glue_task: GlueTask | None = None
     regression: bool = False
     metrics: tuple[Metric, ...] | None = None
+    class_weights: Literal["balanced"] | Mapping[str, float] | None = None
+    skip_incomplete: bool = False
+    all_probabilities: bool = False
     validation_splits: tuple[str, ...] = ("validation",)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
     max_length: int = limited(128, at_least=1)
@@ -322,6 +336,8 @@ class Training:
     load_best_model_at_end: bool = False
     metric_for_best_model: str | None = None
     greater_is_better: bool | None = None
+    early_stopping_patience: int | None = limited(None, at_least=1)
+    early_stopping_threshold: float = limited(0.0, at_least=0)
     seed: int = limited(42, at_least=0, below=1 << 32)  # numpy takes no larger one
     data_seed: int | None = limited(None, at_least=0)
     full_determinism: bool = False

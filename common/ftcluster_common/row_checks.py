@@ -7,8 +7,10 @@ from typing import Any, assert_never
 
 from ftcluster_common.columns import (
     answering_columns,
+    as_flag,
     classification_columns,
     embedded_column,
+    is_incomplete,
     ranked_texts,
     ranking_columns,
     search_columns,
@@ -96,25 +98,46 @@ def _check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str
 def _classification(
     options: TextClassification, labelled: bool, columns: Sequence[str]
 ) -> CheckRow:
-    texts, label = classification_columns(options, columns, labelled)
+    texts, labels = classification_columns(options, columns, labelled)
     if not labelled:
         return partial(_check_columns, texts, [])
-    return partial(_classification_problem, texts, label, options.regression)
+    return partial(_classification_problem, options, texts, labels, [])
 
 
-def _classification_problem(texts: Sequence[str], column: str, number: bool, row: Row) -> str:
-    problem = _check_columns(texts, [column], row)
+def _classification_problem(
+    options: TextClassification, texts: Sequence[str], labels: Sequence[str], kinds: list[bool],
+    row: Row,
+) -> str:  # fmt: skip
+    """The problem of a row; `kinds` has whether the first row's label is a list."""
+    if options.skip_incomplete and is_incomplete(row, [*texts, *labels]):
+        return ""
+    problem = _check_columns(texts, labels, row)
     if problem:
         return problem
+    if options.label_columns:
+        wrong = [name for name in labels if as_flag(row[name]) is None]
+        return f"{wrong[0]} is {short(row[wrong[0]])}, not 0 or 1" if wrong else ""
+    [column] = labels
     label = row[column]
-    if number:
+    if options.regression:
         return "" if is_number(label) else f"{column} is {short(label)}, not a number"
-    if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
-        return ""  # the name of a class
-    whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
-    if not whole or label < 0:
-        return f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
+    kinds[:] = kinds or [isinstance(label, list)]
+    if isinstance(label, list) != kinds[0]:
+        return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
+    for one in label if isinstance(label, list) else [label]:
+        if not _is_class(one):
+            lacks = "" if one or one == 0 else "; rows without one are left out on request: "
+            lacks = lacks and f"{lacks}skip_incomplete=true"
+            what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
+            return f"{what}{lacks}"
     return ""
+
+
+def _is_class(label: Any) -> bool:
+    if isinstance(label, bool) or (isinstance(label, str) and label.strip()):
+        return True  # the name of a class
+    whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
+    return whole and label >= 0
 
 
 def is_number(label: Any) -> bool:

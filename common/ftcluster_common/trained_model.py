@@ -1,6 +1,11 @@
-"""ftcluster.json in a trained model's folder: how it reads data. Standard library only."""
+"""What a trained model's folder says of its training. Standard library only.
 
-from collections.abc import Mapping
+ftcluster.json: how the model reads data. ftcluster.rows: the hashes of what it was trained on.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,9 +14,12 @@ from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 
 FILE = "ftcluster.json"
+ROWS = "ftcluster.rows"
+HASH_BYTES = 8
 # of a task's fields, those that say nothing of how the model reads a row
 LEFT_OUT = (
-    "glue_task", "metrics", "validation_splits", "validation_split_percentage", "vocab_size",
+    "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
+    "validation_splits", "validation_split_percentage", "vocab_size",
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
 )  # fmt: skip
 
@@ -25,6 +33,26 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     options = {**asdict(recipe.options), **columns}
     kept = {name: value for name, value in options.items() if name not in LEFT_OUT}
     return {"recipe": recipe.name, "task": recipe.task, "options": kept}
+
+
+def hash_of(ids: Sequence[int]) -> int:
+    """What a document is known by: a hash of its tokens."""
+    digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
+    return int.from_bytes(digest, "little")
+
+
+def write_rows(path: Path, hashes: Collection[int]) -> None:
+    """Write the hashes of documents that a model is trained on."""
+    path.write_bytes(array("Q", sorted(hashes)).tobytes())
+
+
+def read_rows(folder: Path) -> set[int]:
+    """The hashes in a model's folder; none where they are not known."""
+    try:
+        content = (folder / ROWS).read_bytes()
+        return set(array("Q", content[: len(content) // HASH_BYTES * HASH_BYTES]))
+    except OSError:
+        return set()
 
 
 def read_trained(folder: Path) -> dict[str, Any]:

@@ -150,6 +150,24 @@ def sshd_problems(facts: Facts) -> Findings:
         )
 
 
+def refused_to_root(facts: Facts) -> Findings:
+    """Folders that root may not write, as on NFS with root_squash."""
+    if "prefix" in facts.get("root_refused", ()):
+        yield finding(
+            f"root may not write to {facts['prefix']}: its file system is read-only, or of a "
+            "server to whom root is nobody (NFS with root_squash)",
+            ELSEWHERE,
+        )
+    if "temp" in facts.get("root_refused", ()):
+        yield finding(
+            "root may not write where Ansible leaves files for it, in the login user's home "
+            "(ansible_remote_tmp): it is read-only, or of a server to whom root is nobody (NFS "
+            "with root_squash)",
+            "name a folder of the host's own disk in the inventory: "
+            "ansible_remote_tmp=/var/tmp/.ansible-USER",
+        )
+
+
 def host_problems(facts: Facts, requirements: Facts) -> Findings:
     """Why the host cannot take part."""
     yield from root_problems(facts, requirements)
@@ -180,6 +198,7 @@ def host_problems(facts: Facts, requirements: Facts) -> Findings:
         yield finding(f"{facts['prefix']} is not writable", ELSEWHERE)
     if facts["prefix_refused"]:
         yield facts["prefix_refused"]
+    yield from refused_to_root(facts)
     if facts["free_bytes"] < requirements["free_bytes"]:
         yield finding(
             f"{size(facts['free_bytes'])} free at {facts['prefix']}, "

@@ -36,13 +36,20 @@ _value:
     - C(wrong_password), whether the host rejects the given password.
     - C(asks_password), whether it asks for one, and none is given.
     - C(user), the name of the user that was become, if that was printed.
+    - C(refused), where root may not write, of C(temp), which is Ansible's folder for files, and
+      C(prefix).
     - C(sshd), the C(rules) on who may log in, their C(lines) in the files, and the C(groups) of the
       account that trains.
   type: dict
   sample:
     {can: false, because: there is no sudo, wrong_password: false, asks_password: false, user: "",
-     sshd: {rules: [], lines: [], groups: []}}
+     refused: [], sshd: {rules: [], lines: [], groups: []}}
 """
+
+
+NO_TERMINAL = (
+    "which Ansible has none of: for the user that Ansible logs in as, add Defaults:USER !requiretty"
+)
 
 
 def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,6 +66,8 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
         because = "sudo refuses the password"
     elif "password" in message or "password is required" in out:
         because, asks = "sudo asks for a password, which -K would give", True
+    elif "must have a tty" in out:
+        because = f"sudo wants a terminal (requiretty in sudoers), {NO_TERMINAL}"
     elif "not found" in out:
         because = "there is no sudo"
     else:
@@ -71,6 +80,7 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
         "wrong_password": wrong,
         "asks_password": asks,
         "user": told.get("user", [""])[-1],
+        "refused": told.get("refused", []),
         "sshd": {
             "rules": told.get("sshd", []),
             "lines": told.get("sshd_line", []),

@@ -20,11 +20,16 @@ GENERATIONS = {
     174: "Granite Rapids",
     175: "Sierra Forest",
     207: "Emerald Rapids",
+    221: "Clearwater Forest",
 }
 # One model number, three generations: the flag that came with it, its first stepping.
 OF_MODEL_85 = (("Cooper Lake", "avx512_bf16", 10), ("Cascade Lake", "avx512_vnni", 5))
 
-GENERATIONS_WITH_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids")
+DIAMOND_RAPIDS = (19, 1)  # family and model
+# the number that QEMU gives its Icelake-Server v1 to v3, and Snow Ridge's, which has no AVX
+QEMU_ICE_LAKE = 134
+
+GENERATIONS_WITH_AMX = ("Sapphire Rapids", "Emerald Rapids", "Granite Rapids", "Diamond Rapids")
 
 # Linux, arch/x86/entry/syscalls/syscall_64.tbl, arch/x86/include/uapi/asm/prctl.h and
 # Documentation/arch/x86/xstate.rst
@@ -38,8 +43,12 @@ def generation(vendor: str, family: int, model: int, stepping: int, flags: Colle
 
     Takes the fields of /proc/cpuinfo: `vendor` such as GenuineIntel, three integers, and the flags.
     """
+    if vendor == "GenuineIntel" and (family, model) == DIAMOND_RAPIDS:
+        return "Diamond Rapids"
     if vendor != "GenuineIntel" or family != 6:
         return "other"
+    if model == QEMU_ICE_LAKE and "avx2" in flags:
+        return "Ice Lake"
     if model == 85:
         by_flag = [name for name, flag, _first in OF_MODEL_85 if flag in flags]
         # a hypervisor that hides the flag mostly leaves the stepping

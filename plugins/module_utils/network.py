@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import json
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.links import (
     link_speed,
 )
 
+MOST_TRIED = 4  # other hosts; a name that nobody answers for takes seconds
 # RFC 5737 and RFC 3849: documentation addresses, which only a default route leads to
 FAR_AWAY = ((socket.AF_INET, "203.0.113.1"), (socket.AF_INET6, "2001:db8::1"))
 
@@ -83,16 +85,30 @@ def resolve(name: str) -> list[str]:
     return [plain(str(entry[4][0])) for entry in found]
 
 
-def default_source(make_socket: Callable[..., Any] = socket.socket) -> str:
-    """The source address of the default route, or ""."""
-    for family, target in FAR_AWAY:
+def source_address(
+    others: Iterable[str] = (),
+    make_socket: Callable[..., Any] = socket.socket,
+    resolve: Callable[[str], list[str]] = resolve,
+) -> str:
+    """The source address towards the first of these hosts that there is a route to, or "".
+
+    Takes their addresses or names. Without any it is the source address of the default route.
+    """
+    known = (address for name in others for address in resolve(name))
+    towards = [
+        (socket.AF_INET6 if ":" in address else socket.AF_INET, address)
+        for address in itertools.islice(known, MOST_TRIED)
+    ]
+    for family, target in [*towards, *FAR_AWAY]:
         try:
             # Connecting a UDP socket looks up the route and sends nothing.
             with make_socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect((target, 9))
-                return plain(probe.getsockname()[0])
+                source = plain(probe.getsockname()[0])
         except OSError:
             continue
+        if not is_loopback(source):
+            return source
     return ""
 
 
@@ -131,13 +147,13 @@ def choose_address(
     """The address that other hosts reach this one by, and its interface's name.
 
     Takes what the user has set and the inventory's word, each an address, a name or "", the result
-    of `interfaces`, the variable SSH_CONNECTION and the result of `default_source`. In this order:
+    of `interfaces`, the variable SSH_CONNECTION and the result of `source_address`. In this order:
 
     1. what was set, as it is;
     2. the inventory's word, if it is an address of this host here on this host. Seen from the
        control node it may be a public one, and Debian gives a host's own name 127.0.1.1;
     3. the address that SSH came in at, which behind NAT is the inner one;
-    4. the source address of the default route;
+    4. the source address towards the other hosts, or of the default route;
     5. the inventory's word, as it is.
 
     The interface is "" where none has the address, "lo" for loopback.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,13 +114,10 @@ def node_memory(node: int, read_file: Reader = read) -> int:
     return 0
 
 
-def nearest(
-    node: int, online: Iterable[int], candidates: Collection[int], read_file: Reader = read
-) -> int | None:
-    """The one of the candidates that is nearest to a NUMA node, or None without candidates."""
-    distances = read_file(f"{NODES}/node{node}/distance").split()
-    far = {other: int(distance) for other, distance in zip(online, distances)}  # noqa: B905
-    return min(candidates, key=lambda other: (far.get(other, 0), other)) if candidates else None
+def distances(node: int, online: Iterable[int], read_file: Reader = read) -> dict[int, int]:
+    """How far the online NUMA nodes are from one of them, which is 10 from itself."""
+    texts = read_file(f"{NODES}/node{node}/distance").split()
+    return dict(zip(online, map(number, texts)))  # noqa: B905 - Python 3.8
 
 
 def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read) -> bool:
@@ -134,12 +132,6 @@ def is_hbm(node: int, near: int | None, cpu_model: str, read_file: Reader = read
     return own > other if own and other else " Max " in cpu_model
 
 
-def numa_node(number: int, cpus: Collection[int], size: int) -> dict[str, Any]:
-    """The facts of a node with these CPUs, one of each core."""
-    cores = {"cores": len(cpus), "cpus": ",".join(ranges(cpus))}
-    return {"node": number, **cores, "memory_bytes": size, "near": None, "hbm": False}
-
-
 def topology(
     allowed: set[int], memory: int, cpu_model: str = "", read_file: Reader = read
 ) -> tuple[int, int, list[dict[str, Any]]]:
@@ -147,42 +139,83 @@ def topology(
 
     Takes the memory of the whole host in bytes and the CPU's name.
     """
-    packages = set()
+    package = {}
     core_of = {}
     for cpu in allowed:
         base = f"/sys/devices/system/cpu/cpu{cpu}/topology"
-        packages.add(read_file(f"{base}/physical_package_id").strip())
+        package[cpu] = read_file(f"{base}/physical_package_id").strip()
         core_of[cpu] = read_file(f"{base}/thread_siblings_list").strip() or str(cpu)
+    packages = sorted(set(package.values()), key=lambda text: (number(text), text))
     first: dict[str, int] = {}
     for cpu in sorted(allowed):
         first.setdefault(core_of[cpu], cpu)
+
+    def numa_node(node: int, cpus: Collection[int], size: int) -> dict[str, Any]:
+        cores = {first[core_of[cpu]] for cpu in cpus}
+        by_socket = {
+            str(socket): ",".join(ranges(cpu for cpu in cpus if package[cpu] == name))
+            for socket, name in enumerate(packages)
+        }
+        return {
+            "node": node, "cores": len(cores), "cpus": ",".join(ranges(cores)),
+            "socket_cpus": {socket: text for socket, text in by_socket.items() if text},
+            "memory_bytes": size, "near": None, "hbm": False, "distances": [],
+        }  # fmt: skip
+
     mems = memory_allowed(read_file)
     online = sorted(number_list(read_file(f"{NODES}/online")))
+    has = {node: number_list(read_file(f"{NODES}/node{node}/cpulist")) for node in online}
+    with_own = [node for node in online if has[node] & allowed]
+    if with_own:
+        # CPUs that the firmware has put on no node
+        has[with_own[0]] |= allowed.difference(*has.values())
     nodes = []
     for node in online:
-        cpus = number_list(read_file(f"{NODES}/node{node}/cpulist"))
-        here = {first[core_of[cpu]] for cpu in cpus & allowed}
-        size = node_memory(node, read_file)
-        if here or (not cpus and size and (mems is None or node in mems)):
-            nodes.append(numa_node(node, here, size))
-    with_cores = [node["node"] for node in nodes if node["cores"]]
-    for facts in nodes:
-        if not facts["cores"]:
-            facts["near"] = nearest(facts["node"], online, with_cores, read_file)
-            facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
-    cores = len(first)  # not the nodes' sum: emulated nodes share their cores
-    if not with_cores:
+        size = node_memory(node, read_file) if mems is None or node in mems else 0
+        if has[node] & allowed or size:
+            nodes.append(numa_node(node, has[node] & allowed, size))
+    if not with_own:
         # a kernel without NUMA, or a container without /sys
-        nodes = [numa_node(0, set(first.values()), memory)]
+        nodes = [numa_node(0, allowed, memory)]
+    with_cores = [node["node"] for node in nodes if node["cores"]]
+    with_memory = [node["node"] for node in nodes if node["memory_bytes"]]
+    taken = Counter(with_cores + with_memory)
+    sockets_of = {node["node"]: set(node["socket_cpus"]) for node in nodes}
+    for facts in nodes:
+        far = distances(facts["node"], online, read_file)
+        if far:
+            facts["distances"] = [far.get(node["node"], 0) for node in nodes]
+        others = with_memory if facts["cores"] else with_cores
+        if others and facts["node"] not in others:
+
+            def distance(
+                other: int, far: dict[int, int] = far, own: set[str] = sockets_of[facts["node"]]
+            ) -> tuple[int, bool, int, int]:
+                # of nodes that are equally near, each gets as many
+                return far.get(other, 0), not own & sockets_of[other], taken[other], other
+
+            facts["near"] = min(others, key=distance)
+            taken[facts["near"]] += 1
+        if not facts["cores"] and not has[facts["node"]]:
+            facts["hbm"] = is_hbm(facts["node"], facts["near"], cpu_model, read_file)
     if len(online) == 1:
         # its own count has been seen without the memory that a hypervisor added later
         nodes[0]["memory_bytes"] = memory
-    return len(packages), cores, nodes
+    # the cores are not the nodes' sum: emulated nodes share theirs
+    return len(packages), len(first), nodes
 
 
 def memory_bytes(read_file: Reader = read) -> int:
-    """Memory of the machine, or less where a cgroup limits it."""
+    """Memory of the machine, or less where a cgroup limits it or its NUMA nodes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    mems = memory_allowed(read_file)
+    sizes = {
+        node: node_memory(node, read_file)
+        for node in number_list(read_file(f"{NODES}/online"))
+    }  # fmt: skip
+    allowed = sum(size for node, size in sizes.items() if mems is None or node in mems)
+    if 0 < allowed < sum(sizes.values()):
+        total = min(total, allowed)
     for folder in cgroup_folders("memory", read_file):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limit = read_file(folder / name).strip()

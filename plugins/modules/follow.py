@@ -12,6 +12,9 @@ description:
     written, over the connection that Ansible has, until the run's C(end) event. A command on the
     host waits for them, so that an idle run costs three sessions a minute.
   - Goes on where the local file ends, so that a broken-off follower can be started again.
+  - Of events of more than 8 MiB, a first copy has the beginning, the end, and samples between them,
+    each at its place; the rest of the file is a hole.
+  - Of a log only the last 4 MiB are copied, and then what comes.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -31,6 +34,12 @@ options:
     description: The file on the control node.
     type: path
     required: true
+  output:
+    description: >-
+      A named pipe on the control node for the output of a script, C(output.jsonl), which is copied
+      before the events that were written after it. Beside it, in a file with the suffix C(.at), is
+      how much of it has been copied.
+    type: path
   poll_seconds:
     description: Pause after what has come; it grows to 2 s while something always has.
     type: float

@@ -40,6 +40,17 @@ options:
       - Used if one of the host's interfaces has it, and where nothing better is found.
     type: str
     default: ""
+  other_hosts:
+    description:
+      - Addresses or names of other hosts of the cluster.
+      - Where nothing else tells the host's own address, it is the one that leads to these.
+    type: list
+    elements: str
+    default: []
+  local:
+    description: Whether Ansible came here without SSH, so that C(SSH_CONNECTION) is its user's.
+    type: bool
+    default: false
   rank_user:
     description: The account that trains, whose programs are not told as C(services).
     type: str
@@ -109,22 +120,30 @@ facts:
     numa_nodes: {description: NUMA nodes with at least one usable core., type: int, sample: 1}
     numa:
       description:
-        - The NUMA nodes that may be used. Physical cores of each within the CPU set, whatever the
-          cgroup quota; 0 for nodes of memory only, such as flat HBM.
-        - C(cpus) has the number of the first usable hardware thread of each core.
-        - C(near), of nodes of memory only, is the nearest node with usable cores; none for others
-          and where no node has any. C(hbm) is whether it is high-bandwidth memory.
+        - The NUMA nodes of which cores or memory may be used. Physical cores of each within the CPU
+          set, whatever the cgroup quota; 0 where only the memory may be used, as of flat HBM.
+        - C(cpus) has the number of the first usable hardware thread of each core, C(socket_cpus)
+          those of all its usable hardware threads, by socket.
+        - C(memory_bytes) is 0 where the node has no memory or the host's cpuset forbids it.
+        - C(near) is the nearest node with usable cores, of a node without; and the nearest with
+          usable memory, of a node with cores and without memory; else none. C(hbm) is whether it
+          is high-bandwidth memory.
+        - C(distances) are the firmware's, to each node of this list; 10 is the node itself.
       type: list
       elements: dict
       sample:
-        - {node: 0, cores: 32, cpus: 0-31, memory_bytes: 268435456000, near: null, hbm: false}
-        - {node: 1, cores: 0, cpus: "", memory_bytes: 68719476736, near: 0, hbm: true}
+        - {node: 0, cores: 32, cpus: 0-31, socket_cpus: {"0": 0-63}, memory_bytes: 268435456000,
+           near: null, hbm: false, distances: [10, 13]}
+        - {node: 1, cores: 0, cpus: "", socket_cpus: {}, memory_bytes: 68719476736, near: 0,
+           hbm: true, distances: [13, 10]}
       contains:
         node: {description: The kernel's number of it., type: int}
         cores: {description: Physical cores., type: int}
         cpus: {description: CPU numbers., type: str}
         memory_bytes: {description: Its memory., type: int}
-        near: {description: The nearest node with cores., type: int}
+        socket_cpus: {description: CPU numbers by socket., type: dict}
+        near: {description: The nearest node that has what it lacks., type: int}
+        distances: {description: "How far the nodes are.", type: list, elements: int}
         hbm: {description: Whether it is high-bandwidth memory., type: bool}
     memory_bytes: {description: Memory this host may use., type: int, sample: 268435456000}
     nics:
@@ -169,11 +188,16 @@ facts:
     network_interface:
       {description: The interface that has this address; empty where none has.,
        type: str, sample: eth0}
+    ssh_port:
+      {description: "The port that SSH came in at, behind NAT the inner one; 0 without SSH.",
+       type: int, sample: 22}
     prefix: {description: The folder that the cluster lives in., type: str, sample: /opt/ftcluster}
     prefix_writable:
       {description: Whether this folder can be made and filled., type: bool, sample: true}
     prefix_refused:
-      description: Why root must not install there, and what to do; none where it may.
+      description:
+        - Why root must not install there, or nothing that is installed there could be started, and
+          what to do; none where it may.
       type: dict
       sample: null
       contains:
@@ -287,9 +311,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.given_python imp
 from ansible_collections.ftcluster.cluster.plugins.module_utils.links import rdma_devices
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
-    default_source,
     find_ssh_connection,
     interfaces,
+    source_address,
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
@@ -356,6 +380,16 @@ def refusal(folder: Path) -> dict[str, str] | None:
         return None
 
 
+def noexec(folder: Path) -> dict[str, str] | None:
+    """Why programs could not be started from a folder, nor libraries be loaded from it."""
+    if not os.statvfs(nearest_existing(folder)).f_flag & os.ST_NOEXEC:
+        return None
+    return {
+        "what": f"{folder} is on a file system that is mounted noexec, so that nothing there runs",
+        "hint": "choose another folder with -e ftcluster_prefix=DIR, or mount it without noexec",
+    }
+
+
 def os_name(read_file: Callable[[str], str] = read) -> str:
     """The system's name for people, by /etc/os-release."""
     text = read_file("/etc/os-release") or read_file("/usr/lib/os-release")
@@ -383,13 +417,14 @@ def network_facts(module: Any) -> dict[str, Any]:
     program = module.get_bin_path("ip")
     listing = module.run_command([program, "-json", "address"])[1] if program else ""
     nics = interfaces(listing)
-    connection = find_ssh_connection(os.environ, os.getppid(), read)
+    local = module.params["local"]
+    connection = "" if local else find_ssh_connection(os.environ, os.getppid(), read)
     address, interface = choose_address(
         module.params["address"],
         module.params["inventory_address"],
         nics,
         connection,
-        default_source(),
+        source_address(module.params["other_hosts"]),
     )
     return {
         "nics": nics,
@@ -405,6 +440,7 @@ def port_facts(ssh_connection: str, rank_user: str) -> dict[str, Any]:
     ours = number_list(",".join([OUR_PORTS, *given]))
     ssh_port = number(ssh_connection.rpartition(" ")[2])
     return {
+        "ssh_port": ssh_port,
         "local_ports": given,
         "services": [
             {"port": port, "user": user}
@@ -534,6 +570,8 @@ def main() -> None:
             "has_root": {"type": "bool", "default": False},
             "address": {"type": "str", "default": ""},
             "inventory_address": {"type": "str", "default": ""},
+            "other_hosts": {"type": "list", "elements": "str", "default": []},
+            "local": {"type": "bool", "default": False},
             "rank_user": {"type": "str", "default": ""},
             "python": {"type": "str", "default": ""},
         },
@@ -577,7 +615,7 @@ def main() -> None:
         "memory_bytes": memory,
         "prefix": str(prefix),
         "prefix_writable": writable(prefix, has_root),
-        "prefix_refused": refusal(prefix / "stacks") if has_root else None,
+        "prefix_refused": (refusal(prefix / "stacks") if has_root else None) or noexec(prefix),
         "has_stack": exists(prefix / "current"),
         "current": current_stack(prefix),
         "stacks": finished_stacks(prefix),

@@ -17,7 +17,7 @@ from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, linux_environment
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
@@ -26,6 +26,10 @@ LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 LAST_LINES = 8
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+# of pip's log: a package without a wheel that suits, the same with sources, and who needs it
+NO_WHEEL = re.compile(r"hashes to check 0 links for project '([^']+)'")
+SOURCES = re.compile(r"No sources permitted for ([^\s:]+):")
+NEEDED = re.compile(r"(?:depends on|No matching distribution found for|requested) (.+)")
 UNFETCHED = "Could not fetch URL "
 CONFLICT = "The conflict is caused by:"
 PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
@@ -112,6 +116,22 @@ class Sources:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """How a download of a file's requirements ended.
+
+    Attributes:
+        problem: why there are no wheels that go together, or "".
+        lacking: requirements of packages that have sources, but no wheel in such a version. Where
+            there is no problem, pip has taken older versions of the packages that need them.
+        sources: the packages of which it saw sources.
+    """
+
+    problem: str
+    lacking: tuple[Requirement, ...]
+    sources: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Pip:
     """Downloads wheels for a target from sources into a folder."""
 
@@ -145,36 +165,32 @@ class Pip:
                 remaining.append(f"{pin.name}=={pin.version}")
         if remaining:
             options = [*self.sources.pip_options(), f"--find-links={self.folder}"]
-            done, lines = self._run(remaining, options, with_dependencies)
+            done, lines, _ = self._run(remaining, options, with_dependencies)
             if not done:
                 names = {pin.name for pin in pins}
                 raise DownloadError(complaint(lines, self.target, refused, names))
         return refused
 
-    def download_file(self, requirements: Path, constraints: Path) -> None:
+    def download_file(self, requirements: Path, constraints: Path) -> Outcome:
         """Download what a file of requirements asks for, with dependencies, within constraints.
 
         Both are files, because there may be credentials in them.
-
-        Raises:
-            DownloadError: no source has one of them, or they contradict each other.
         """
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
-        done, lines = self._run(words, self.sources.pip_options(), with_dependencies=True)
-        if not done:
-            raise DownloadError("\n".join(telling(lines)))
+        done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
+        return Outcome("" if done else "\n".join(telling(lines)), *_without_wheels(log))
 
     def _from_index(self, pin: Pin, index: str) -> str:
         """Download a package from its own index; returns pip's message, or "" on success."""
         kind = "--index-url" if "://" in index else "--find-links"
         options = [f"{kind}={index}", "--retries=0", f"--timeout={PREFERRED_SECONDS}"]
-        done, lines = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
+        done, lines, _ = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
         return "" if done else reason(lines)
 
     def _run(
         self, requirements: list[str], options: list[str], with_dependencies: bool
-    ) -> tuple[bool, list[str]]:
-        """Run pip; returns whether it succeeded, and the lines of its messages."""
+    ) -> tuple[bool, list[str], list[str]]:
+        """Run pip; returns whether it succeeded, the lines of its messages, and its log."""
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as log:
             command = [
                 *pip_command(), "download", "--quiet", "--no-input", "--disable-pip-version-check",
@@ -193,10 +209,28 @@ class Pip:
             logged = [line.partition(" ")[2].strip() for line in log]
         conflict = [*takewhile(bool, dropwhile(lambda line: line != CONFLICT, logged))]
         if conflict:  # the versions of one package may be many; what they contradict comes last
-            return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]]
+            return False, [*conflict[: LAST_LINES // 2], *conflict[LAST_LINES // 2 :][-3:]], logged
         unfetched = [line for line in logged if UNFETCHED in line]
         lines = [line.strip() for line in (*unfetched, *done.stderr.splitlines())]
-        return done.returncode == 0, [line.removesuffix(" - skipping") for line in lines if line]
+        said = [line.removesuffix(" - skipping") for line in lines if line]
+        return done.returncode == 0, said, logged
+
+
+def _without_wheels(log: Iterable[str]) -> tuple[tuple[Requirement, ...], frozenset[str]]:
+    """What pip's log says of packages that are only there as sources; see `Outcome`."""
+    lines = list(log)
+    sources = {canonicalize_name(name) for line in lines for name in SOURCES.findall(line)}
+    names = {canonicalize_name(name) for line in lines for name in NO_WHEEL.findall(line)}
+    found: dict[str, Requirement] = {}
+    for needed in (match for line in lines for match in NEEDED.findall(line)):
+        try:
+            requirement = Requirement(needed)
+        except InvalidRequirement:
+            continue
+        name = canonicalize_name(requirement.name)
+        if name in names & sources:  # by the newest version of what needs it, which comes first
+            found.setdefault(name, requirement)
+    return tuple(found.values()), frozenset(sources)
 
 
 def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
@@ -293,7 +327,8 @@ def complaint(lines: list[str], target: Target, refused: Mapping[str, str], name
     return (
         f"the control node cannot download the wheels for Python {target.python} and glibc "
         f"{target.glibc}: " + "\n".join([*telling(filter(concerns, lines)), *own]).strip() + "\n"
-        "check that pip on the control node reaches a package index (pip config list), or set "
+        "check that pip on the control node reaches a package index (pip config list; "
+        "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
         "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
         "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
         "on a machine that reaches one, then ftcluster setup --bundle FILE"

@@ -9,7 +9,10 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, NewType, get_args, get_origin, get_type_hints
 
-from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import (
+    number_list,
+    ranges,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
     HostFacts,
     Python,  # noqa: F401 - of the example
@@ -18,6 +21,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema impo
 Lines = NewType("Lines", str)  # a text for people, with any characters
 MOST_SHOWN = 60  # characters of a value
 MOST_NUMBER = 1 << 63
+MISSING = " is missing"
 SIGNED = ("clock_offset_seconds",)
 # line ends, terminal escapes and other control characters
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -44,6 +48,7 @@ FORMS = {
     "prefix": f"(?=/){PATH}",
     "python": NAME,
     "rdma_libraries": NAME,
+    "socket_cpus": r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*",
     "stacks": NAME,
     "tcmalloc": PATH,
     "version": NAME,  # of a Python
@@ -59,22 +64,37 @@ def known_facts(answer: Any, schema: type[Any] = HostFacts) -> tuple[dict[str, A
     if not isinstance(answer, dict):
         return {}, [f"its facts are {_shown(answer)}"]
     types = get_type_hints(schema)
-    missing = [f"{name} is missing" for name in types if name not in answer]
+    missing = [f"{name}{MISSING}" for name in types if name not in answer]
     found = {name: value for name, value in answer.items() if name in types}
     wrong = [said for name, value in found.items() for said in _wrong(name, value, types[name])]
-    if schema is HostFacts and not missing + wrong:
-        wrong = _wrong_cores(found)
+    if all(said.endswith(MISSING) for said in wrong):
+        wrong += _wrong_cores(found)
     return found, missing + wrong
 
 
 def _wrong_cores(facts: dict[str, Any]) -> list[str]:
-    """What no plan can be made of: a host or a NUMA node with more cores than CPUs."""
-    of = [(node["cores"], number_list(node["cpus"])) for node in facts["numa"]]
-    cpus: set[int] = set().union(*(here for _, here in of))
-    wrong = [(cores, len(here)) for cores, here in of if cores > len(here)]
+    """What no plan can be made of, because facts of the CPUs contradict each other."""
+    nodes = facts.get("numa", [])
+    if not {"numa", "cores", "threads"} <= facts.keys():
+        return []  # of something else, or said to be missing
+    if any({"cores", "cpus"} - set(one) for one in nodes):
+        return []
+    here = [(node["cores"], number_list(node["cpus"])) for node in nodes]
+    cpus: set[int] = set().union(*(numbers for _, numbers in here))
+    wrong = [(cores, len(numbers)) for cores, numbers in here if cores != len(numbers)]
     if not 0 < facts["cores"] <= len(cpus):
         wrong = [(facts["cores"], len(cpus))]
-    return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"] if wrong else []
+    if wrong:
+        return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"]
+    said = []
+    if facts["threads"] < len(cpus):
+        said.append(f"threads is {facts['threads']}, of {len(cpus)} cores")
+    texts = [text for node in nodes for text in node.get("socket_cpus", {}).values()]
+    if texts and (without := cpus - number_list(",".join(texts))):
+        said.append(f"socket_cpus lacks CPUs {','.join(ranges(without))}")
+    if any(len(node.get("distances") or nodes) != len(nodes) for node in nodes):
+        said.append(f"distances of a node are not {len(nodes)}")
+    return said
 
 
 def _wrong(name: str, value: Any, kind: Any) -> list[str]:

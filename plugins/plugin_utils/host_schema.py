@@ -13,9 +13,11 @@ class NumaNode:
     node: int
     cores: int
     cpus: str
+    socket_cpus: dict[str, str]
     memory_bytes: int
     near: int | None
     hbm: bool
+    distances: list[int]
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ class HostFacts:
     locks_memory: bool
     network_address: str
     network_interface: str
+    ssh_port: int
     prefix: str
     prefix_writable: bool
     prefix_refused: Refusal | None

@@ -231,7 +231,7 @@ def train(
         settings: fields of it, such as {"learning_rate": 2e-5}.
         resume: a run that is continued, instead of a recipe.
         hub_token: whether the hosts may use this user's token for the Hugging Face Hub.
-        more: `data` and `model`, a file, folder or Hub name; `nodes`, `spares` and
+        more: `data` and `model`, a file, folder or Hub name; `name`, `nodes`, `spares` and
             `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook.
 
     Raises:
@@ -349,6 +349,7 @@ def _asked(
     nodes: int | None = None,
     spares: int = 0,
     ranks_per_host: int | None = None,
+    name: str | None = None,
     cluster: Cluster | None = None,
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -362,5 +363,6 @@ def _asked(
         "nodes": nodes,
         "spares": spares,
         "ranks_per_host": ranks_per_host,
+        "run_name": name,
         "connection": Connection(options=tuple(options), cluster=cluster),
     }

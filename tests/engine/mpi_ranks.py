@@ -502,6 +502,23 @@ def saves_and_profiles() -> None:
     assert [one.count for one in profile.key_averages() if one.key == "impi:all_reduce"] == [1]
 
 
+def store_is_waited_with() -> None:
+    """A thread that waits for a key of the store keeps it: MPI goes on nevertheless."""
+    join()
+    told_after, mpi_progress.TOLD_AFTER = mpi_progress.TOLD_AFTER, 0.05
+    store = dist.distributed_c10d._get_default_store()
+    if RANK == 0:
+        work = dist.all_reduce(tensor := torch.ones(3), async_op=True)
+        store.wait(["reduced"], timedelta(seconds=30))
+        work.wait()
+        assert tensor.tolist() == [SIZE] * 3
+    else:
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(3))
+        store.set("reduced", "")
+    mpi_progress.TOLD_AFTER = told_after
+
+
 def caught_time_out() -> None:
     """MPI may still write what a rank sends too late, so that memory is kept."""
     join()
@@ -530,11 +547,12 @@ def caught_time_out() -> None:
     dist.barrier()
 
 
-def many_time_outs() -> None:
+def time_outs() -> None:
     """Nothing of a group that has timed out is written into memory that others have by then."""
     join()
+    assert "libc_malloc_debug" in Path("/proc/self/maps").read_text()
     mpi_progress.TOLD_AFTER = 0.05
-    for _ in range(100):
+    for _ in range(int(os.environ["TIME_OUTS"])):
         group = dist.new_group(timeout=timedelta(milliseconds=100))
         if RANK == 1:
             time.sleep(0.4)

@@ -29,6 +29,13 @@ def classes(count: int, seed: int) -> list[Row]:
     return labelled(count, seed, lambda words: words[0] % CLASSES)
 
 
+def sets_of_classes(count: int, seed: int) -> list[Row]:
+    """None, one or two of three."""
+    return labelled(
+        count, seed, lambda words: ["a"] * (words[0] % 2) + ["bc"[words[1] % 2]] * (words[2] % 2)
+    )
+
+
 def numbers(count: int, seed: int) -> list[Row]:
     return labelled(count, seed, lambda words: words[0] / len(WORDS))
 

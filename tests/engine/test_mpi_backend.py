@@ -56,7 +56,7 @@ def on_ranks(ranks: int, *cases: str) -> "subprocess.CompletedProcess[str]":
 # in one launch, because a rank takes seconds to start
 CASES = ("compare", "beyond_gloo", "messages", "in_flight", "libraries", "planned_backend",
          "optimizers", "other_calls", "waits_long", "blocking_hooks", "uneven_inputs",
-         "many_groups", "sparse_gradients", "uneven", "saves_and_profiles",
+         "many_groups", "sparse_gradients", "uneven", "saves_and_profiles", "store_is_waited_with",
          "ends_late")  # fmt: skip
 
 
@@ -116,22 +116,16 @@ def test_a_program_that_does_not_destroy_its_group_ends_cleanly(
     assert "saved" in done.stdout
 
 
-def test_memory_that_mpi_may_write_to_is_kept() -> None:
+@pytest.mark.parametrize("times", ["3", pytest.param("100", marks=pytest.mark.long)])
+def test_memory_that_mpi_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch, times: str) -> None:
     """After a time-out, for which the rank ends as one that failed."""
-    done = on_ranks(3, "caught_time_out")
+    monkeypatch.setenv("TIME_OUTS", times)
+    monkeypatch.setenv("MALLOC_CHECK_", "3")
+    monkeypatch.setenv("LD_PRELOAD", "libc_malloc_debug.so.0")  # which looks at that
+    done = on_ranks(3, "caught_time_out", "time_outs")
     assert done.stdout.count("is done") == 3, done.stdout
     assert "of 3 float32: Timed out waiting 1000ms on rank 0" in done.stdout  # torch's own words
     assert re.search(r"ended without the other ranks.*all_reduce", done.stdout)
-
-
-@pytest.mark.long
-def test_a_hundred_time_outs_in_one_process_damage_no_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("MALLOC_CHECK_", "3")
-    monkeypatch.setenv("LD_PRELOAD", "libc_malloc_debug.so.0")  # which looks at that
-    done = on_ranks(3, "many_time_outs")
-    assert done.stdout.count("is done") == 3, done.stdout
 
 
 @pytest.mark.parametrize(

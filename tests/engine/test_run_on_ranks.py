@@ -24,6 +24,7 @@ from tests.engine.runs import (
     numbers,
     preferences,
     questions,
+    sets_of_classes,
     triplets,
     write_data,
     write_model,
@@ -47,7 +48,14 @@ class Kind:
 
 
 KINDS = {
-    "classes": Kind("text-classification", "bert", classes, {}, ("accuracy", "loss")),
+    # with weights, whose sums differ by rank and part
+    "classes": Kind(
+        "text-classification", "bert", classes, {"class_weights": {"0": 0.1, "2": 5.0}},
+        ("accuracy", "f1_macro", "loss"),
+    ),
+    "several classes": Kind(
+        "text-classification", "bert", sets_of_classes, {}, ("f1_micro", "f1_macro", "loss")
+    ),
     "numbers": Kind(
         "text-classification", "bert", numbers, {"regression": True},
         ("pearson", "spearman", "loss"),

@@ -53,6 +53,17 @@ def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyP
     assert listening() - before == {"0200007F"}
 
 
+def test_a_head_at_the_loopback_interface_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a pod with hostNetwork on Debian, whose /etc/hosts has 127.0.1.1 for its own name."""
+    given = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.1.1"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainError, match="is an address of the loopback interface"):
+        world.join_world()
+
+
 def test_a_port_that_is_taken_is_named_and_worth_another_start() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,17 +1,20 @@
 """torch's own tests of a backend, which its wheel has, on the ranks of one launch.
 
-    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER [TEST ...]
+    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER PATTERN
 
-A line of FOLDER/results for each test: its name, and passed, skipped, stuck or why it failed.
-Tests that are there are not run again, so that a launch after one that broke goes on behind it.
-The suite wants GPUs for DDP; it is given CPUs under their names.
+A line of FOLDER/results for each test that the pattern matches: its name, its seconds, and passed,
+skipped, stuck or why it failed. Tests that are there are not run again, so that a launch after one
+that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs under their names.
 """
 
 import contextlib
 import faulthandler
+import itertools
 import os
+import re
 import sys
 import threading
+import time
 import types
 import unittest
 from collections.abc import Callable, Iterator
@@ -25,8 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
-STUCK_SECONDS = 45.0
-LIMIT = timedelta(seconds=20)  # of a group; less than the above
+STUCK_SECONDS = 90.0
+LIMIT = timedelta(seconds=30)  # of a group; less than half of the above
 BROKEN = 3  # exit code: start again, behind the test that broke
 
 
@@ -65,7 +68,7 @@ def on_cpus() -> Any:
     os.environ |= {"BACKEND": "gloo", "WORLD_SIZE": str(SIZE)}  # what a test may expect of gloo
     from torch.testing._internal.distributed import distributed_test
 
-    torch.cuda.device_count = lambda: SIZE
+    torch.cuda.device_count, torch.cuda.current_device = lambda: SIZE, lambda: RANK
     torch.cuda.set_device = torch.cuda.synchronize = lambda *_, **__: None
     torch.Tensor.cuda = lambda self, *_, **__: self
     torch.nn.Module.cuda = lambda self, *_, **__: self
@@ -82,6 +85,19 @@ def on_cpus() -> Any:
 
     DistributedDataParallel.__init__ = on_cpu
     return distributed_test
+
+
+def barriers(store: dist.Store) -> Callable[..., None]:
+    """The suite's barrier, which looks into files ten times a second and has ten seconds."""
+    numbers = itertools.count()
+
+    def sync(wait_for: int | None = None, **_: float) -> None:
+        key = f"barrier/{next(numbers)}"
+        if store.add(key, 1) == (wait_for or dist.get_world_size()):
+            store.set(f"{key}/complete", "")
+        store.wait([f"{key}/complete"], LIMIT)
+
+    return sync
 
 
 def outcome(case: Any, name: str) -> str:
@@ -111,48 +127,53 @@ def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
     timer.cancel()
 
 
-def main(backend: str, folder: Path, names: list[str]) -> None:
+def main(backend: str, folder: Path, pattern: str) -> None:
     """Run the tests."""
+    faulthandler.enable()
     os.environ["TEMP_DIR"] = str(folder)
     suite = on_cpus()
-    from torch.testing._internal.common_utils import TestCase
+    from torch.testing._internal.common_utils import TestCase, set_rng_seed
 
     class Suite(suite.DistributedTest._DistTestBase, TestCase):  # type: ignore[misc, name-defined]
-        rank, world_size, file_name = RANK, str(SIZE), str(folder / "file")
-        init_method = f"file://{folder}/init"
+        rank, world_size = RANK, str(SIZE)
 
     results = folder / "results"
     done = {line.split()[0] for line in results.read_text().splitlines()}
     port = int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0, wait_for_workers=False)
-    for number, name in enumerate(names or unittest.TestLoader().getTestCaseNames(Suite)):
-        if name in done:
+    whole = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0, wait_for_workers=False)
+    for name in unittest.TestLoader().getTestCaseNames(Suite):
+        if name in done or not re.fullmatch(pattern, name):
             continue
+        began = time.monotonic()
 
-        def say(text: str = "stuck", name: str = name) -> None:
+        def say(text: str = "stuck", name: str = name, began: float = began) -> None:
             if RANK == 0:
                 with results.open("a") as file:
-                    file.write(f"{name} {text}\n")
+                    file.write(f"{name} {time.monotonic() - began:.2f} {text}\n")
 
         (folder / "running").write_text(name)
+        store = dist.PrefixStore(name, whole)
+        # of one that it does not know it has no model where gradients are accumulated
+        suite.BACKEND = "gloo" if "no_sync" in name else backend
+        suite.Barrier.sync = barriers(store)
+        Suite.init_method = f"file://{folder}/{name}"
+        set_rng_seed(1234)  # a test may rely on it that all ranks draw the same
         with at_most(STUCK_SECONDS, say):
             dist.init_process_group(
-                backend, store=dist.PrefixStore(name, store), rank=RANK, world_size=SIZE,
+                backend, store=dist.PrefixStore("group", store), rank=RANK, world_size=SIZE,
                 timeout=LIMIT,
             )  # fmt: skip
-            suite.Barrier.barrier_id = number * 1000
-            own = outcome(Suite(name), name)
-            store.set(f"{name}/{RANK}", own)
-            keys = [f"{name}/{rank}" for rank in range(SIZE)]
+            store.set(f"end/{RANK}", outcome(Suite(name), name))
+            keys = [f"end/{rank}" for rank in range(SIZE)]
             store.wait(keys, 2 * LIMIT)
-            all_of = [store.get(key).decode() for key in keys]
-            say(next((one for one in all_of if one.startswith("failed")), all_of[0]))
+            ends = [store.get(key).decode() for key in keys]
+            say(next((one for one in ends if one.startswith("failed")), ends[0]))
             with contextlib.suppress(Exception):  # the test may have done so
                 dist.destroy_process_group()
     print(f"rank {RANK} is done", flush=True)
-    os._exit(0) if any(" failed" in line for line in results.read_text().splitlines()) else None
+    os._exit(0) if " failed" in results.read_text() else None  # MPI cannot be left after it
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

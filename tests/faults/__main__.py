@@ -1,4 +1,4 @@
-"""Injects seeded faults into long trainings on this machine, and on three hosts of the testbed.
+"""Injects seeded faults into long trainings on this machine, and on hosts of the testbed.
 
     .venv-dev/bin/python -m tests.faults --seed 1 --faults 100
     .venv-dev/bin/python -m tests.faults --place hosts training.ddp_backend=impi
@@ -13,15 +13,15 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.control import NAMES, bare_hosts
 from tests.faults import table
 from tests.faults.campaign import Campaign, carry_out, problems
-from tests.faults.injections import FAULTS
+from tests.faults.injections import FAULTS, install_clock
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
 
@@ -37,6 +37,7 @@ def localhost(folder: Path) -> Iterator[Place]:
     done = home.run("setup", "localhost", "-e", f"ftcluster_prefix={home.prefix}")
     assert done.returncode == 0, done.stderr
     runs.mkdir(exist_ok=True)
+    install_clock(home.prefix)
     size = f"size={DISK_MEGABYTES}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(runs)], check=True)
     try:
@@ -45,16 +46,26 @@ def localhost(folder: Path) -> Iterator[Place]:
         subprocess.run(["umount", str(runs)], check=True)
 
 
-@contextmanager
-def hosts(folder: Path) -> Iterator[Place]:
-    """Three hosts of the testbed, set up."""
-    with bare_hosts("bookworm", folder) as control:
-        done = control.run("setup", control.inventory("inventory.ini", NAMES))
-        assert done.returncode == 0, done.stderr
-        yield Hosts(control)
+def on_testbed(
+    name: str, names: tuple[str, ...], ranks_per_host: int
+) -> Callable[[Path], AbstractContextManager[Place]]:
+    """Hosts of the testbed, set up."""
+
+    @contextmanager
+    def place(folder: Path) -> Iterator[Place]:
+        with bare_hosts("bookworm", folder, names) as control:
+            done = control.run("setup", control.inventory("inventory.ini", names))
+            assert done.returncode == 0, done.stderr
+            yield Hosts(control, name, ranks_per_host)
+
+    return place
 
 
-PLACES = {"localhost": localhost, "hosts": hosts}
+PLACES = {
+    "localhost": localhost,
+    "hosts": on_testbed("hosts", NAMES, 1),
+    "16 ranks": on_testbed("16 ranks", (*NAMES, "node3"), 4),
+}
 
 
 def main() -> int:
@@ -70,7 +81,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=1000, help="of each training")
     parser.add_argument("--pause", type=float, default=3, help="seconds at most between two faults")
     parser.add_argument("--only", action="append", choices=FAULTS, default=[])
-    parser.add_argument("--place", action="append", choices=PLACES, help="default: both")
+    parser.add_argument("--place", action="append", choices=PLACES, help="default: all")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--table", action="store_true", help="print the page of the results")
     options = parser.parse_args()

@@ -189,7 +189,7 @@ def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> No
     done = 0
     while done < campaign.faults:
         before = surroundings(place)
-        fewer = place.name == "hosts" and draw.random() < 0.5
+        fewer = isinstance(place, Hosts) and draw.random() < 0.5
         options = ("--max-restarts", "99", *(("--min-nodes", "2") if fewer else ()))
         training = campaign.training(*options)
         training.launch()
@@ -281,7 +281,8 @@ def problems(results: Sequence[dict[str, Any]]) -> list[str]:
 
 def survived(one: dict[str, Any]) -> bool:
     """Whether a training has got over a fault as it should."""
-    return one["state"] == "ended" if FAULTS[one["fault"]].ends else survived_alone(one)
+    ends, ended = FAULTS[one["fault"]].ends, one["state"] == "ended"
+    return ended if ends else survived_alone(one) or (ends is None and ended)
 
 
 def survived_alone(one: dict[str, Any]) -> bool:

@@ -8,12 +8,23 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.faults.observe import Process, oom_kill
 from tests.faults.places import Hosts
 from tests.faults.training import Training
 
 CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
+TESTBED = ("hosts", "16 ranks")
+STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that goes on
+LOSS_PERCENT = 2
+DELAY_MS = 100.0  # each way
+# sitecustomize.py of a stack whose clock can be set; only what Python itself asks for the time
+CLOCK = """
+import os, time
+real = time.time
+time.time = lambda: real() + ({seconds} if os.path.exists({flag!r}) else 0)
+"""
 
 
 def nothing() -> None:
@@ -45,13 +56,13 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        ends: whether it is right that the run ends.
+        ends: whether it is right that the run ends; None: it may end or go on.
     """
 
     title: str
     strike: Callable[[Training, random.Random], Struck]
-    places: tuple[str, ...] = ("localhost", "hosts")
-    ends: bool = False
+    places: tuple[str, ...] = ("localhost", *TESTBED)
+    ends: bool | None = False
 
 
 def pick(training: Training, draw: random.Random, kind: str) -> Process:
@@ -107,7 +118,7 @@ def lost_host(number: int) -> Callable[[Training, random.Random], Struck]:
             at,
             host,
             None,
-            "was lost|supervisor was killed",
+            "was lost|supervisor was killed|was started again",
             lambda: bed.boot(host),
             draw.uniform(*CUT_SECONDS),
         )
@@ -124,7 +135,7 @@ def cut_off(training: Training, draw: random.Random) -> Struck:
 
 def cut_apart(training: Training, draw: random.Random) -> Struck:
     bed = bed_of(training).bed
-    one, other = training.place.hosts[1:]
+    one, other = draw.sample(training.place.hosts[1:], 2)
     at = time.time()
     bed.cut(one, other)
     heal = lambda: bed.heal(one, other)  # noqa: E731
@@ -159,6 +170,81 @@ def second_run(training: Training, _draw: random.Random) -> Struck:
     assert done.returncode == 1, done.stderr
     assert training.run in done.stderr, done.stderr
     return Struck(at, training.head, None, "")
+
+
+def rebooted(number: int) -> Callable[[Training, random.Random], Struck]:
+    """An orderly reboot of the head (0) or another host (1): processes get SIGTERM first."""
+
+    def strike(training: Training, draw: random.Random) -> Struck:
+        bed = bed_of(training).bed
+        host = training.head if number == 0 else draw.choice(training.place.hosts[1:])
+        at = time.time()
+        bed.exec_(host, "systemctl", "reboot", "--no-block")
+        heal = lambda: bed.boot(host)  # noqa: E731  # waits until ssh answers
+        return Struck(at, "", None, "stopped|lost|killed|signal|guardian|mpirun", heal, 20.0)
+
+    return strike
+
+
+def loss(training: Training, draw: random.Random) -> Struck:
+    bed, host = bed_of(training).bed, draw.choice(training.place.hosts)
+    at = time.time()
+    bed.lose(host, LOSS_PERCENT)
+    return Struck(at, "", None, "", lambda: bed.lose(host, 0), draw.uniform(*CUT_SECONDS))
+
+
+def delayed(training: Training, draw: random.Random) -> Struck:
+    bed, host = bed_of(training).bed, draw.choice(training.place.hosts)
+    at = time.time()
+    bed.delay(host, DELAY_MS)
+    return Struck(at, "", None, "", lambda: bed.delay(host, 0), draw.uniform(*CUT_SECONDS))
+
+
+def install_clock(prefix: Path) -> None:
+    """Have the Pythons of a stack on this machine take their time from a clock that can be set."""
+    [packages] = (prefix / "current" / "lib").glob("python3*/site-packages")
+    code = CLOCK.format(seconds=STEP_SECONDS, flag=str(prefix / "clock"))
+    (packages / "sitecustomize.py").write_text(code)
+
+
+def clock_steps(training: Training, draw: random.Random) -> Struck:
+    """A minute forward, and back some time later."""
+    flag = training.place.prefix / "clock"
+    at = time.time()
+    flag.touch()
+    return Struck(at, "", None, "", flag.unlink, draw.uniform(*CUT_SECONDS))
+
+
+def rotated(training: Training, draw: random.Random) -> Struck:
+    """Rename the logs, as the supervisor does when they are full, while somebody follows them."""
+    follower = training.place.start(
+        "logs", "-f", training.run, log=training.folder / f"follower-{training.step()}.x"
+    )
+    time.sleep(draw.uniform(2, 5))
+    at = time.time()
+    folder = training.path(training.head)
+    for log in (folder / "ranks.log", *folder.glob("logs/rank-*.log")):
+        log.replace(log.with_name(f"{log.name}.1"))
+
+    def heal() -> None:
+        assert follower.poll() is None, "logs -f has ended at the rotation"
+        follower.terminate()
+        follower.wait()
+
+    return Struck(at, "", None, "", heal, 10.0)
+
+
+def full_of_logs(training: Training, _draw: random.Random) -> Struck:
+    """Leave no space at all, so that not even a line of a log can be written."""
+    folder = training.path(training.head)
+    assert os.path.ismount(folder.parent), "it would fill the disk of this machine"
+    filler = folder.parent / "filler"
+    at = time.time()
+    with filler.open("wb") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 16))
+            file.flush()
+    return Struck(at, "", None, "the disk of .* (is full|free)", filler.unlink, 30.0)
 
 
 def full_disk(training: Training, _draw: random.Random) -> Struck:
@@ -210,9 +296,16 @@ FAULTS = {
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
-    "worker-off": Fault("a host loses its power, and is back", lost_host(1), ("hosts",)),
-    "head-off": Fault("the head loses its power, and is back", lost_host(0), ("hosts",)),
-    "cut-two": Fault("two hosts do not reach each other", cut_apart, ("hosts",)),
-    "cut-all": Fault("a host is cut off from all others", cut_off, ("hosts",)),
-    "cut-control": Fault("the control node does not reach the head", cut_from_control, ("hosts",)),
+    "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",)),
+    "rotated": Fault("logs are rotated while somebody follows them", rotated),
+    "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
+    "worker-off": Fault("a host loses its power, and is back", lost_host(1), TESTBED),
+    "head-off": Fault("the head loses its power, and is back", lost_host(0), TESTBED),
+    "worker-reboot": Fault("a host is rebooted", rebooted(1), TESTBED, ends=None),
+    "head-reboot": Fault("the head is rebooted", rebooted(0), TESTBED, ends=None),
+    "cut-two": Fault("two hosts do not reach each other", cut_apart, TESTBED),
+    "cut-all": Fault("a host is cut off from all others", cut_off, TESTBED),
+    "cut-control": Fault("the control node does not reach the head", cut_from_control, TESTBED),
+    "delay": Fault("a host's network answers after 200 ms", delayed, TESTBED),
+    "loss": Fault("a host's network loses 2 % of its frames", loss, TESTBED),
 }

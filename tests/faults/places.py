@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster.cluster import PREFIX
-from tests.cluster.control import NAMES, Control
+from tests.cluster.control import Control
 from tests.programs import FTCLUSTER, Home
 from tests.testbed import host as testbed_host
 
@@ -93,13 +93,14 @@ class Localhost(Place):
 
 
 class Hosts(Place):
-    """Three hosts of the testbed, with a rank each."""
+    """Hosts of the testbed: three with a rank each, or four with four."""
 
-    name, hosts, launch = "hosts", NAMES, ("--ranks-per-host", "1")
     prefix = Path(PREFIX)
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, name: str = "hosts", ranks_per_host: int = 1) -> None:
         self.control, self.bed = control, control.bed
+        self.name, self.hosts = name, control.hosts
+        self.launch = ("--ranks-per-host", str(ranks_per_host))
 
     def command(self, *arguments: str) -> Command:
         argv = self.bed.run_argv([str(FTCLUSTER), *arguments])

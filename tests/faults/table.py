@@ -8,10 +8,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import scale_page
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
 
-WHERE = {"localhost": "one host, two ranks", "hosts": "three hosts"}
+WHERE = {
+    "localhost": "one host, two ranks", "hosts": "three hosts", "16 ranks": "four hosts, 16 ranks",
+}  # fmt: skip
 Results = Sequence[dict[str, Any]]
 
 
@@ -45,6 +48,7 @@ def page(results: Results) -> str:
     ]
     runs = [one for one in results if one["kind"] == "run"]
     return template.format(
+        scale=scale_page.tables(scale_page.read()),
         machine=_machine(machines[-1]),
         faults=len(faults),
         notes="".join(f"- {one['text']}\n" for one in results if one["kind"] == "note"),

@@ -85,7 +85,7 @@ from ftcluster_common.recipe import (
     TextRanking,
 )
 from ftcluster_common.row_checks import row_check
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import RunState, pack
 from ftcluster_common.sentence_modules import read_modules
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
@@ -387,7 +387,8 @@ HOST = {
     "numa": [{"node": 0, "cores": 4, "memory_bytes": 1, "cpus": "0-3"}],
 }
 # a host's answer has more than what plans are made of
-NUMA = {**HOST["numa"][0], "near": None, "hbm": False}
+NUMA = {**HOST["numa"][0], "near": None, "hbm": False, "socket_cpus": {"0": "0-3"},
+        "distances": [10]}  # fmt: skip
 FACTS = get_type_hints(HostFacts).items()
 ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
     "machine": "x86_64", "cores": 1, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
@@ -541,7 +542,8 @@ PARSERS = {
         lambda data, _: split_output(data), (b"[r 0] a\n[r 12] b\n[r 0] FTCLUSTER-ERROR {}\nx",)
     ),
     "runs of a head": Parser(
-        of_json(RUNS_LISTED.read), (dumped({"runs": [RUN_LISTED], "left": 0}),), (WrongAnswer,)
+        of_json(lambda rows: RUNS_LISTED.read({"runs": pack(rows), "left": 0})),
+        (dumped([RUN_LISTED]),), (WrongAnswer,),
     ),
     "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
     "data of a head": Parser(
@@ -552,7 +554,7 @@ PARSERS = {
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
             "host": "a", "task": "Return the list", "task_action": SET_FACT,
             "res": {"ansible_facts": {"runs_listed": found}}}})),
-        (dumped({"runs": [RUN_LISTED], "left": 0}),),
+        (dumped({"runs": pack([RUN_LISTED]), "left": 0}),),
     ),
     "record of a cluster, on the head": Parser(
         of_text(parse_record), (dumped({"format": 1}),), (ValueError,)

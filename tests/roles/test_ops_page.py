@@ -114,6 +114,7 @@ def test_the_settings_shown_are_those_of_the_command_line() -> None:
         ("defaults", "forks"): str(runner.FORKS),
         ("defaults", "timeout"): str(runner.TIMEOUT_SECONDS),
         ("ssh_connection", "pipelining"): "true",
+        ("ssh_connection", "retries"): str(runner.RETRIES),
         ("ssh_connection", "ssh_args"): runner.SSH_ARGS,
     }
 

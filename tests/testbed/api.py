@@ -157,6 +157,16 @@ class Testbed:
         with _alone():
             shape.shape(self._running(node), rate)
 
+    def delay(self, node: str, milliseconds: float) -> None:
+        """Have frames to and from a host arrive so much later, each way; 0: as soon as they can."""
+        with _alone():
+            network.delay(self._running(node), milliseconds)
+
+    def lose(self, node: str, percent: int) -> None:
+        """Drop so many per cent of the frames between a host and the others; 0: none."""
+        with _alone():
+            network.lose(self._running(node), percent)
+
     def cpu(self, node: str, percent: float | None) -> None:
         """Allow a host so many per cent of one core; None: no limit."""
         if percent is not None and not percent >= 1:

@@ -62,6 +62,13 @@ def parser() -> argparse.ArgumentParser:
     verb("cut", "silent partition: from all hosts, or from OTHER only", "NODE", "[OTHER]")
     verb("heal", "undo cut", "NODE", "[OTHER]")
     verb("shape", "slow cable, e.g. 1gbit; off: no limit", "NODE", "RATE")
+    verb("delay", "frames to and from it arrive MS later, each way; 0 is none", "NODE", "MS")
+    verb(
+        "lose",
+        "drop frames to and from the other hosts at random, such as 2; 0 is none",
+        "NODE",
+        "PERCENT",
+    )
     verb("cpu", "limit the CPU: 100 is one whole core, max is no limit", "NODE", "PERCENT")
     verb("memory", "limit the memory to so many GB, such as 2.7; max is no limit", "NODE", "GB")
     return top
@@ -101,6 +108,10 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
             _become(bed.exec_argv(args.node, rest(args) or ["bash", "-l"]))
         case "shape":
             bed.shape(args.node, args.rate)
+        case "delay":
+            bed.delay(args.node, float(args.ms))
+        case "lose":
+            bed.lose(args.node, int(parse_percent(args.percent) or 0))
         case "cpu":
             bed.cpu(args.node, parse_percent(args.percent))
         case "memory":

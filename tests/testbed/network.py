@@ -12,13 +12,15 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 from .settings import BRIDGE, SWITCH, Node
-from .shell import run
+from .shell import run, start
 
 FORWARDING, DISABLED = "3", "0"  # states of a bridge port
 TABLE = "testbed"
+DELAY = Path(__file__).with_name("delay.py")
 
 # Pairs of addresses that must not reach each other.
 CUTS = f"""
@@ -107,7 +109,8 @@ def link_down(node: Node) -> None:
 def unplug(node: Node) -> None:
     """Remove the cable: first the veth pair, at once, since a namespace goes only later."""
     if exists():
-        ip("link", "del", node.name, check=False)
+        for name in (node.name, f"{node.name}-f"):
+            ip("link", "del", name, check=False)
     if exists(node.netns):
         run("ip", "netns", "del", node.netns)
 
@@ -134,6 +137,45 @@ def heal_pair(one: Node, other: Node) -> None:
 def _both_ways(one: Node, other: Node) -> str:
     a, b = one.address, other.address
     return f"{{ {a} . {b}, {b} . {a} }}"
+
+
+# ---------------------------------------------------------------- loss
+def lose(node: Node, percent: int) -> None:
+    """Drop so many of the frames between a host and the others, at random; 0: none."""
+    table = f"{TABLE}-loss-{node.name}"
+    nft(f"delete table bridge {table}", check=False)
+    if percent:
+        dropped = f"numgen random mod 100 < {percent} drop"
+        nft(
+            f"table bridge {table} {{ chain forward {{ type filter hook forward priority 1; "
+            f"iifname {node.name} {dropped}; oifname {node.name} {dropped}; }}; }}"
+        )
+
+
+# ---------------------------------------------------------------- delay
+def delay(node: Node, milliseconds: float) -> None:
+    """Have all frames to and from a host arrive later, each way; 0: as soon as they can.
+
+    Its port leaves the switch, and a process carries the frames to another one.
+    """
+    far, port = f"{node.name}-f", f"{node.name}-p"
+    ip("link", "del", far, check=False)  # which ends the process before
+    ip("link", "set", node.name, "master", BRIDGE)
+    if not milliseconds:
+        return
+    ip("link", "add", far, "type", "veth", "peer", "name", port)
+    for name in (far, node.name):  # the control host's address is none of theirs
+        quiet = f"echo 1 > /proc/sys/net/ipv4/conf/{name}/arp_ignore; "
+        quiet += f"echo 1 > /proc/sys/net/ipv6/conf/{name}/disable_ipv6 2> /dev/null || :"
+        run(*inside(SWITCH, "sh", "-c", quiet))
+    for netns, name in ((node.netns, "eth0"), (SWITCH, port)):
+        run(*inside(netns, sys.executable, str(DELAY), "plain", name))
+    ip("link", "set", node.name, "nomaster")
+    ip("link", "set", port, "master", BRIDGE, "up")
+    ip("link", "set", far, "up")
+    seconds = str(milliseconds / 1000)
+    argv = inside(SWITCH, sys.executable, str(DELAY), "relay", seconds, far, node.name)
+    start(["setsid", "--fork", *argv], node.folder / "delay.log")
 
 
 def is_cut_off(node: Node) -> bool:

@@ -1,6 +1,9 @@
 """Tiny real wheels, and package indexes on this machine that give them or misbehave."""
 
 import html
+import io
+import ssl
+import tarfile
 import threading
 import time
 import zipfile
@@ -42,6 +45,47 @@ def write_wheel(
     return path
 
 
+BACKEND = """import zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    {before}
+    files = {{
+        "{name}/__init__.py": "",
+        "{name}-{version}.dist-info/METADATA":
+            "Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n",
+        "{name}-{version}.dist-info/WHEEL":
+            "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: {tag}\\n",
+        "{name}-{version}.dist-info/RECORD": "",
+    }}
+    wheel = "{name}-{version}-{tag}.whl"
+    with zipfile.ZipFile(folder + "/" + wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(zipfile.ZipInfo(path), text)
+    return wheel
+"""
+
+
+def write_sources(folder: Path, name: str, version: str, before: str = "pass") -> Path:
+    """Write a source distribution that is built without any other package.
+
+    Takes a statement that the build begins with.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": "[build-system]\nrequires = []\n"
+        'build-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": BACKEND.format(name=name, version=version, tag=ANY, before=before),
+    }
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for inner, text in files.items():
+            entry = tarfile.TarInfo(f"{name}-{version}/{inner}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return path
+
+
 def left(cache: Path) -> list[str]:
     """What is in a cache of wheels besides locks."""
     return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")]
@@ -62,7 +106,8 @@ class Indexes(ThreadingHTTPServer):
         self.asked: list[str] = []
 
     def url(self, name: str) -> str:
-        return f"http://127.0.0.1:{self.server_port}/{name}"
+        scheme = "https" if isinstance(self.socket, ssl.SSLSocket) else "http"
+        return f"{scheme}://127.0.0.1:{self.server_port}/{name}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """The client of a late answer has gone."""
@@ -111,9 +156,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(root: Path) -> Iterator[Indexes]:
-    """Serve the indexes below a folder."""
+def serve(root: Path, certificate: Path | None = None) -> Iterator[Indexes]:
+    """Serve the indexes below a folder, with a file of a certificate and its key by HTTPS."""
     with Indexes(root) as server:
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()

@@ -10,13 +10,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster_common.events import EVENTS, is_data
-from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of
+from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of, unpack
 
 SET_FACT = "ansible.builtin.set_fact"
 STACK_LINK, CLUSTER_RECORD = "ftcluster.cluster.stack_link", "ftcluster.cluster.cluster_record"
@@ -106,7 +106,7 @@ def line(what: str, value: Any) -> str:
     """A text of one line."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         _refuse(what, value)
-    return re.sub(r"[\n\t]", lambda found: ascii(found[0])[1:-1], value)
+    return value.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False) -> float:
@@ -136,9 +136,8 @@ def run_state(value: Any) -> RunState:
     """A row of `ftcluster ps`."""
     if not isinstance(value, dict):
         _refuse("a run", value)
-    names = {field.name for field in fields(RunState)}
     try:
-        row = run_state_of({name: one for name, one in value.items() if name in names})
+        row = run_state_of(value)
     except (KeyError, TypeError) as error:
         raise WrongAnswer(f"a run lacks {error}") from None
     run = run_id(row.run)
@@ -160,6 +159,7 @@ def run_state(value: Any) -> RunState:
         folder(f"model of {run}", row.model),
         folder(f"checkpoint of {run}", row.checkpoint),
         line(f"started_by of {run}", row.started_by),
+        line(f"doing of {run}", row.doing),
     )
 
 
@@ -167,7 +167,11 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     """A page of runs, and how many are left for later pages."""
     page = _mapping(value)
     left = int(number("how many runs are left", page.get("left"), whole=True))
-    found = tuple(map(run_state, _list("the list of runs", page.get("runs"))))
+    try:
+        rows = unpack(_text(page.get("runs")))
+    except ValueError:
+        _refuse("the list of runs", page.get("runs"))
+    found = tuple(map(run_state, _list("the list of runs", rows)))
     names = [one.run for one in found]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -219,6 +223,18 @@ def _data(value: Any) -> dict[str, Any]:
     return {"report": report, "notices": _lines(value.get("notices"))}
 
 
+def _caches(value: Any) -> dict[str, tuple[int, int]]:
+    """By name: the bytes of a cache, and those that no run uses."""
+    sizes = {}
+    for name, pair in _mapping(value).items():
+        found = _list(f"the bytes of a cache of {line('its name', name)}", pair)
+        if len(found) != 2:
+            _refuse("the bytes of a cache", pair)
+        whole, unused = (int(number("the bytes of a cache", one, whole=True)) for one in found)
+        sizes[line("a cache", name)] = (whole, unused)
+    return sizes
+
+
 def _true(value: Any) -> bool:
     if value is not True:
         _refuse("that the script is there", value)
@@ -255,6 +271,7 @@ def _folder(value: Any) -> str:
 # of runs
 RUNS_LISTED = Answer("Return the list", "runs_listed", _runs, most=FEWER_RUNS)
 JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
+CACHES_FOUND = Answer("Return their sizes", "caches_found", _caches)
 SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANOTHER_VERSION)
 STACK_DESCRIBED = Answer(
     "Return what the stack has", "stack_described", _stack, most=ANOTHER_VERSION
@@ -273,6 +290,7 @@ CURRENT = Answer("Make the stack the current one", "current", _folder, STACK_LIN
 PREVIOUS = Answer("Make the previous stack the current one", "current", _folder, STACK_LINK)
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
+SYSTEM = Answer("Return what the system is", "system_report", _text)
 # of ssh
 SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 

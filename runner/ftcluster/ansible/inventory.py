@@ -4,17 +4,17 @@ import ipaddress
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.private_ansible import ini_line
-from ftcluster.errors import FtclusterError, InventoryError
+from ftcluster.ansible.inventory_errors import named, plugin_of, unreadable, warnings
+from ftcluster.ansible.processes import end_descendants
+from ftcluster.ansible.programs import program, utf8_locale
+from ftcluster.errors import InventoryError
 from ftcluster.paths import bundled
 from ftcluster_common.given_files import parse_json
 
@@ -24,6 +24,8 @@ NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 HOSTS_VARIABLE = "ftcluster_hosts"
 EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
+NO_LIST = "a list of hosts cannot be set up; write them into a file, one a line"
+TIME_LIMIT_SECONDS = 300  # large clouds take a minute
 NAME = re.compile(r"\w[\w.-]*")  # of a host
 # those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
@@ -63,25 +65,12 @@ class Inventory:
     @property
     def name(self) -> str:
         """The inventories, for messages."""
-        return ", ".join(map(str, self.paths))
+        return named(self.paths)
 
     @property
     def head(self) -> str:
         """The cluster's first host of group `head`, or else its first host."""
         return self.cluster[0]
-
-
-def program(name: str) -> str:
-    """The path of an Ansible program: beside this Python, or on PATH.
-
-    Raises:
-        FtclusterError: it is not installed.
-    """
-    beside = Path(sys.executable).with_name(name)
-    path = str(beside) if beside.exists() else shutil.which(name)
-    if not path:
-        raise FtclusterError(f"{name} is not installed beside {sys.executable} nor on PATH")
-    return path
 
 
 def inventory_path(given: str) -> Path:
@@ -105,17 +94,25 @@ def read_inventory(
     """
     for path in paths:
         if not path.exists():
-            raise InventoryError(f"inventory {path} does not exist", EXAMPLE)
+            hint = NO_LIST if "," in str(path) else EXAMPLE
+            raise InventoryError(f"inventory {path} does not exist", hint)
     given = list(pairwise(options))
     more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
-    listing = _listing(paths, more)
-    where = ", ".join(map(str, paths))
+    listing, said = _listing(paths, more)
+    where = named(paths)
     everyone = _hosts_in_order(listing)
     own_group = OWN_GROUP if _members(listing, OWN_GROUP) else ""
     pattern = _pattern(listing, where) or remembered or own_group
     if not everyone:
-        raise InventoryError(f"inventory {where} has no host", EXAMPLE)
-    cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])) if pattern else everyone
+        plugins = [plugin for path in paths if (plugin := plugin_of(path))]
+        hint = f"{' and '.join(plugins)} gave none: look at filters, regions and account"
+        raise InventoryError(
+            f"inventory {where} has no host",
+            f"{hint}{'; Ansible says: ' + said if said else ''}" if plugins else EXAMPLE,
+        )
+    cluster = everyone
+    if pattern:
+        cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])[0])
     if not cluster:
         groups = sorted(set(listing) - NO_GROUPS) or ["none"]
         raise InventoryError(
@@ -126,7 +123,7 @@ def read_inventory(
     limits = [value for name, value in given if name == "--limit"]
     hosts = cluster
     if limits:
-        left = set(_hosts_in_order(_listing(paths, [*more, "--limit", limits[-1]])))
+        left = set(_hosts_in_order(_listing(paths, [*more, "--limit", limits[-1]])[0]))
         hosts = tuple(name for name in cluster if name in left)
         if not hosts:
             raise InventoryError(
@@ -151,34 +148,44 @@ def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str])
     return tuple(f"{what} ({', '.join(of)})" for what, of in unchecked.items())
 
 
-def _listing(paths: Sequence[Path], options: Sequence[str]) -> dict[str, Any]:
-    """The output of ansible-inventory."""
-    environment = os.environ | {
+def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, Any], str]:
+    """The output of ansible-inventory, and what it warned of."""
+    environment = {
+        **os.environ,
+        **utf8_locale(),
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         "ANSIBLE_NOCOLOR": "true",
     }
     sources = [part for path in paths for part in ("-i", str(path))]
-    process = subprocess.run(
+    with subprocess.Popen(
         [program("ansible-inventory"), *sources, "--list", *options],
         env=environment,
-        capture_output=True,
+        stdin=subprocess.DEVNULL,  # nobody answers a script or plugin that asks
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",  # what a script prints
-        check=False,
-    )
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=TIME_LIMIT_SECONDS)
+        except BaseException as error:
+            end_descendants()  # a script as well, which would go on by itself
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise InventoryError(
+                f"inventory {named(paths)}: ansible-inventory has not read it in "
+                f"{error.timeout:g} s; what it asks does not answer",
+                f"try: ansible-inventory {' '.join(sources)} --list -vvv",
+            ) from None
     if process.returncode != 0:
-        if len(paths) > 1:
-            for path in paths:  # only that one's error names it
-                _listing([path], options)
-        raise _parse_error(paths[0], process.stderr)
+        raise unreadable(paths, stderr)
     try:
-        listing: dict[str, Any] = parse_json(process.stdout)
+        listing: dict[str, Any] = parse_json(stdout)
     except ValueError as error:
-        where = ", ".join(map(str, paths))
         raise InventoryError(
-            f"inventory {where}: what ansible-inventory makes of it cannot be read: {error}"
+            f"inventory {named(paths)}: what ansible-inventory makes of it cannot be read: {error}"
         ) from error
-    return listing
+    return listing, warnings(stderr)
 
 
 def _pattern(listing: dict[str, Any], where: str) -> str:
@@ -262,35 +269,3 @@ def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         if group and not (others <= set(group) or set(group) <= head)
     ]
     return {name: one for name, one in groups.items() if one} if odd else {}
-
-
-def _parse_error(path: Path, stderr: str) -> InventoryError:
-    """Ansible's message, with the line where that lacks it."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-
-    def after(marker: str) -> str:
-        return next((line.partition(marker)[2] for line in lines if marker in line), "")
-
-    script = after("Failed to parse inventory with 'script' plugin: ")
-    if script:
-        said = _next(lines, "Standard error from inventory script:")
-        reason = "it printed no JSON" if "JSON" in script else script.rstrip(".")
-        hint = f"it says: {said}" if said else f"look at its output: {path} --list"
-        return InventoryError(f"{path}, a script: {reason}", hint)
-    reason = after("YAML parsing failed: ")
-    if path.suffix in (".yml", ".yaml", ".json") and reason:
-        number = after(f"Origin: {path.absolute()}:").partition(":")[0]
-        return InventoryError(f"{path}:{number}: {reason}" if number else f"{path}: {reason}")
-    reason = after("Failed to parse inventory: ") or (lines or ["ansible-inventory failed"])[-1]
-    line = ini_line(path) if path.is_file() else None
-    if not line:
-        return InventoryError(f"{path}: {reason}")
-    text = path.read_text(errors="replace").splitlines()[line - 1].strip()
-    if text.startswith("[") and "]" not in text:
-        reason = "the name of a group lacks its ]"
-    return InventoryError(f"{path}:{line}: {reason}", f"the line is: {text}")
-
-
-def _next(lines: Sequence[str], line: str) -> str:
-    """The line after another one, or ""."""
-    return next((second for first, second in pairwise(lines) if first == line), "")

@@ -25,7 +25,7 @@ from ftcluster.ansible.private_ansible import command_file, write_runner_setting
 from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
 from ftcluster.ansible.settings import ansible_environment
-from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key
+from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key, of_sshd
 from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
 
@@ -275,7 +275,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
         if kind == "unreachable" or WITH_PASSWORD in message:
-            message = of_host_key(message) or message
+            message = of_host_key(message) or of_sshd(message) or message
     elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():
         kind, message = "diff", printable(raw["stdout"]).strip("\n")
     elif name in ("runner_on_start", "runner_on_skipped"):

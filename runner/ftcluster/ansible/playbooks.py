@@ -154,6 +154,14 @@ class Check(Stages):
 
 
 @dataclass(frozen=True)
+class SystemReport(Stages):
+    """Asks each host what its system is, without Python there."""
+
+    name = "system_report"
+    answers = (answers.SYSTEM,)
+
+
+@dataclass(frozen=True)
 class Record(Stages):
     """Changes the cluster's record on the head.
 
@@ -240,6 +248,23 @@ class Clean(Playbook):
 
 
 @dataclass(frozen=True)
+class Caches(Playbook):
+    """Says how large the hosts' caches are.
+
+    Attributes:
+        caches_clear: whether what no run uses is removed.
+        caches_running: ids of runs that use theirs, besides those that a host knows of.
+    """
+
+    at: RunFolder
+    caches_clear: bool
+    caches_running: list[str]
+
+    name = "caches"
+    answers = (answers.CACHES_FOUND,)
+
+
+@dataclass(frozen=True)
 class Logs(Playbook):
     """Copies a log of a run.
 
@@ -314,10 +339,12 @@ class RunEvents(Variables):
 
     Attributes:
         train_events: the file of the control node that gets its events.
+        train_output: a named pipe there that gets a script's output; "" for none.
     """
 
     at: RunFolder
     train_events: str
+    train_output: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ftcluster.ansible.inventory import NO, program
+from ftcluster.ansible.inventory import NO
 from ftcluster.ansible.private_ansible import config_file
+from ftcluster.ansible.programs import program, utf8_locale
 
 FORKS = 32  # hosts at a time
 TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
@@ -18,6 +19,9 @@ SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
+# sshd turns some of more than 10 new connections away (MaxStartups 10:30:100, sshd_config(5)), and
+# that of a jump host gets those of all hosts. Not for fewer: a host that is off is asked as often.
+AT_ONCE, RETRIES = 10, 3
 # Of Ansible's socket below TMPDIR (since 2.21) the whole path may have 107 letters: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
 # Whatever the user has set: else any module's result could set variables, such as which files are
@@ -30,6 +34,7 @@ IN_FILE = {
     "ANSIBLE_TIMEOUT": ("defaults", "timeout"),
     "ANSIBLE_SSH_ARGS": ("ssh_connection", "ssh_args"),
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
+    "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
 # Where Ansible reads whether host keys are checked; the last one that is set counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
@@ -58,7 +63,12 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
     programs = str(Path(program("ansible-playbook")).parent)
     path = f"{programs}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     short = {"TMPDIR": "/tmp"} if len(tempfile.gettempdir()) > LONGEST_TEMP else {}
-    return {**settings, **FORCED, **short, "PATH": path}
+    return {**settings, **FORCED, **short, **utf8_locale(), "PATH": path}
+
+
+def for_hosts(count: int) -> dict[str, str]:
+    """Changes of `ansible_environment` for as many hosts."""
+    return {"ANSIBLE_SSH_RETRIES": str(RETRIES)} if count > AT_ONCE else {}
 
 
 def users_ssh_args() -> str:
@@ -84,14 +94,15 @@ def _checking_in_file() -> tuple[str, str]:
     return next((value for value in reversed(values) if value), ""), file
 
 
-def inventory_of_ansible() -> tuple[str, str]:
-    """The inventory that Ansible would take, and where that is set; ("", "") if nowhere."""
+def inventories_of_ansible() -> tuple[list[str], str]:
+    """The inventories that Ansible would take, and where that is set; ([], "") if nowhere."""
     name = "ANSIBLE_INVENTORY"
     if value := os.environ.get(name):
-        return value, name
+        return value.split(","), name
     file, parser = _own_file()
-    value = parser.get("defaults", "inventory", fallback="")
-    return (str(Path(file).parent / value), file) if value else ("", "")
+    values = parser.get("defaults", "inventory", fallback="").split(",")
+    paths = [str(Path(file).parent / value.strip()) for value in values if value.strip()]
+    return (paths, file) if paths else ([], "")
 
 
 def _set_in_file() -> set[str]:

@@ -1,4 +1,4 @@
-"""What ssh says when it refuses the key of a host, in the words of ftcluster."""
+"""What ssh says when it does not connect to a host, in the words of ftcluster."""
 
 import re
 
@@ -9,6 +9,7 @@ FAILED = "Host key verification failed"
 OFFENDING = re.compile(r"Offending \S+ key in (\S+:\d+)")
 SENT = re.compile(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
 # Ansible's, with a password; it hides ssh's own words
+TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
@@ -31,3 +32,19 @@ def of_host_key(message: str) -> str:
     if FAILED in message:
         return UNKNOWN
     return REFUSED if WITH_PASSWORD in message else ""
+
+
+def of_sshd(message: str) -> str:
+    """Why an sshd ended a connection before anybody logged in, in one line; "" for another failure.
+
+    >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
+    'Connection closed by remote host)'
+    """
+    said = TURNED_AWAY.search(message)
+    return (
+        "sshd, of this host or of the jump host before it, closed the connection before the login: "
+        "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or give "
+        f"--forks 5), or refuse this machine's address ({said[0]})"
+        if said
+        else ""
+    )

@@ -110,11 +110,11 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
 
 
 def fp32_times(result: Document) -> tuple[int, dict[str, float], dict[str, float]]:
-    """The smallest size from BUCKET up in fp32, with milliseconds and spread by backend.
+    """The smallest size from BUCKET up in fp32, with milliseconds and spread by backend, for plans.
 
-    0 without one.
+    0 without one, and where the hosts were busy.
     """
-    for row in result["sizes"]:
+    for row in result["sizes"] if result["load"] <= BUSY else ():
         if row["type"] == "fp32" and row["bytes"] >= BUCKET:
             of = {name: times for name, times in row["times"].items() if name != MPI}
             ms, spread = ({k: v[key] for k, v in of.items()} for key in ("ms", "spread"))
@@ -153,8 +153,8 @@ def lines(result: Document) -> Iterator[str]:
         yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
     if result["load"] > BUSY:
         yield (
-            f"the hosts were busy before it, with {result['load']:.1f} processes a CPU: measure "
-            "again when they are idle"
+            f"not saved for plans: the hosts were busy before it, with {result['load']:.1f} "
+            "processes a CPU; measure again when they are idle"
         )
 
 

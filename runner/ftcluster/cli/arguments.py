@@ -23,6 +23,18 @@ def not_empty(text: str) -> str:
     return text
 
 
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """Add --name."""
+    parser.add_argument(
+        "--name",
+        dest="run_name",
+        type=not_empty,
+        metavar="NAME",
+        help="what the run's id begins with, in ps, reports and trackers (default: the recipe's "
+        "name, or the script's)",
+    )
+
+
 def add_output(
     parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
 ) -> None:

@@ -1,6 +1,7 @@
 """`ftcluster check [INVENTORY]`: whether a cluster is fit for training, and why not."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_inventories, add_options, inventories_of
@@ -9,7 +10,7 @@ from ftcluster.cli.connection import connected
 from ftcluster.cli.output import print_result
 from ftcluster.operations.check import check
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.progress.view import make_view
+from ftcluster.progress.view import View, make_view
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
@@ -30,6 +31,15 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="exit code 1 also where it warns, as for cron"
     )
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print one line, and no progress"
+    )
+    parser.add_argument(
+        "--system-report",
+        type=Path,
+        metavar="FILE",
+        help="also write what the hosts' systems are, to be sent: without names and addresses",
+    )
     add_accept_new_host_keys(parser)
     add_output(parser)
     add_options(parser, OPTIONS)
@@ -38,8 +48,12 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    view, accept_new = make_view(options.verbose), options.accept_new_host_keys
+    view = View() if options.quiet else make_view(options.verbose)
+    accept_new = options.accept_new_host_keys
     with connected(options, inventories_of(options)) as connection:
-        result = check(connection, view, accept_new)
-    print_result(options, result)
+        result = check(connection, view, accept_new, options.system_report)
+    if options.quiet and not options.json:
+        print(result.line())
+    else:
+        print_result(options, result)
     return 0 if result.fit and not (options.strict and result.warnings) else 1

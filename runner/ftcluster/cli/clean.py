@@ -1,4 +1,4 @@
-"""`ftcluster clean [RUN ...]`: removes what ended runs left on the hosts."""
+"""`ftcluster clean [RUN ...]`: removes what ended runs left on the hosts, or what caches have."""
 
 import argparse
 import re
@@ -9,7 +9,9 @@ from ftcluster.cli.arguments import add_dry_run, add_output
 from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.operations.clean import CleanRequest, Selection, remove, select
+from ftcluster.operations.caches import caches
+from ftcluster.operations.clean import CleanRequest, remove, select
+from ftcluster.operations.connection import Connection
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines
@@ -33,9 +35,10 @@ def add_parser(commands: Any) -> None:
         description="Removes the folders of runs from all hosts, with their logs, checkpoints and "
         "models: of the runs that are named, or of your own that have failed or were stopped and "
         "cannot be resumed. Without names it lists them and asks. A run that is running is left "
-        "alone.",
-        usage="ftcluster clean [RUN ...] [--done] [--resumable] [--all] [--older-than AGE] [--yes] "
-        "[options]",
+        "alone. With --cache it empties the caches instead: models, data and token samples on the "
+        "hosts, and wheels here, but for what a run uses that has not ended.",
+        usage="ftcluster clean [RUN ...] [--done] [--resumable] [--all] [--older-than AGE] "
+        "[--cache] [--yes] [options]",
     )
     add_run_options(parser, "RUN", "their ids; left out, your own that have failed or were stopped")
     add_output(parser, verbose="")
@@ -48,6 +51,9 @@ def add_parser(commands: Any) -> None:
         "--older-than", type=age, default=0, metavar="AGE", help="only those that ended so long "
         "ago: 12h, 7d, 2w",
     )  # fmt: skip
+    parser.add_argument(
+        "--cache", action="store_true", help="the caches of hosts and of this control node instead"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_dry_run(parser, "only print what would be removed")
     parser.set_defaults(run=run)
@@ -57,31 +63,42 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     names = ("done", "resumable", "all", "older_than")
     given = {name: getattr(options, name) for name in names}
+    if options.cache and (options.words or any(given.values())):
+        raise UsageError("--cache is about no run", "give it alone, or with --dry-run or --yes")
     with connected(options) as connection:
+        if options.cache:
+            return _clean_caches(options, connection)
         request = CleanRequest(connection, tuple(options.words), **given)
         chosen = select(request, make_view(False))
         if not options.dry_run:
             if chosen.unnamed and not options.yes:
-                _ask(chosen)
+                _ask(chosen.table(), counted(len(chosen.runs), "run"))
             chosen = remove(chosen)
     print_result(options, chosen.result())
     return 0
 
 
-def _ask(chosen: Selection) -> None:
+def _clean_caches(options: argparse.Namespace, connection: Connection) -> int:
+    view = make_view(False)
+    if not (options.dry_run or options.yes):
+        _ask(caches(connection, False, view).lines(), "what no run uses")
+    print_result(options, caches(connection, not options.dry_run, view))
+    return 0
+
+
+def _ask(shown: list[str], what: str) -> None:
     """Show what goes, and ask.
 
     Raises:
         UsageError: there is no terminal.
         FtclusterError: the answer is no.
     """
-    runs = counted(len(chosen.runs), "run")
-    print_lines(chosen.table(), sys.stderr)
+    print_lines(shown, sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(
-            f"{runs} would be removed, and there is no terminal to ask on",
+            f"{what} would be removed, and there is no terminal to ask on",
             "give --yes, or name the runs; nothing was removed",
         )
-    answer = make_view(False).ask(f"remove {runs}? [y/N] ")
+    answer = make_view(False).ask(f"remove {what}? [y/N] ")
     if answer.lower() not in ("y", "yes"):
         raise FtclusterError("nothing was removed")

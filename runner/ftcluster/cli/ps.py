@@ -1,6 +1,7 @@
 """`ftcluster ps`: the runs that the cluster's head knows of."""
 
 import argparse
+import shutil
 import sys
 from typing import Any
 
@@ -41,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
     with connected(options) as connection:
         runs, left = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
-    text = table(runs) if runs else ["no runs"]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    text = table(runs, width) if runs else ["no runs"]
     if left:
         print_lines([f"{counted(left, 'older run')}: ftcluster ps --all"], sys.stderr)
     print_result(options, Result([one.to_dict() for one in runs], tuple(text)))

@@ -4,7 +4,13 @@ import argparse
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
-from ftcluster.cli.arguments import add_commands, add_dry_run, add_output, not_empty
+from ftcluster.cli.arguments import (
+    add_commands,
+    add_dry_run,
+    add_name,
+    add_output,
+    not_empty,
+)
 from ftcluster.cli.connection import add_cluster
 from ftcluster.cli.launch_arguments import add_hub_token, add_launch, add_restarts, add_sharing
 from ftcluster.operations.connection import CONNECTION
@@ -47,6 +53,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that all commands have that run a recipe on the cluster."""
     add_hub_token(parser)
+    add_name(parser)
     add_cluster(parser)
     add_restarts(parser, default=3)
     add_sharing(parser)
@@ -84,6 +91,6 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of a RecipeRequest but for its connection."""
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
-    names = ("data", "model", "nodes", "spares", "ranks_per_host")
+    names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
     return {"words": words, **given}

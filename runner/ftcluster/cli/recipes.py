@@ -10,7 +10,15 @@ from rich.text import Text
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.recipes import FIELDS_HEAD, fields_of, list_recipes, show_recipe
+from ftcluster.operations.recipes import (
+    FIELDS_HEAD,
+    RECIPE_HEAD,
+    all_rows,
+    list_recipes,
+    recipe_schema,
+    rows_of,
+    show_recipe,
+)
 from ftcluster.operations.result import Result
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
@@ -37,7 +45,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--fields",
         action="store_true",
-        help="list the fields, with their defaults: of all tasks, or of the recipe's",
+        help="list the fields, with their defaults: of all tasks, or of the recipe's, with what it "
+        "sets",
+    )
+    parser.add_argument(
+        "--schema", action="store_true", help="print a JSON schema of recipes, for editors"
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
@@ -49,9 +61,11 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"one recipe at a time, not {', '.join(options.words)}")
     name = options.words[0] if options.words else ""
     if options.fields:
-        rows = fields_of(name)
-        document = [dict(zip(FIELDS_HEAD, row, strict=True)) for row in rows]
-        show(options, document, [FIELDS_HEAD, *rows])
+        head, rows = (RECIPE_HEAD, rows_of(name)) if name else (FIELDS_HEAD, all_rows())
+        document = [dict(zip(head, row, strict=True)) for row in rows]
+        show(options, document, [head, *rows])
+    elif options.schema:
+        print_result(options, recipe_schema())
     elif name:
         entry, text = show_recipe(name)
         shown = tuple(text.rstrip("\n").split("\n"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
-from ftcluster.cli.arguments import add_commands, add_dry_run, add_output, at_least
+from ftcluster.cli.arguments import add_commands, add_dry_run, add_name, add_output, at_least
 from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import (
     add_detach,
@@ -64,6 +64,7 @@ def add_parser(commands: Any) -> None:
         help="take the packages of --requirements from this folder, without a package index",
     )
     add_hub_token(parser)
+    add_name(parser)
     add_restarts(parser, default=0)  # a script may not resume
     parser.add_argument(
         "--hang-seconds",
@@ -93,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     names = (
         "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements", "wheels",
-        "detach",
+        "detach", "run_name",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     token, launch = options.hf_token, launch_options(options)

@@ -1,6 +1,6 @@
 """The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ class NumaNode:
     Attributes:
         cores: physical cores within the host's CPU set; 0 for a node of memory only.
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
-        near: for a node of memory only, the nearest node with cores.
+        near: the nearest node with cores, for a node without; or with memory, for one without.
+        socket_cpus: all its usable hardware threads by socket; none in facts of an older setup.
+        distances: to each node of the host; none where they are not known.
     """
 
     node: int
@@ -28,11 +30,14 @@ class NumaNode:
     cpus: str
     near: int | None = None
     hbm: bool = False
+    socket_cpus: dict[str, str] = field(default_factory=dict)
+    distances: tuple[int, ...] = ()
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
         """Read a node as the module returned it; unknown keys are ignored."""
-        return cls(**{key.name: data[key.name] for key in fields(cls) if key.name in data})
+        values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
+        return cls(**{**values, "distances": tuple(values.get("distances", ()))})
 
 
 @dataclass(frozen=True)

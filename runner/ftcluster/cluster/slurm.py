@@ -62,6 +62,7 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of the Slurm job that this command runs in; None outside of one.
 
     Raises:
+        UsageError: the job is heterogeneous.
         FtclusterError: scontrol fails.
     """
     if SLURM_VARIABLE not in environment or "SLURM_JOB_NODELIST" not in environment:
@@ -71,7 +72,22 @@ def allocation(environment: Mapping[str, str]) -> Allocation | None:
 
 
 def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocation:
-    """Read an allocation from a job's environment and its nodes in Slurm's order."""
+    """Read an allocation from a job's environment and its nodes in Slurm's order.
+
+    Raises:
+        UsageError: the job is heterogeneous; names the nodes of its parts.
+    """
+    if int(environment.get("SLURM_HET_SIZE", "1")) > 1:
+        parts = [
+            environment[name]
+            for name in sorted(environment)
+            if name.startswith("SLURM_JOB_NODELIST_HET_GROUP_")
+        ]
+        raise UsageError(
+            f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); the ranks "
+            "of a training have the nodes of one part",
+            "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
+        )
     here = environment.get("SLURMD_NODENAME", "")
     cpus = repeated(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
     pairs = list(zip(nodes, cpus + (0,) * (len(nodes) - len(cpus)), strict=True))
@@ -157,7 +173,8 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
     with tempfile.NamedTemporaryFile(prefix=".slurm-", dir=prefix) as seen:
 
         def ask(node: str) -> dict[str, Any] | str:
-            arguments = {"ANSIBLE_MODULE_ARGS": {"prefix": prefix, "inventory_address": node}}
+            given = {"prefix": prefix, "inventory_address": node, "local": True}
+            arguments = {"ANSIBLE_MODULE_ARGS": {**given, "other_hosts": [*job.nodes]}}
             command = [sys.executable, "-m", MODULE, json.dumps(arguments)]
             return _facts(_srun(job.job, node), seen.name, command, prefix)
 

@@ -36,9 +36,9 @@ def resources(facts: ClusterFacts) -> Resources:
     scheduled.
     """
     left = [_without_first_core(host) for host in facts.hosts]
-    cpus = min(host.cores if Topology.of(host).limited else host.threads for host in left)
+    cpus = min(int(min(host.cpu_quota or host.threads, host.threads)) for host in left)
     memory = min(host.memory_bytes for host in left)
-    return Resources(cpus, max(1, int(memory * USABLE / GIB)))
+    return Resources(max(1, cpus), max(1, int(memory * USABLE / GIB)))
 
 
 def as_pod(host: HostFacts) -> HostFacts:

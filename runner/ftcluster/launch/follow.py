@@ -4,21 +4,25 @@ The head's supervisor runs it. The control node only has its events.jsonl, which
 while it grows.
 """
 
+import contextlib
 import getpass
 import os
 import platform
 import secrets
 import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, take
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
 from ftcluster.errors import (
@@ -26,7 +30,7 @@ from ftcluster.errors import (
     Detached,
     FtclusterError,
 )
-from ftcluster.launch.events import EventReader
+from ftcluster.launch.events import EventReader, OutputPipe
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -104,10 +108,12 @@ def launch_and_follow(
         train_version=__version__,
         train_known={} if run.cluster.slurm_job else run.cluster.known,
     )
-    playbook = run.playbook(_events_of(run_hosts, run.id), launch)
-    followed = _follow(
-        playbook, run_hosts, run.id, view, on_event, cancelled, head_seconds, may_detach
-    )
+    with _output() as output:
+        output.begin()
+        playbook = run.playbook(_events_of(run_hosts, run.id, output), launch)
+        followed = _follow(
+            playbook, run_hosts, run.id, output, view, on_event, cancelled, head_seconds, may_detach
+        )
     if followed.changed:
         shutil.rmtree(record_dir(run.id))  # it was not started
         raise _changed(run.cluster, followed.changed)
@@ -160,18 +166,32 @@ def attach(
     Raises:
         Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
-    playbook = Attach(_events_of(run_hosts, run))
-    return _follow(playbook, run_hosts, run, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS)
+    with _output() as output:
+        playbook = Attach(_events_of(run_hosts, run, output))
+        return _follow(
+            playbook, run_hosts, run, output, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS
+        )
 
 
-def _events_of(run_hosts: RunHosts, run: str) -> RunEvents:
-    return RunEvents(run_hosts.at(run), str(events_file(run)))
+@contextlib.contextmanager
+def _output() -> Iterator[OutputPipe]:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(OutputPipe(Path(folder))) as pipe,
+    ):
+        yield pipe
+
+
+def _events_of(run_hosts: RunHosts, run: str, output: OutputPipe | None = None) -> RunEvents:
+    path = str(output.path) if output else ""
+    return RunEvents(run_hosts.at(run), str(events_file(run)), path)
 
 
 def _follow(
     playbook: Playbook,
     run_hosts: RunHosts,
     run: str,
+    output: OutputPipe,
     view: View,
     on_event: Callable[[dict[str, Any]], None],
     cancelled: Callable[[], bool],
@@ -212,7 +232,8 @@ def _follow(
 
     def on_tick() -> None:
         nonlocal launched
-        for event in reader.new_events():
+        events = reader.new_events()  # what a script has printed before these is in the pipe
+        for event in (*output.new_events(), *events):
             launched = True
             add(event)
         if time.monotonic() - began > SKIP_SECONDS:
@@ -229,6 +250,7 @@ def _follow(
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0 or cancelled(),
             time_limit_seconds=RUN_LIMIT_SECONDS,
+            settings=for_hosts(len(run_hosts.hosts)),
         )
         on_tick()
         return outcome
@@ -259,7 +281,7 @@ def _follow(
         while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
             view.say(why)
             time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play(Attach(_events_of(run_hosts, run)))
+            outcome = play(Attach(_events_of(run_hosts, run, output)))
             if reader.offset > came:
                 came, deadline = reader.offset, time.monotonic() + head_seconds
         cut_off = goes_on and not progress.ended and outcome.state == "failed"
@@ -280,7 +302,9 @@ def _follow(
             view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
             # Slurm sends SIGTERM several times
             patient = SLURM_VARIABLE in os.environ
-            stop(run_hosts, run, on_tick, lambda: interrupts.count > 0 and not patient)
+            stop(
+                run_hosts, run, on_tick, lambda: interrupts.count > 0 and not patient, output=output
+            )
     view.close()
     if progress.ended:
         complete_record(run, end_of(progress))
@@ -302,6 +326,7 @@ def stop(
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
     force: bool = False,
+    output: OutputPipe | None = None,
 ) -> None:
     """End a run on its head, and what is left of it on the other hosts.
 
@@ -310,12 +335,13 @@ def stop(
             not answer.
         on_tick: called several times a second.
         cancelled: called several times a second; true returns before it has ended.
+        output: gets what a script prints at its end.
 
     Raises:
         FtclusterError: it may still be running; says how to end it.
     """
     begin_events(run)
-    playbook = Stop(_events_of(run_hosts, run), force)
+    playbook = Stop(_events_of(run_hosts, run, output), force)
     outcome = run_playbook(
         playbook.qualified,
         run_hosts.inventories,
@@ -325,6 +351,7 @@ def stop(
         on_tick=on_tick,
         cancelled=cancelled,
         time_limit_seconds=STOP_LIMIT_SECONDS,
+        settings=for_hosts(len(run_hosts.hosts)),
     )
     if outcome.state != "done":
         reasons = "".join(f"\n  {failure.host}: {failure.message}" for failure in outcome.failures)

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     CONFLICT,
     DownloadError,
+    Outcome,
     Pip,
     Sources,
     redacted,
@@ -30,10 +31,12 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     read_wheelhouse,
     sha256_of,
 )
-from packaging.utils import parse_wheel_filename
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.ask import HostStack
+from ftcluster.launch.source_build import build_wheel
 from ftcluster.user_script.requirements import Requirements
 
 LOCK = "requirements.txt"  # in the folder with the wheels
@@ -53,6 +56,7 @@ class Layer:
         folder: with the wheels, and with their list LOCK, on this machine.
         packages: versions by normalized name.
         size_bytes: size of all wheels.
+        notes: what the user should know of them.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Layer:
     folder: Path
     packages: dict[str, str]
     size_bytes: int
+    notes: tuple[str, ...] = ()
 
     def has_module(self, module: str) -> bool:
         """Whether one of the packages has what a module is in."""
@@ -138,28 +143,93 @@ def _fill(
     shutil.rmtree(folder, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
-        stubs, new = scratch / "stack", scratch / "new"
-        stubs.mkdir()
-        new.mkdir()
-        pins = [_write_stub(stubs, name, stack) for name in sorted(stack.packages)]
-        sources = [f"--find-links {stubs}"]
-        if wheels:
-            sources += ["--no-index", f"--find-links {shlex.quote(str(wheels.absolute()))}"]
-        asked = [*sources, *requirements.options, *requirements.for_pip(stack.packages, False)]
-        limits = [*pins, *requirements.for_pip(stack.packages, True)]
-        for name, lines in (("asked", asked), ("limits", limits)):
-            (scratch / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
-        Pip(stack.target, Sources(), new).download_file(scratch / "asked", scratch / "limits")
-        for stub in stubs.iterdir():
-            (new / stub.name).unlink(missing_ok=True)
-        lock = _lock(new, requirements, stack)
+        new, built = scratch / "new", scratch / "built"
+        left = _download(scratch, requirements, wheels, stack)
+        made_here = {path.name for path in built.iterdir()}
+        lock = _lock(new, made_here, requirements, stack)
         wheels_found = check(new, Wanted(LOCK, lock), stack.target.python)
         (new / LOCK).write_text(lock, encoding="utf-8")
-        house = Wheelhouse(folder, wheels_found)
+        house = Wheelhouse(folder, wheels_found, _notes(made_here & wheels_found.keys(), left))
         finish(new, house)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return house
+
+
+def _download(
+    scratch: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
+) -> list[Requirement]:
+    """Download into scratch/new, and build what has no wheel; returns what may not be built."""
+    stubs, new, built = (scratch / name for name in ("stack", "new", "built"))
+    for made in (stubs, new, built):
+        made.mkdir()
+    pins = [_write_stub(stubs, name, stack) for name in sorted(stack.packages)]
+    sources = [f"--find-links {stubs}", f"--find-links {built}"]
+    if wheels:
+        sources += ["--no-index", f"--find-links {shlex.quote(str(wheels.absolute()))}"]
+    asked = [*sources, *requirements.options, *requirements.for_pip(stack.packages, False)]
+    limits = [*pins, *requirements.for_pip(stack.packages, True)]
+    for name, lines in (("asked", asked), ("limits", limits)):
+        (scratch / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tried: set[str] = set()
+    while True:
+        outcome = Pip(stack.target, Sources(), new).download_file(
+            scratch / "asked", scratch / "limits"
+        )
+        for stub in stubs.iterdir():
+            (new / stub.name).unlink(missing_ok=True)
+        found = _only_sources(outcome, new, requirements, stack)
+        left = [one for one in found if str(one) not in tried]
+        if wheels or requirements.wheels_only or not left:
+            if outcome.problem:
+                raise DownloadError(outcome.problem)
+            return left
+        for one in left:
+            tried.add(str(one))
+            _build(one, requirements, scratch, stack)
+        for path in new.iterdir():  # chosen without these
+            path.unlink()
+
+
+def _only_sources(
+    outcome: Outcome, folder: Path, requirements: Requirements, stack: HostStack
+) -> list[Requirement]:
+    """What pip would take if it were allowed to build it.
+
+    Without that it fails, or takes older versions of the packages that need it, or a development
+    version where all releases are sources.
+    """
+    lacking = [one for one in outcome.lacking if canonicalize_name(one.name) not in stack.packages]
+    chosen = [parse_wheel_filename(path.name)[:2] for path in folder.iterdir()]
+    return lacking + [
+        Requirement(name)
+        for name, version in chosen
+        if version.is_prerelease
+        and name in outcome.sources
+        and not requirements.allows_prerelease(name)
+    ]
+
+
+def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: HostStack) -> None:
+    """Build a wheel of a package into the folder of those that were built."""
+    name, python = str(canonicalize_name(one.name)), stack.target.python
+    hashes = requirements.hashes(python)
+    if hashes and name not in hashes:
+        raise DownloadError(f"{one} has no --hash; with one of them, all need one")
+    asked = requirements.limited(one, python)
+    build_wheel(asked, hashes.get(name, ()), requirements.options, scratch, stack.target)
+
+
+def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tuple[str, ...]:
+    """What the user should know, given wheels that were built and what was not allowed to be."""
+    built = sorted(parse_wheel_filename(name)[:2] for name in made_here)
+    return (
+        *(f"{name} {version} was built here from its sources" for name, version in built),
+        *(
+            f"{one} is there as sources only; what needs it is older than it could be"
+            for one in not_built
+        ),
+    )
 
 
 def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
@@ -182,8 +252,10 @@ def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
     return f"{name}=={version}"
 
 
-def _lock(folder: Path, requirements: Requirements, stack: HostStack) -> str:
-    """The list of the downloaded wheels.
+def _lock(
+    folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack
+) -> str:
+    """The list of the downloaded wheels, and of those that were made of sources here.
 
     Raises:
         WheelhouseError: a wheel is not what the file allows, is a development version that nobody
@@ -196,12 +268,12 @@ def _lock(folder: Path, requirements: Requirements, stack: HostStack) -> str:
         digest = sha256_of(path)
         if hashes and name not in hashes:
             problems.append(f"{name}=={version} has no --hash; with one of them, all need one")
-        elif hashes and digest not in hashes[name]:
+        elif hashes and digest not in hashes[name] and path.name not in made_here:
             problems.append(f"{path.name} has the sha256 {digest}, which the file does not allow")
         if version.is_prerelease and not requirements.allows_prerelease(name):
             problems.append(
                 f"{name}=={version} is a development version, and no release of it is a wheel; "
-                f"build one (below), or ask for this one: {name}=={version}"
+                f"ask for this one: {name}=={version}"
             )
         cpu = stack.packages.get("torch", "").endswith("+cpu")
         if cpu and name in BESIDE_TORCH and version.local != "cpu":
@@ -225,6 +297,7 @@ def _layer(house: Wheelhouse, stack: HostStack) -> Layer:
         house.folder,
         {str(name): str(version) for name, version in versions},
         sum(wheel.size for wheel in house.wheels.values()),
+        house.notices,
     )
 
 
@@ -235,9 +308,9 @@ def _failure(file: Path, words: str, python: str) -> FtclusterError:
     if not conflict:
         lines = words
         hint = (
-            "only wheels are taken, and nothing is built on hosts. Have pip build those that there "
-            f"are not, with Python {python} and on a machine that reaches a package index: "
-            f"pip wheel -r {file.name} -w DIR; then, here, --wheels DIR"
+            f"have pip build all wheels, with Python {python} and on a machine that reaches a "
+            f"package index and has what they are built with: pip wheel -r {file.name} -w DIR; "
+            "then, here, --wheels DIR"
         )
     lines = re.sub(
         rf"The user requested \(constraint\) (\S+)[+.]{PINNED}", r"the stack has \1", lines

@@ -21,6 +21,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
 from ftcluster_common.run_state import RunState, is_run_id
 
+END_LINE = b'\n "end": {'  # as `_write` writes it
 LOOKED_AT = 500  # records, for heads of other runs
 
 FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
@@ -73,7 +74,9 @@ def complete_record(run: str, end: Mapping[str, Any]) -> None:
 
 def complete_from(listed: RunState) -> None:
     """Add what the head says of the end of a run that nobody here has followed to it."""
-    record = None if listed.state == "running" else read_record(listed.run)
+    if listed.state == "running" or _has_end(listed.run):
+        return
+    record = read_record(listed.run)
     if record is not None and "end" not in record:
         names = ("state", "seconds", "model")
         end = {name: getattr(listed, name) for name in names}
@@ -132,6 +135,14 @@ def recorded_run_hosts(run: str) -> RunHosts | None:
         prefix=plan["prefix"],
         options=tuple(record.get("options", ())),
     )
+
+
+def _has_end(run: str) -> bool:
+    """Whether a record, or none, needs no end: of thousands, few are read as JSON."""
+    try:
+        return END_LINE in _file(run).read_bytes()
+    except OSError:
+        return True
 
 
 def _file(run: str) -> Path:

@@ -14,6 +14,7 @@ from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import below
+from ftcluster.text.plural import counted
 from ftcluster_common.launch import Launch
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
@@ -84,14 +85,11 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
     progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"
     if progress.errors:
-        first, *others = progress.errors
+        first = progress.errors[0]
         number, host = first["rank"], first["host"]
         if number is not None and host not in {one.name for one in run.plan.prepared}:
             host = host_of(run.plan, number)  # the error has the hostname
-        rank = f"rank {number} on {host}: " if number is not None else ""
-        more = [f"  also: {below(error['message'])}" for error in others]
-        message = "\n".join([f"{failed}: {rank}{below(first['message'])}", *more])
-        return FtclusterError(message, below(first["hint"]))
+        return FtclusterError(*why_failed(progress, host))
     if outcome.failures:
         reasons = [f"{event.host}: {event.problem}" for event in outcome.failures]
         off = [event.host for event in outcome.failures if event.kind == "unreachable"]
@@ -101,6 +99,24 @@ def failure(run: Run, followed: Followed) -> FtclusterError:
     if outcome.state == "timeout":
         return FtclusterError(f"run {run.id} took longer than {RUN_LIMIT_SECONDS} s")
     return FtclusterError(f"{failed}; output of ansible:\n{outcome.output}")
+
+
+def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
+    """Why a run failed, by its errors, and what to do.
+
+    Args:
+        host: the inventory's name of the first error's host; "": as the error has it.
+    """
+    first, *others = progress.errors
+    number = first["rank"]
+    rank = f"rank {number} on {host or first['host']}: " if number is not None else ""
+    after = f" after {counted(progress.restarts, 'restart')}" if progress.restarts else ""
+    lines = [
+        f"run {progress.run} failed{after}: {rank}{below(first['message'])}",
+        *(f"  also: {below(error['message'])}" for error in others),
+    ]
+    resume = f"continue it: ftcluster train --resume {progress.run}" if progress.checkpoint else ""
+    return "\n".join(lines), "; ".join(filter(None, (below(first["hint"]), resume)))
 
 
 def host_of(plan: LaunchPlan, rank: int) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.answers import (
+    CACHES_FOUND,
     DATA_READ,
     JOBS_FOUND,
     RUNS_LISTED,
@@ -16,7 +17,8 @@ from ftcluster.ansible.answers import (
     take,
 )
 from ftcluster.ansible.playbook import TaskEvent, run_playbook
-from ftcluster.ansible.playbooks import Ask, Clean, Data, Fetch, Jobs, Logs, Runs
+from ftcluster.ansible.playbooks import Ask, Caches, Clean, Data, Fetch, Jobs, Logs, Runs
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
@@ -228,8 +230,24 @@ def clean_runs(run_hosts: RunHosts, runs: tuple[str, ...]) -> list[str]:
     return removed
 
 
+def clear_caches(
+    run_hosts: RunHosts, running: Sequence[str], clear: bool
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """By host and cache: its bytes, and those that no run uses, which `clear` removes.
+
+    Args:
+        running: ids of runs that use theirs.
+
+    Raises:
+        FtclusterError: a host does not answer.
+    """
+    return play(
+        Caches(run_hosts.at(), clear, list(running)), run_hosts, SHORT_SECONDS, CACHES_FOUND
+    )
+
+
 def play(
-    playbook: Ask | Clean | Data | Fetch | Jobs | Logs | Runs,
+    playbook: Ask | Caches | Clean | Data | Fetch | Jobs | Logs | Runs,
     run_hosts: RunHosts,
     time_limit_seconds: float,
     answer: Answer[Answered] | None = None,
@@ -262,6 +280,7 @@ def play(
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
+            settings=for_hosts(len(run_hosts.hosts)),
         )
         on_tick()
     if outcome.state == "stopped":

@@ -8,9 +8,10 @@ from ftcluster.cluster.price import Price, price_document
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import read_record
-from ftcluster.launch.run import Followed, raise_if_stopped
+from ftcluster.launch.run import Followed, raise_if_stopped, why_failed
 from ftcluster.launch.run_hosts import head_lost_hint
 from ftcluster.operations.connection import Connection, find
+from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -37,6 +38,11 @@ class AttachResult:
         return dict(self.progress.result.get("metrics", {}))
 
     @property
+    def classes(self) -> dict[str, Any]:
+        """How well each class is predicted, by the validation set, as in `--json`."""
+        return class_documents(self.progress.result)
+
+    @property
     def model(self) -> str:
         """The folder of the model on the head; "" of a script."""
         return str(self.progress.result.get("model") or "")
@@ -60,7 +66,11 @@ class AttachResult:
         progress = self.progress
         lines = [f"{progress.run}: {progress.state}, {duration(progress.seconds)}"]
         if model := progress.result.get("model"):
-            lines += [metrics(self.metrics), f"model on the head: {model}"]
+            lines += [
+                *class_lines(progress.result),
+                metrics(self.metrics),
+                f"model on the head: {model}",
+            ]
         if self.price:
             epoch = progress.epoch_seconds
             lines.append(cost_line(progress.seconds, epoch, self.price, self.hosts))
@@ -99,15 +109,15 @@ def attach(
     raise_if_stopped(followed, document)
     if not progress.ended or progress.state != "done":
         hint = head_lost_hint(name) if followed.outcome.unreachable else ""
-        raise FtclusterError(_reason(followed), hint, details=document)
+        message, to_do = _reason(followed)
+        raise FtclusterError(message, hint or to_do, details=document)
     return result
 
 
-def _reason(followed: Followed) -> str:
-    """Why a run did not end well."""
-    run, state = followed.progress.run, followed.progress.state
-    if state == "running":
-        state = "failed"
-    words = [error["message"] for error in followed.progress.errors]
-    words = words or [event.message for event in followed.outcome.failures]
-    return "\n  ".join([f"run {run} {state}", *words])
+def _reason(followed: Followed) -> tuple[str, str]:
+    """Why a run did not end well, and what to do."""
+    progress = followed.progress
+    if progress.errors:
+        return why_failed(progress)
+    words = [event.message for event in followed.outcome.failures]
+    return "\n  ".join([f"run {progress.run} failed", *words]), ""

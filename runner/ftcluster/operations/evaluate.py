@@ -11,6 +11,7 @@ from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.plan import PlanResult
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest, say_notes
 from ftcluster.operations.train import speed
+from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -52,6 +53,11 @@ class EvaluateResult:
         """The metrics, by name."""
         return dict(self.progress.result.get("metrics", {}))
 
+    @property
+    def classes(self) -> dict[str, Any]:
+        """How well each class is predicted, by the validation set, as in `--json`."""
+        return class_documents(self.progress.result)
+
     def document(self) -> dict[str, Any]:
         """What `evaluate --json` prints."""
         progress, result = self.progress, self.progress.result
@@ -60,13 +66,16 @@ class EvaluateResult:
             return running
         names = ("metrics", "samples_per_second", "world_size")
         measured = {name: result[name] for name in names}
-        return {**running, "model": self.model, **measured, "seconds": progress.seconds}
+        about = {"model": self.model, "classes": self.classes, "seconds": progress.seconds}
+        return {**running, **about, **measured}
 
     def lines(self) -> list[str]:
         """Metrics and speed; of a run that goes on, its id."""
         if self.progress.state == "running":
             return [self.progress.run]
-        return [metrics(self.progress.result["metrics"]), speed(self.progress, self.run)]
+        result = self.progress.result
+        of_all = [metrics(result["metrics"]), speed(self.progress, self.run)]
+        return [*class_lines(result), *of_all]
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:

@@ -10,7 +10,6 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
-from ftcluster_common.cpu_list import parse_cpus
 from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
@@ -44,6 +43,9 @@ def read_facts(path: Path) -> ClusterFacts:
         for number, host in enumerate(hosts, start=1)
         for problem in _problems(host)
     ]
+    names = [host.get("name") for host in hosts if isinstance(host, dict)]
+    twice = sorted({str(name) for name in names if name and names.count(name) > 1})
+    problems += [f"several hosts are called {name}; give each a name of its own" for name in twice]
     raise_together(problems, f"{path} has no valid facts", HINT)
     return ClusterFacts.from_dict({"hosts": hosts})
 
@@ -65,12 +67,6 @@ def _problems(host: Any) -> Iterator[str]:
         return
     try:
         facts = HostFacts.from_dict(host)
-        cpus = {cpu for node in facts.numa for cpu in parse_cpus(node.cpus)}
-        if not 0 < facts.cores <= len(cpus):
-            yield f"{facts.name} has {facts.cores} cores, but its NUMA nodes have {len(cpus)} CPUs"
-        for node in facts.numa:
-            if node.cores > len(parse_cpus(node.cpus)):
-                yield f"{facts.name}: NUMA node {node.node} has {node.cores} cores on {node.cpus!a}"
         price = facts.price_per_hour
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         yield f"{host['name']}: {error}"

@@ -36,6 +36,7 @@ from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.run_state import name_of_run
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -50,6 +51,7 @@ class RecipeRequest:
         nodes: number of hosts with ranks, the head first; None: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: None: the plan decides.
+        run_name: what the run's id begins with, instead of the recipe's name.
         connection: which cluster it is about.
     """
 
@@ -59,6 +61,7 @@ class RecipeRequest:
     nodes: int | None = None
     spares: int = 0
     ranks_per_host: int | None = None
+    run_name: str | None = None
     connection: Connection = field(default_factory=Connection)
 
     def __post_init__(self) -> None:
@@ -106,7 +109,7 @@ class RecipeRequest:
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
         notes = (*notes, *encodings)
-        run_id = new_run_id(recipe.name)
+        run_id = new_run_id(self.run_name or recipe.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
         return TrainingRun(
             run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose
@@ -159,6 +162,7 @@ def resumed_run(
     spares: int,
     ranks_per_host: int | None,
     must_resume: bool,
+    name: str | None = None,
 ) -> TrainingRun:
     """Prepare a run that continues another one, on the hosts that answer.
 
@@ -168,6 +172,7 @@ def resumed_run(
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: default: the plan decides.
         must_resume: whether it is an error that the other run has saved nothing.
+        name: what its id begins with; None: as that of the other run.
 
     Raises:
         FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
@@ -199,7 +204,7 @@ def resumed_run(
             f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
             "train again from the beginning; with training.use_ipex=false a run can be resumed",
         )
-    run_id, resumed = new_run_id(job.recipe.name), (job.run, *job.resume)
+    run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
     return TrainingRun(run_id, cluster, decided, launch, job.recipe, resume=resumed)
 

@@ -80,7 +80,7 @@ def trained_recipe(
     settings = [
         f"{name}={json.dumps(value)}"
         for name, value in trained["options"].items()
-        if value is not None
+        if value not in (None, [])
         and not (columns and name.endswith(COLUMNS) and _no_column(value, columns))
     ]
     recipe = training_recipe(words, data, model, settings)

@@ -1,13 +1,17 @@
 """The recipes that come with ftcluster, and the fields that a recipe can have."""
 
+import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ftcluster.operations.result import Result
 from ftcluster.recipe import recipe as files
 from ftcluster.recipe.recipe import all_fields, find_recipe, load_recipe, recipe_text, schema_of
+from ftcluster.recipe.schema import in_recipe
 
 FIELDS_HEAD = ("field", "default", "value")
+RECIPE_HEAD = ("field", "in the recipe", "default", "value")
 CLAUSE = re.compile(r"[.:;] |\.$")
 
 
@@ -52,14 +56,31 @@ def show_recipe(name: str) -> tuple[RecipeEntry, str]:
     return _entry(path), recipe_text(path)
 
 
-def fields_of(name: str = "") -> list[tuple[str, str, str]]:
-    """Name, default and meaning of the fields of a recipe's task; "": of all tasks.
+def all_rows() -> list[tuple[str, ...]]:
+    """Name, default and meaning of the fields of all tasks."""
+    return [(key.name, key.default_text, key.meaning) for key in all_fields().values()]
+
+
+def rows_of(name: str) -> list[tuple[str, ...]]:
+    """Name, value in a recipe, default and meaning of the fields of its task.
 
     Raises:
         RecipeError: the recipe is unknown or not valid.
     """
-    fields = schema_of(load_recipe(name).task) if name else all_fields()
-    return [(key.name, key.default_text, key.meaning) for key in fields.values()]
+    recipe = load_recipe(name)
+    rows: list[tuple[str, ...]] = []
+    values = {**vars(recipe), **vars(recipe.options)}
+    values |= {f"training.{key}": value for key, value in vars(recipe.training).items()}
+    for key in schema_of(recipe.task).values():
+        value = in_recipe(values[key.name]) if key.name in values else ""  # of another name
+        rows.append((key.name, value, key.default_text, key.meaning))
+    return rows
+
+
+def recipe_schema() -> Result:
+    """What a recipe's file may have, as JSON Schema."""
+    schema = files.json_schema()
+    return Result(schema, tuple(json.dumps(schema, indent=1).split("\n")))
 
 
 def _entry(path: Path) -> RecipeEntry:

@@ -63,6 +63,7 @@ class RunRequest:
         nodes: number of hosts with ranks, the head first; None: all.
         spares: number of hosts after these that may take the place of a lost one.
         ranks_per_host: None: the plan decides.
+        run_name: what the run's id begins with, instead of the script's name.
         on_hosts: whether the file exists on every host, by its absolute path; else the folder that
             it is in is copied.
         force: whether it is run even if it needs other versions.
@@ -78,6 +79,7 @@ class RunRequest:
     nodes: int | None = None
     spares: int = 0
     ranks_per_host: int | None = None
+    run_name: str | None = None
     on_hosts: bool = False
     force: bool = False
     fast: bool = False
@@ -231,7 +233,7 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
         _check_fast(stack)
     here_only = len(facts.hosts) == 1 and facts.head.connection == "local"
     notes = [
-        *_check_script(source, script, stack, stacks, request.force),
+        *_check_script(source, script, stack, stacks, request),
         *doubtful_paths(script, here, here_only),
     ]
     copied = choose_files(script.folder, Path.home()) if script.folder else None
@@ -239,7 +241,7 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
         facts, spares, None, stacks, request.ranks_per_host, drained=cluster.drained
     )
     notes += other_backends(source, script.arguments, stack, decided.backend)
-    run_id = new_run_id(script.name)
+    run_id = new_run_id(request.run_name or script.name)
     token = find_token() if request.hub_token else ""
     hosts = tuple(host.name for host in decided.prepared)
     connection_options = request.connection.to(cluster)
@@ -247,6 +249,7 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
         cluster.inventories, hosts, decided.rank_user, decided.prefix, connection_options
     )
     layer = _layer_of(request, run_hosts, view)
+    notes += layer.notes if layer else ()
     launch = render_script(decided, run_id, request.hub_token, layer, request.fast)
     local_rank = source.local_rank if source else ""
     if any(word.partition("=")[0] in LOCAL_RANK for word in script.arguments):
@@ -256,18 +259,23 @@ def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, lis
 
 
 def _check_script(
-    source: Source | None, script: Script, stack: Stack, stacks: Mapping[str, Stack], force: bool
+    source: Source | None,
+    script: Script,
+    stack: Stack,
+    stacks: Mapping[str, Stack],
+    request: RunRequest,
 ) -> list[str]:
     """What the user should know about a script before it runs on these hosts.
 
     Raises:
         UsageError: it would fail on every rank; names every reason.
     """
-    problems = incompatibilities(source, script.arguments, stack, stacks)
+    brings = request.requirements is not None
+    problems = incompatibilities(source, script.arguments, stack, stacks, brings)
     if source and source.syntax_error:
         problems.insert(0, Incompatibility(source.syntax_error, "correct it"))
     certain = [str(problem) for problem in problems if problem.certain]
-    if certain and not force:
+    if certain and not request.force:
         raise UsageError(
             f"the script would fail on every rank, {counted(len(certain), 'problem')}\n  "
             + "\n  ".join(certain),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
-from ftcluster.launch.record import complete_from
+from ftcluster.launch.record import complete_from, recorded_runs
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.runs import copy_log, fetch_model, find_run
 from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
@@ -20,9 +20,10 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 from ftcluster.text.table import aligned
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import INTERRUPTED, RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
+NARROW = ("started", "by", "hosts")  # the columns that a narrow terminal does without, in order
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # of a log, in memory at once
 
@@ -40,14 +41,26 @@ def list_runs(
         FtclusterError: the head does not answer.
     """
     runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
+    here = set(recorded_runs())
     for run in runs:
-        complete_from(run)
+        if run.run in here:
+            complete_from(run)
     return tuple(runs), left
 
 
-def table(runs: Sequence[RunState]) -> list[str]:
-    """A line a run, below a line of headings."""
-    return aligned([COLUMNS, *map(_row, runs)])
+def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
+    """A line a run, below a line of headings, and how those continue that were interrupted.
+
+    Args:
+        width: what a terminal shows; columns that ids and `--json` have too are left out for it.
+    """
+    rows = [COLUMNS, *map(_row, runs)]
+    for name in NARROW:
+        if width is not None and max(map(len, aligned(rows))) > width:
+            place = rows[0].index(name)
+            rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+    ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
+    return [*aligned(rows), *(ask if any(one.doing == INTERRUPTED for one in runs) else ())]
 
 
 def _row(one: RunState) -> tuple[str, ...]:
@@ -55,7 +68,7 @@ def _row(one: RunState) -> tuple[str, ...]:
     prepares = one.state == "running" and not one.ranks  # downloads and tokenizes
     return (
         one.run,
-        "preparing" if prepares else one.state,
+        one.doing or ("preparing" if prepares else one.state),
         f"{one.step}/{one.steps}" if one.steps else "-",
         short_names(one.hosts) or "-",
         f"{started:%Y-%m-%d %H:%M}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcluster.ansible.inventory import LOCALHOST, inventory_path
 from ftcluster.ansible.playbooks import Rollback, Setup, Teardown
-from ftcluster.ansible.settings import inventory_of_ansible
+from ftcluster.ansible.settings import inventories_of_ansible
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, forget, recall, recall_of
 from ftcluster.errors import UsageError
@@ -177,11 +177,12 @@ def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
     try:
         return recall().inventories
     except NoCluster:
-        theirs, where = inventory_of_ansible()
+        theirs, where = inventories_of_ansible()
         if theirs:
+            words = theirs[0] if len(theirs) == 1 else " ".join(f"-i {path}" for path in theirs)
             raise UsageError(
-                f"which inventory? {where} names {theirs}",
-                f"ftcluster setup {theirs}, or for this machine: ftcluster setup {LOCALHOST}",
+                f"which inventory? {where} names {', '.join(theirs)}",
+                f"ftcluster setup {words}, or for this machine: ftcluster setup {LOCALHOST}",
             ) from None
         return (inventory_path(LOCALHOST),)
 

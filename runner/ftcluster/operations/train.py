@@ -27,6 +27,7 @@ from ftcluster.operations.prepare import (
     say_notes,
 )
 from ftcluster.operations.slurm_job import earlier_run, requeued
+from ftcluster.progress.classes import class_lines
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -118,6 +119,7 @@ class TrainResult:
             hosts = len(run.plan.prepared)
             cost = [cost_line(progress.seconds, progress.epoch_seconds, price, hosts)]
         return [
+            *class_lines(result),
             metrics(result["metrics"]),
             speed(progress, run),
             *cost,
@@ -197,7 +199,7 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume)
         shape = (request.nodes, request.spares, request.ranks_per_host)
-        run = resumed_run(job, cluster, *shape, must_resume)
+        run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
     else:
         run = request.prepared(cluster)
     return request.launch.applied_to(run)

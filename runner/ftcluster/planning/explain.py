@@ -27,7 +27,7 @@ def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: st
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if layout.floating:
         why = (
-            f"the CPU quota of {host.cpu_quota:g} cores for {counted(len(layout.ranks), 'rank')}; "
+            f"a quota of {host.cpu_quota:g} CPUs for {counted(len(layout.ranks), 'rank')}; "
             "the kernel chooses the cores, because other processes may use all of them too"
         )
     else:
@@ -80,9 +80,14 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
     """The NUMA nodes that each rank's memory is allocated on first."""
     if len(host.numa) == 1:
         return "as the kernel does", "there is one NUMA node"
+    having = any(node.memory_bytes for node in host.numa)
+    without = [str(n.node) for n in host.numa if n.cores and having and not n.memory_bytes]
     if not any(rank.memory for rank in layout.ranks):
+        if without:
+            why = f"node {', '.join(without)} has no memory to use; the kernel takes the nearest"
+            return "as the kernel does", why
         return "as the kernel does", "each rank has cores on all nodes, each with its own memory"
-    nodes = " | ".join(",".join(map(str, rank.memory)) for rank in layout.ranks)
+    nodes = " | ".join(",".join(map(str, rank.memory)) or "any" for rank in layout.ranks)
     fast = [node for node in host.numa if node.hbm]
     if fast:
         size = min(node.memory_bytes for node in fast) / 2**30
@@ -90,7 +95,12 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
             f"the high-bandwidth memory nearest to the rank's cores; after its {size:.0f} GiB per "
             "node the kernel uses DDR"
         )
-    return f"nodes {nodes}", "local to the rank's cores; when a node is full, the others are used"
+    own = "local to the rank's cores"
+    if without:
+        own += (
+            f", or nearest to those of node {', '.join(without)}, which has none that may be used"
+        )
+    return f"nodes {nodes}", f"{own}; when a node is full, the others are used"
 
 
 def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
@@ -156,27 +166,36 @@ def rendezvous(facts: ClusterFacts) -> Reason:
     )
 
 
-def pace(hosts: Sequence[tuple[str, int, int]]) -> Reason | None:
-    """The hosts whose small ranks slow down the others, and by how much; None if they hardly do.
+def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
+    """The ranks that slow down the others, and by how much; None if they hardly do.
 
     Ranks have equal parts of a batch, so all are as fast as the one with the fewest threads.
 
     Args:
-        hosts: the name of each, its ranks, and the threads of the smallest of these.
+        hosts: the name of each, and the threads of each of its ranks.
     """
 
     def speed(least: int) -> int:
         """Threads that are busy if only hosts with at least so many per rank take part."""
-        return least * sum(ranks for _, ranks, threads in hosts if threads >= least)
+        return least * sum(len(threads) for _, threads in hosts if min(threads) >= least)
 
-    threads = sorted({threads for *_, threads in hosts})
-    fewest, best = threads[0], max(threads, key=speed)
-    if speed(best) < WORTH_LEAVING_OUT * speed(fewest):
-        return None
-    slow = [name for name, _, count in hosts if count < best]
-    slowest = [name for name, _, count in hosts if count == fewest]
-    return f"that of {short_names(slowest)}", (
-        f"ranks have equal parts of a batch, so those with up to {threads[-1]} threads wait for "
-        f"those with {fewest}; without {short_names(slow)} the run would be "
-        f"{speed(best) / speed(fewest):.1f} times as fast"
-    )
+    smallest = sorted({min(threads) for _, threads in hosts})
+    fewest, best = smallest[0], max(smallest, key=speed)
+    most = max(count for _, threads in hosts for count in threads)
+    slowest = short_names([name for name, threads in hosts if min(threads) == fewest])
+    wait = f"ranks have equal parts of a batch, so those with up to {most} threads wait for those "
+    wait += f"with {fewest}"
+    if speed(best) >= WORTH_LEAVING_OUT * speed(fewest):
+        slow = short_names([name for name, threads in hosts if min(threads) < best])
+        times = speed(best) / speed(fewest)
+        return (
+            f"that of {slowest}",
+            f"{wait}; without {slow} the run would be {times:.1f} times as fast",
+        )
+    uneven = [name for name, threads in hosts if max(threads) >= WORTH_LEAVING_OUT * min(threads)]
+    if uneven:
+        return f"that of {slowest}", (
+            f"{wait}: the NUMA nodes of {short_names(uneven)} have unequal numbers of cores; "
+            "--ranks-per-host divides them otherwise"
+        )
+    return None

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster.planning.topology import Domain, Topology
+from ftcluster.planning.topology import Domain, Topology, near_groups
 from ftcluster_common.cpu_list import format_cpus
 
 # A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
@@ -61,7 +61,13 @@ def rank_cores(topology: Topology, ranks: int) -> int:
     """The cores of the rank with the fewest, of so many on a host."""
     if topology.limited:
         return topology.host.cores // ranks
-    return min(len(cpus) for cpus, _ in _shares(topology.with_cores_for(ranks), ranks))
+    return min(len(cpus) for cpus, _ in _shares(topology, topology.with_cores_for(ranks), ranks))
+
+
+def spanning(topology: Topology, ranks: int) -> bool:
+    """Whether a rank has cores of several NUMA nodes without having all of them."""
+    shares = _shares(topology, topology.with_cores_for(ranks), ranks)
+    return any({*cpus} < {*_all_of(near)[0]} and len(near) > 1 for cpus, near in shares)
 
 
 def lay_out(
@@ -83,7 +89,7 @@ def lay_out(
     """
     host, floating = topology.host, topology.limited
     used = topology.with_cores_for(ranks)
-    shares = _floating(used, ranks) if floating else _shares(used, ranks)
+    shares = (_floating if floating else _shares)(topology, used, ranks)
     cores = rank_cores(topology, ranks)
     kept = int(communicates and cores >= COMMUNICATION_FROM)
     if communication_cores is not None:
@@ -120,28 +126,35 @@ def lay_out(
 _Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and their domains
 
 
-def _shares(used: Sequence[Domain], ranks: int) -> list[_Share]:
+def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
     """Whole domains for each rank, or several ranks in each, or else equal pieces of all cores."""
     if len(used) % ranks == 0:
-        size = len(used) // ranks
-        return [_all_of(used[first : first + size]) for first in range(0, len(used), size)]
+        return [_all_of(group) for group in near_groups(topology.host, used, ranks)]
     inside = ranks // len(used)
     if ranks % len(used) == 0 and all(len(domain.cpus) >= inside for domain in used):
         return [(cpus, (domain,)) for domain in used for cpus in _pieces(domain.cpus, inside)]
-    everything, _ = _all_of(used)
+    sockets = sorted({domain.sockets for domain in used})
+    on_each = [[domain for domain in used if domain.sockets == socket] for socket in sockets]
+    inside, rest = divmod(ranks, len(sockets))
+    if len(sockets) > 1 and not rest and all(len(_all_of(own)[0]) >= inside for own in on_each):
+        return [share for own in on_each for share in _shares(topology, own, inside)]
+    everything, _ = _all_of([domain for own in on_each for domain in own])
     return [
         (cpus, tuple(domain for domain in used if set(domain.cpus) & set(cpus)))
         for cpus in _pieces(everything, ranks)
     ]
 
 
-def _floating(used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Whole domains, some for several ranks; all for all if their numbers do not divide."""
+def _floating(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
+    """All hardware threads of whole domains, some for several ranks; or all for all."""
+    groups: Sequence[Sequence[Domain]] = [used] * ranks
     if len(used) % ranks == 0:
-        return _shares(used, ranks)
-    if ranks % len(used) == 0:
-        return [_all_of([domain]) for domain in used for _ in range(ranks // len(used))]
-    return [_all_of(used)] * ranks
+        groups = near_groups(topology.host, used, ranks)
+    elif ranks % len(used) == 0:
+        groups = [[domain] for domain in used for _ in range(ranks // len(used))]
+    return [
+        (tuple(cpu for domain in group for cpu in domain.threads), tuple(group)) for group in groups
+    ]
 
 
 def _all_of(used: Sequence[Domain]) -> _Share:
@@ -155,7 +168,16 @@ def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
-    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some."""
+    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some.
+
+    Those nearest to the cores where their own have no memory: preferring such a node is refused.
+    """
     fast = tuple(node for domain in near for node in domain.hbm)
-    nodes = tuple(node for domain in near for node in domain.nodes)
-    return fast or (nodes if len(nodes) < len(host.numa) else ())
+    own = {number for domain in near for number in domain.nodes}
+    nodes = {node.node for node in host.numa}
+    having = {node.node for node in host.numa if node.memory_bytes} or nodes
+    nearest = {node.node if node.node in having else node.near for node in host.numa
+               if node.node in own}  # fmt: skip
+    if fast or not nearest <= having or nearest >= having:
+        return fast
+    return tuple(sorted(number for number in nearest if number is not None))

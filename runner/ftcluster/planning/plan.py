@@ -303,7 +303,8 @@ def plan(
         of_all["batch"] = batch.decision(batch.samples, world)
         of_all["memory per rank"] = batch.memory_decision(world)
     of_all["rendezvous"] = explain.rendezvous(facts)
-    if pace := explain.pace([(host.name, host.ranks, host.threads_per_rank) for host in hosts]):
+    threads = [(host.name, [rank.threads for rank in host.placement]) for host in hosts]
+    if pace := explain.pace(threads):
         of_all["pace"] = pace
     decisions += [Decision(what, *reason) for what, reason in of_all.items()]
     return LaunchPlan(

@@ -1,11 +1,11 @@
 """The number of ranks of each host, and why. Pure functions only."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.batch import Batch
+from ftcluster.planning.placement import rank_cores, spanning
 from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
@@ -60,7 +60,7 @@ def choose_counts(
         if ranks < balanced[name]:
             why = "its memory is too small for more ranks"
         elif ranks < fitting[name]:
-            why = "ranks have equal parts of a batch, so those of other hosts would wait"
+            why = "ranks have equal parts of a batch, so larger ones would wait"
         else:
             why = f"a batch of {batch.samples} samples is too small for more ranks"
         counts[name] = Count(ranks, _reason(topology, ranks, why))
@@ -82,9 +82,9 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
         )
     counts = {}
     for topology in hosts:
-        nodes, good = len(topology.used), topology.even_counts
+        good = topology.even_counts
         why = requested.why
-        if nodes % ranks and ranks % nodes:
+        if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"
         counts[topology.host.name] = Count(ranks, why)
@@ -106,17 +106,17 @@ def _for_the_batch(hosts: Sequence[Topology], batch: Batch) -> dict[str, int]:
 def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]:
     """The fastest counts for all hosts together, which wait for the smallest rank."""
 
-    def cores_a_rank(host: HostFacts, ranks: int) -> float:
-        return host.cores / ranks * (ACROSS_SOCKETS if ranks < host.sockets else 1)
+    def cores_a_rank(one: Topology, ranks: int) -> float:
+        return rank_cores(one, ranks) * (ACROSS_SOCKETS if ranks < one.host.sockets else 1)
 
     def speed(counts: Mapping[str, int]) -> float:
-        slowest = min(cores_a_rank(one.host, counts[one.host.name]) for one in hosts)
+        slowest = min(cores_a_rank(one, counts[one.host.name]) for one in hosts)
         return sum(counts.values()) * slowest
 
     def with_ranks_of(cores: float) -> dict[str, int]:
-        return _most(hosts, most, lambda host, n: cores_a_rank(host, n) >= cores)
+        return _most(hosts, most, lambda one, n: cores_a_rank(one, n) >= cores)
 
-    levels = {cores_a_rank(one.host, n) for one in hosts for n in one.even_counts}
+    levels = {cores_a_rank(one, n) for one in hosts for n in one.even_counts}
     fastest = max(map(with_ranks_of, sorted(levels)), key=speed)
     return fastest if speed(fastest) >= WORTH_SPANNING * speed(most) else most
 
@@ -125,8 +125,8 @@ def _in_memory(hosts: Sequence[Topology], most: dict[str, int], batch: Batch) ->
     """The most ranks that fit into the memory of each host, as far as that is known."""
     world = 0
 
-    def fits(host: HostFacts, ranks: int) -> bool:
-        return batch.fits(host, ranks, world)
+    def fits(topology: Topology, ranks: int) -> bool:
+        return batch.fits(topology.host, ranks, world)
 
     fitting = most
     before: dict[str, int] = {}
@@ -137,35 +137,32 @@ def _in_memory(hosts: Sequence[Topology], most: dict[str, int], batch: Batch) ->
 
 
 def _most(
-    hosts: Sequence[Topology], most: Mapping[str, int], good: Callable[[HostFacts, int], bool]
+    hosts: Sequence[Topology], most: Mapping[str, int], good: Callable[[Topology, int], bool]
 ) -> dict[str, int]:
     """The highest even count of each host that is not above its `most` and good, else one."""
     highest = {}
     for topology in hosts:
         name = topology.host.name
-        counts = (n for n in topology.even_counts if n <= most[name] and good(topology.host, n))
+        counts = (n for n in topology.even_counts if n <= most[name] and good(topology, n))
         highest[name] = next(counts, 1)
     return highest
 
 
 def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
     """Why a host has this number of ranks."""
+    used, unused = topology.used, topology.unused
     if topology.host.cores == 1:
         return "it has one core"
-    words = "one per NUMA node, because remote memory is slower"
-    most = topology.even_counts[0]
-    if ranks < most:
-        words = f"{most // ranks} NUMA nodes each: {why_fewer}"
-    return "; ".join([words, *_left_out(topology)])
-
-
-def _left_out(topology: Topology) -> Iterator[str]:
-    """Why some nodes have no rank."""
-    nodes = [str(node) for domain in topology.unused for node in domain.nodes]
-    if not nodes:
-        return
-    if sum(len(domain.cpus) for domain in topology.domains) > topology.host.cores:
-        yield "the CPU quota is too small to use the other nodes"
+    if ranks < topology.even_counts[0]:
+        words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
+    elif ranks < len(used):
+        words = f"the CPU quota is too small for one on each of the {len(used)} NUMA nodes"
+    elif len({node for domain in used for node in domain.nodes}) < len(used):
+        words = "one per NUMA node and socket, because remote memory is slower"
     else:
-        plural = "s" * (len(nodes) > 1)
-        yield f"none on node{plural} {', '.join(nodes)}, whose few cores would slow down the others"
+        words = "one per NUMA node, because remote memory is slower"
+    if unused:
+        nodes = sorted({node for domain in unused for node in domain.nodes})
+        words += f"; none on node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}, whose few "
+        words += "cores would slow down the others"
+    return words

@@ -1,12 +1,13 @@
 """The cores of a host by their local memory, and those that ranks use. Pure functions only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftcluster.cluster.facts import HostFacts
 from ftcluster_common.cpu_list import parse_cpus
 
 SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
+LEAST_CORES = 8  # of a rank that is made for a socket of a node, or for a node's part of a quota
 
 
 @dataclass(frozen=True)
@@ -15,12 +16,16 @@ class Domain:
 
     Attributes:
         nodes: the NUMA nodes' numbers; several if the kernel emulates nodes with the same cores.
-        cpus: CPU numbers of the cores' first hardware threads.
+        cpus: CPU numbers of the cores' first hardware threads, those of a socket together.
+        threads: CPU numbers of all their usable hardware threads, as far as these are known.
+        sockets: those that the cores are on.
         hbm: the nodes of high-bandwidth memory that these cores are nearest to.
     """
 
     nodes: tuple[int, ...]
     cpus: tuple[int, ...]
+    threads: tuple[int, ...]
+    sockets: tuple[int, ...]
     hbm: tuple[int, ...]
 
 
@@ -30,11 +35,12 @@ class Topology:
 
     Attributes:
         domains: all of them, in the nodes' order.
-        used: those that ranks use by default; with a quota the largest, as many as have its cores.
-        limited: whether a quota allows less than all cores.
-        even_counts: numbers of ranks with which each has equally many whole NUMA nodes, the highest
+        used: those that ranks use by default.
+        limited: whether a quota allows less than all hardware threads.
+        even_counts: numbers of ranks with which each has equally many whole domains, the highest
             first. No rank spans sockets if there are at least as many ranks as sockets: for two
-            sockets with three nodes each, these are 6, 2 and 1.
+            sockets with three nodes each, these are 6, 2 and 1. With a quota each has LEAST_CORES
+            of it, or is the only one.
     """
 
     host: HostFacts
@@ -47,15 +53,21 @@ class Topology:
     def of(cls, host: HostFacts) -> "Topology":
         """The topology of a host."""
         domains = _domains(host)
-        limited = host.cpu_quota is not None and host.cpu_quota < _cores(domains)
+        limited = host.cpu_quota is not None and host.cpu_quota < host.threads
         most = max(len(domain.cpus) for domain in domains)
         used = tuple(one for one in domains if len(one.cpus) >= SMALL_NODE * most)
-        if limited:
-            by_size = sorted(used, key=lambda one: -len(one.cpus))
-            while len(by_size) > 1 and _cores(by_size[:-1]) >= host.cores:
-                by_size.pop()
-            used = tuple(one for one in used if one in by_size)
-        return cls(host, domains, used, limited, _even_counts(len(used), host.sockets))
+        least = LEAST_CORES if limited else 0
+        counts = tuple(
+            ranks
+            for ranks in range(len(used), 0, -1)
+            if ranks == 1
+            or (
+                len(used) % ranks == 0
+                and host.cores >= least * ranks
+                and _apart(near_groups(host, used, ranks))
+            )
+        )
+        return cls(host, domains, used, limited, counts)
 
     @property
     def unused(self) -> tuple[Domain, ...]:
@@ -71,31 +83,81 @@ def _cores(domains: Sequence[Domain]) -> int:
     return sum(len(domain.cpus) for domain in domains)
 
 
-def _even_counts(nodes: int, sockets: int) -> tuple[int, ...]:
-    if not sockets or nodes % sockets:
-        sockets = 1
-    return tuple(
-        ranks
-        for ranks in range(nodes, 0, -1)
-        if nodes % ranks == 0 and (ranks % sockets == 0 or sockets % ranks == 0)
-    )
-
-
 def _domains(host: HostFacts) -> tuple[Domain, ...]:
-    """The cores of a host by their local memory, in the nodes' order."""
+    """The cores of a host by their local memory, in the nodes' order.
+
+    A node whose cores are on several sockets is divided by these where other nodes are on one each,
+    as it has the cores of a socket without memory; and where each socket has LEAST_CORES
+    cores, which a hypervisor's often have not.
+    """
+    socket_of = {
+        cpu: int(socket)
+        for node in host.numa
+        for socket, text in node.socket_cpus.items()
+        for cpu in parse_cpus(text)
+    }
+    firsts = {cpu for node in host.numa for cpu in parse_cpus(node.cpus)}
+
+    def domain(nodes: tuple[int, ...], threads: Sequence[int], hbm: tuple[int, ...]) -> Domain:
+        ordered = sorted(threads, key=lambda cpu: socket_of.get(cpu, 0))
+        sockets = tuple(sorted({socket_of.get(cpu, 0) for cpu in threads}))
+        cpus = tuple(cpu for cpu in ordered if cpu in firsts)
+        return Domain(nodes, cpus, tuple(ordered), sockets, hbm)
+
     parts: list[Domain] = []
     for node in host.numa:
         cpus = parse_cpus(node.cpus)
         if not cpus:
             continue
         hbm = tuple(other.node for other in host.numa if other.hbm and other.near == node.node)
-        shared = next((domain for domain in parts if set(domain.cpus) & set(cpus)), None)
+        threads = [cpu for text in node.socket_cpus.values() for cpu in parse_cpus(text)]
+        new = domain((node.node,), sorted({*cpus, *threads}), hbm)
+        shared = next((one for one in parts if set(one.cpus) & set(cpus)), None)
         if shared:  # the same cores, as emulated nodes have
-            parts[parts.index(shared)] = Domain(
-                nodes=(*shared.nodes, node.node),
-                cpus=tuple(dict.fromkeys((*shared.cpus, *cpus))),
-                hbm=shared.hbm + hbm,
-            )
+            both = sorted({*shared.threads, *new.threads})
+            new = domain(shared.nodes + new.nodes, both, shared.hbm + hbm)
+            parts[parts.index(shared)] = new
         else:
-            parts.append(Domain((node.node,), cpus, hbm))
-    return tuple(parts)
+            parts.append(new)
+    if not socket_of and host.sockets and len(parts) % host.sockets == 0:
+        # facts of an older setup: nodes are numbered socket by socket on most machines
+        each = len(parts) // host.sockets
+        parts = [replace(one, sockets=(at // each,)) for at, one in enumerate(parts)]
+    if not socket_of:
+        return tuple(parts)
+    by_socket = [
+        domain(one.nodes, [cpu for cpu in one.threads if socket_of[cpu] == socket], one.hbm)
+        for one in parts
+        for socket in one.sockets
+    ]
+    real = min(len(one.cpus) for one in by_socket) >= LEAST_CORES
+    return tuple(by_socket if real or any(len(one.sockets) == 1 for one in parts) else parts)
+
+
+def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[list[Domain]]:
+    """So many groups of equally many domains, each of those nearest to its first one."""
+    at = {node.node: index for index, node in enumerate(host.numa)}
+    groups, left = [], list(used)
+    while left:
+        first = left[0]
+        far = host.numa[at[first.nodes[0]]].distances
+        group = sorted(
+            left,
+            key=lambda other: (
+                not set(first.sockets) & set(other.sockets),
+                far[at[other.nodes[0]]] if far else 0,
+                other.sockets,
+            ),
+        )[: len(used) // count]
+        groups.append([domain for domain in left if domain in group])
+        left = [domain for domain in left if domain not in group]
+    return groups
+
+
+def _apart(groups: Sequence[Sequence[Domain]]) -> bool:
+    """Whether no socket has domains of two groups, one of which spans sockets."""
+    sockets = [{socket for domain in group for socket in domain.sockets} for group in groups]
+    return all(
+        len(own) == 1 or not any(own & other for other in sockets if other is not own)
+        for own in sockets
+    )

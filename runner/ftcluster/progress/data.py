@@ -29,7 +29,7 @@ def set_line(one: Mapping[str, Any]) -> str:
     if "median" in one:
         words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
         words += [f"{one['cut']} cut to {one['limit']}"] if one["cut"] else []
-        words += [f"{one['left_out']} LEFT OUT"] if one["left_out"] else []
+    words += [f"{one['left_out']} LEFT OUT"] if one.get("left_out") else []
     if one.get("duplicates"):
         words.append(f"{one['duplicates']} OF THEM ALSO IN TRAIN")
     return _in_one_line(f"{one['set']}: {', '.join(words)}")

@@ -1,5 +1,8 @@
 """Facts of a setup and a run as short texts."""
 
+import time
+from datetime import datetime
+
 from ftcluster.progress.state import HostProgress, RunProgress
 from ftcluster.text.plural import counted
 
@@ -12,6 +15,12 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def clock(seconds: float) -> str:
+    """03:12:45 of today, or 01-31 03:12:45; of seconds since 1970."""
+    at, now = (datetime.fromtimestamp(one).astimezone() for one in (seconds, time.time()))
+    return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%m-%d %H:%M:%S}"
 
 
 def metrics(values: dict[str, float]) -> str:

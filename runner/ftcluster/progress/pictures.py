@@ -60,7 +60,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
             Text(f"epoch {progress.step['epoch']:.2f}/{progress.start['epochs']:.3g}"),
             Text(f"{progress.step['samples_per_second']:.1f} samples/s", style="green"),
         ]
-        if progress.state == "running" and done < steps:
+        if progress.state == "running" and progress.steps_now and done < steps:
             left = format.duration(progress.step["remaining_seconds"])
             cells.append(Text(f"{left} left", style="dim"))
     bar.add_row(*cells)
@@ -81,7 +81,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         )
         for evaluation in progress.evaluations[-3:]
     ]
-    if progress.state == "running" and done >= steps:
+    if progress.state == "running" and not (progress.steps_now and done < steps):
         parts.append(Text(progress.doing, style="cyan"))
     return Group(*parts)
 

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.progress.classes import class_documents
+
+MOST_LOSSES = 20_000
 
 
 @dataclass
@@ -68,15 +71,19 @@ class RunProgress:
         data: the event `data`: what is read and learned.
         start: the event `start`: world_size, backend, precision, steps, epochs, ...
         step: the latest event `step`.
-        losses: those of all events `step`.
+        losses: those of all events `step`, or every other one, fourth, ... of many.
         evaluations: every event `evaluation`.
         result: the event `result`: metrics, samples_per_second, model, ...
         errors: every event `error`: message, hint, rank, host.
         notices: the message of every event `notice`, `slow_host` and `restart`.
+        time: of the latest event, in seconds since 1970.
         backend: of the process group that a script has made; "" for none.
         checkpoint: the last event `checkpoint`: step, and its folder on the head.
         seconds: from the launch to the end of the last rank.
         end: the event `end`: state, exit_code, seconds.
+        restarts: how often the ranks were started again.
+        steps_now: whether the latest step says what is so now: it does something else meanwhile
+            that `doing` says.
     """
 
     run: str
@@ -90,10 +97,15 @@ class RunProgress:
     result: dict[str, Any] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
+    time: float = 0.0
     backend: str = ""
     checkpoint: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     end: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+    steps_now: bool = False
+    _steps: int = 0
+    _every: int = 1  # of the events `step`, one has its loss kept
 
     @property
     def ended(self) -> bool:
@@ -113,6 +125,7 @@ class RunProgress:
             "state": self.state,
             "model": self.result.get("model"),
             "metrics": self.result.get("metrics", {}),
+            "classes": class_documents(self.result),
             "samples_per_second": self.result.get("samples_per_second"),
             "world_size": self.start.get("world_size"),
             "seconds": self.seconds,
@@ -121,19 +134,30 @@ class RunProgress:
 
     def add(self, event: dict[str, Any]) -> None:
         """Add one object of events.jsonl; kinds of a later version are ignored."""
+        self.time = event.get("time", self.time)
         match event.get("event"):
             case "phase":
-                self.doing = event["doing"]
+                self.doing, self.steps_now = event["doing"], False
             case "notice" | "slow_host":
                 self.notices.append(event["message"])
             case "backend":
                 self.backend = event["name"]
             case "restart":
+                self.restarts, self.doing, self.steps_now = (
+                    event["restart"],
+                    "starting again",
+                    False,
+                )
                 which = f"restart {event['restart']} of {event['max_restarts']}"
                 self.notices.append(f"{which}: {event['message']}")
             case "step":
-                self.step = event
-                self.losses.append(event["loss"])
+                self.step, self.steps_now = event, True
+                if self._steps % self._every == 0:
+                    self.losses.append(event["loss"])
+                self._steps += 1
+                if len(self.losses) > MOST_LOSSES:
+                    del self.losses[1::2]
+                    self._every *= 2
             case "evaluation":
                 self.evaluations.append(event)
             case "error":

@@ -65,7 +65,8 @@ class TerminalView(View):
         """Show notes and checkpoints."""
         self._say_notes()
         if kind in ("notice", "slow_host", "restart"):
-            self.say(f"note: {below(progress.notices[-1])}")
+            at = f" ({format.clock(progress.time)})" if progress.time else ""
+            self.say(f"note{at}: {below(progress.notices[-1])}")
         elif kind == "checkpoint":
             self.say(format.checkpoint_line(progress))
         elif kind == "data":

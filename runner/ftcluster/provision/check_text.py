@@ -71,6 +71,13 @@ def summary(document: Document) -> str:
     return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
 
 
+def one_line(document: Document) -> str:
+    """The last line with the first finding, as for cron's mail."""
+    [*first] = [*document["problems"], *document["warnings"]][:1]
+    words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
+    return "; ".join([summary(document), *words]).replace("\n", " ")
+
+
 def _row(host: Document) -> tuple[str, ...]:
     speed = host["speed"] or {}
     generation, memory, mbits = host["generation"], host["memory_bytes"], host["interface_mbits"]

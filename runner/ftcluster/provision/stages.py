@@ -20,6 +20,7 @@ from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory, pattern_of, read_inventory
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import SETUP_LOCK, ClusterVariables, Stages, Unlock
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.facts import HostFacts, stack_name
 from ftcluster.cluster.saved import recall_of
@@ -186,7 +187,7 @@ def show_playbook(
             on_tick=view.tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=limit_seconds,
-            settings=settings,
+            settings={**for_hosts(len(inventory.hosts)), **(settings or {})},
         )
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster.recipe.dataset_checks import options_for, used_splits
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses
 from ftcluster_common.data_files import (
     PARQUET,
@@ -27,7 +27,9 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
     """
     names = header(recipe, purpose)
     try:
-        return column_uses(recipe.options, names, purpose != PREDICT) if names else {}
+        files = files_of(Path(recipe.data)) if names else {}
+        options = options_for(files, recipe.options, purpose)
+        return column_uses(options, names, purpose != PREDICT) if names else {}
     except DataError:  # check_data says more of it
         return {}
 

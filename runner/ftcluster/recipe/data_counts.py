@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.dataset_checks import used_splits
 from ftcluster_common.column_uses import UNREAD, Columns, unread_texts
+from ftcluster_common.columns import as_flag, is_incomplete
 from ftcluster_common.data_files import (
     PARQUET,
     TRAIN,
@@ -49,33 +50,52 @@ def count_rows(
         return [], []
     known: set[bytes] = set()
     labels = isinstance(recipe.options, TextClassification) and not recipe.options.regression
-    label = columns["label"][0] if labels and "label" in columns else ""
-    sets = [_set(name, files, columns, label, known) for name, files in readable.items()]
+    skips = isinstance(recipe.options, TextClassification) and recipe.options.skip_incomplete
+    label = columns.get("label", ()) if labels else ()
+    sets = [_set(name, files, columns, label, known, skips) for name, files in readable.items()]
     notes = [
         f"NOT READ, although it holds texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
     if label and len(sets[0]["classes"]) == 1:
-        notes.append(f"{sets[0]['set']}: all rows have the same label, so nothing is learned")
+        notes.append(
+            f"{sets[0]['set']}: all rows have the same label, so there is nothing to learn"
+        )
+    if len(label) > 1:
+        notes.append(
+            f"a row may have several of the classes {', '.join(label)}, columns of 0 and 1"
+        )
     return sets, notes
 
 
 def _set(
-    name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: str, known: set[bytes]
-) -> dict[str, Any]:
+    name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
+    known: set[bytes], skips: bool,
+) -> dict[str, Any]:  # fmt: skip
     read = [one for use, names in columns.items() if use not in (UNREAD, "label") for one in names]
-    rows, duplicates, classes = 0, 0, Counter[str]()
+    rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
     for row in _rows(files):
         rows += 1
+        if skips and is_incomplete(row, [*read, *label]):
+            left_out += 1
+            continue
         cells = json.dumps([row.get(one) for one in read])
         mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
         duplicates += name != TRAIN and mark in known
         if name == TRAIN:
             known.add(mark)
-        if label:
-            classes[str(row[label]).strip()] += 1
+        classes.update(_classes(row, label))
     found = {"set": name, "rows": rows, "classes": dict(classes.most_common())}
+    found |= {"left_out": left_out} if left_out else {}
     return found if name == TRAIN else {**found, "duplicates": duplicates}
+
+
+def _classes(row: Row, label: Sequence[str]) -> list[str]:
+    if len(label) > 1:
+        return [name for name in label if as_flag(row[name])]
+    found = [row[name] for name in label]
+    classes = found[0] if found and isinstance(found[0], list) else found
+    return [str(one).strip() for one in classes]
 
 
 def _rows(files: Files) -> Iterator[Row]:

@@ -1,13 +1,17 @@
 """Checks of data of this machine: each file and line has the form that the task needs."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster.recipe.row_forms import row_form
-from ftcluster_common.columns import classification_columns
+from ftcluster_common.columns import (
+    classification_columns,
+    is_incomplete,
+    with_label_columns,
+)
 from ftcluster_common.data_files import (
     PARQUET,
     TABLES,
@@ -49,7 +53,6 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         raise InputError(f"data {path} does not exist")
     options = recipe.options
     answered = purpose != PREDICT
-    make_check = partial(row_check, options, answered)
     form = row_form(options, answered)
     texts = texts_of(path) if isinstance(options, CausalLm) else {}
     try:
@@ -58,6 +61,8 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     except DataError as error:
         files, problems = {}, [str(error)]
     used = used_splits(files, options, purpose) if files else ()
+    options = options_for(files, options, purpose)
+    make_check = partial(row_check, options, answered)
     for split in used:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
@@ -71,13 +76,26 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
+def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:
+    """The fields of the task with what the first rows of these files say."""
+    if not isinstance(options, TextClassification) or purpose == PREDICT or not files:
+        return options
+    split = next((name for name in used_splits(files, options, purpose) if name in files), "")
+    readable = tuple(file for file in files.get(split, ()) if kind_of(file) != PARQUET)
+    rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
+    try:
+        return with_label_columns(options, rows)
+    except DataError:  # who checks the rows says more of it
+        return options
+
+
 def _no_data(path: Path, options: Options) -> str:
     kinds = ", ".join((*TABLES, TEXT) if isinstance(options, CausalLm) else TABLES)
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
     return f"{path} has no data in {kinds}{listed}"
 
 
-def used_splits(files: dict[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
+def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
     """The sets that the task reads; all others may be as they are."""
     if purpose != "train" and len(files) == 1:
         return tuple(files)
@@ -140,12 +158,14 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
 def _check_scores(files: Files, options: TextClassification) -> list[str]:
     """The first label that is no class, of text files whose labels are all numbers."""
     scores: list[str] = []
-    if any(kind_of(file) == PARQUET for file in files):
+    if options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return scores
     for where, row in Table(files).with_places():
         assert not isinstance(row, DataError), "the rows have been checked"
-        _, column = classification_columns(options, list(row))
+        texts, [column] = classification_columns(options, list(row))
         label = row[column]
+        if options.skip_incomplete and is_incomplete(row, [*texts, column]):
+            continue
         if not is_number(label):
             return []  # words
         if not WHOLE.fullmatch(str(label).strip()) and not scores:

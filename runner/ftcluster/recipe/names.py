@@ -22,6 +22,8 @@ OTHER_NAMES: Mapping[str, str] = {
     "text_column_name": "text_column",
     "label_column_name": "label_column",
     "do_regression": "regression",
+    "early_stopping": "training.early_stopping_patience",
+    "patience": "training.early_stopping_patience",
     "max_seq_length": "max_length",
     "train_batch_size": "batch_size",
     "per_gpu_train_batch_size": "training.per_device_train_batch_size",

@@ -172,6 +172,45 @@ def all_fields() -> dict[str, Key]:
     return {name: key for task in TASKS for name, key in schema_of(task).items()}
 
 
+def json_schema() -> dict[str, Any]:
+    """What a recipe's file may have, as JSON Schema for editors.
+
+    Names that recipes do not have themselves, such as those of scripts, are not in it.
+    """
+    fields = {name: key.json_schema for name, key in all_fields().items()}
+    top = {name: one for name, one in fields.items() if "." not in name}
+    of_task = {name: {key.name for key in keys_of(kind)} for name, kind in TASKS.items()}
+    every = set().union(*of_task.values())
+    training = {
+        name.removeprefix("training."): {"anyOf": [one, {"type": "null"}]}
+        for name, one in fields.items()
+        if name.startswith("training.")
+    }
+    section = {"type": ["object", "null"], "properties": training, "additionalProperties": False}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "a recipe of ftcluster",
+        "type": "object",
+        "properties": {
+            **top,
+            "training": section,
+            "config_overrides": {"type": ["object", "null"]},
+        },
+        "required": ["model", "data"],
+        "additionalProperties": False,
+        "allOf": [
+            {
+                "if": {
+                    "properties": {"task": {"const": task}},
+                    **({} if task == DEFAULT_TASK else {"required": ["task"]}),
+                },
+                "then": {"properties": dict.fromkeys(sorted(every - of_task[task]), False)},
+            }
+            for task in TASKS
+        ],
+    }
+
+
 def all_keys() -> dict[str, bool]:
     """Every key of a recipe for any task, and whether its value is true or false."""
     return {name: key.kind is bool for name, key in all_fields().items()}

@@ -27,9 +27,11 @@ def row_form(options: Options, answered: bool) -> str:
             kind = (
                 "a number"
                 if options.regression
-                else "a word, or 0, 1, ...; scores: regression=true"
+                else "a word or a number, or a list of them; scores: regression=true"
             )
             label = f" and {options.label_column} ({kind})" if answered else ""
+            if options.label_columns and answered:
+                label = f" and {', '.join(options.label_columns)} (0 or 1)"
             return f"each row has {texts}{label}"
         case QuestionAnswering():
             texts = f"{options.question_column}, {options.context_column} (text)"

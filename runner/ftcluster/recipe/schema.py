@@ -10,6 +10,7 @@ from typing import Any, Literal
 from ftcluster_common.recipe import Limits
 
 MOST = 1 << 63
+WEIGHTS = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,12 @@ class Key:
     @property
     def default_text(self) -> str:
         """The default as a recipe writes it."""
-        words = {True: "true", False: "false", None: "null", MISSING: "(needed)"}
-        if isinstance(self.default, bool) or self.default in (None, MISSING):
-            return words[self.default]
-        if isinstance(self.default, tuple | Mapping):
-            return ",".join(self.default) or "(none)"
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return in_recipe(self.default)
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        """What is allowed, in JSON Schema."""
+        return _json_schema(self.kind, self.limits)
 
     def convert(self, value: Any) -> Any:
         """A value of YAML as the field's type.
@@ -48,6 +49,8 @@ class Key:
         """
         if value is False and _says_no(self.kind):
             return "no"
+        if isinstance(value, dict) and WEIGHTS in typing.get_args(self.kind):
+            value = {str(name): value[name] for name in value}  # 0 and 1 are names of classes
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []
         if parts and not _matches(value, self.kind) and _matches(parts, self.kind):
             value = parts  # as in flags of scripts
@@ -84,6 +87,22 @@ class Key:
         return _meaning(self.kind, self.limits)
 
 
+def in_recipe(value: Any) -> str:
+    """A value as a recipe writes it.
+
+    >>> in_recipe(5e-5), in_recipe(True), in_recipe(("a", "b")), in_recipe({"a": 2})
+    ('5e-05', 'true', 'a,b', '{a: 2}')
+    """
+    if isinstance(value, bool) or value in (None, MISSING):
+        return {True: "true", False: "false", None: "null", MISSING: "(needed)"}[value]
+    if isinstance(value, Mapping):
+        pairs = (f"{name}: {in_recipe(one)}" for name, one in value.items())
+        return f"{{{', '.join(pairs)}}}" if value else "(none)"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "(none)"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
     """A key for each field of a dataclass, its name behind `section`."""
     hints = typing.get_type_hints(kind)
@@ -107,6 +126,8 @@ def _meaning(kind: Any, limits: Limits) -> str:
         if inner is str:
             return "a list of one or two column names" if limits.at_most == 2 else "a list of names"
         return f"a list, each {_meaning(inner, Limits())}"
+    if kind == WEIGHTS:
+        return "a mapping of names to numbers"
     if origin is Mapping:
         return "a mapping of names to numbers and texts"
     names = {
@@ -114,6 +135,34 @@ def _meaning(kind: Any, limits: Limits) -> str:
         types.NoneType: "nothing",
     }  # fmt: skip
     return names[kind]
+
+
+def _json_schema(kind: Any, limits: Limits) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        # YAML 1.1 reads no as false
+        return {"enum": [*arguments, *([False] if "no" in arguments else [])]}
+    if origin in (types.UnionType, typing.Union):
+        return {"anyOf": [_json_schema(inner, limits) for inner in arguments]}
+    if origin is tuple:
+        most = {} if limits.at_most is None else {"maxItems": int(limits.at_most)}
+        items = _json_schema(arguments[0], Limits())
+        several = {"type": "array", "items": items, "minItems": 1, **most}
+        return {"anyOf": [several, {"type": "string", "description": "with commas between"}]}
+    if kind == WEIGHTS:
+        return {"type": "object", "additionalProperties": {"type": "number"}}
+    if origin is Mapping:
+        return {"type": "object"}
+    if kind not in (int, float):
+        return {"type": {str: "string", bool: "boolean", types.NoneType: "null"}[kind]}
+    bounds = {
+        "minimum": limits.at_least,
+        "exclusiveMinimum": limits.above,
+        "exclusiveMaximum": limits.below,
+        "maximum": limits.at_most,
+    }
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    return {"type": "integer" if kind is int else "number", **given}
 
 
 def _in_yaml(value: str | bool) -> str:
@@ -139,9 +188,9 @@ def _matches(value: Any, kind: Any) -> bool:
         inner = typing.get_args(kind)[0]
         return isinstance(value, list) and all(_matches(item, inner) for item in value)
     if origin is Mapping:
+        allowed = int | float if kind == WEIGHTS else int | float | str | None
         return isinstance(value, dict) and all(
-            isinstance(name, str) and isinstance(item, int | float | str | None)
-            for name, item in value.items()
+            isinstance(name, str) and isinstance(item, allowed) for name, item in value.items()
         )
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,6 +1,7 @@
 """Metrics of the tasks, fields that contradict each other, and the tasks of GLUE."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
@@ -19,11 +20,12 @@ from ftcluster_common.recipe import (
 Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 REGRESSION_METRICS = ("pearson", "spearman")
+CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
 
 
 def metric_names(options: Options) -> tuple[str, ...]:
-    """Return the metrics of a task; F1 is measured only where there are two classes."""
+    """Return the metrics of a task that may be measured, whatever classes its data have."""
     if isinstance(options, CausalLm | InstructionTuning):
         return ("loss", "perplexity")
     if isinstance(options, PreferenceTuning):
@@ -37,7 +39,7 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return RETRIEVAL_METRICS
     if isinstance(options, TextRanking):
         return (*RETRIEVAL_METRICS, "accuracy", "loss")
-    default = REGRESSION_METRICS if options.regression else ("accuracy", "f1")
+    default = REGRESSION_METRICS if options.regression else CLASS_METRICS
     names = (*(options.metrics or default), "loss")
     if len(options.validation_splits) == 1:
         return names
@@ -56,6 +58,13 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
         if wrong:
             kind = "a regression" if options.regression else "classes"
             yield "metrics", f"{', '.join(wrong)} cannot be measured of {kind}"
+        for name in ("class_weights", "label_columns", "all_probabilities"):
+            if options.regression and getattr(options, name):
+                yield name, f"{name} is for classes, and regression predicts a number"
+        if isinstance(options.class_weights, Mapping):
+            for name, weight in options.class_weights.items():
+                if isinstance(weight, bool) or not 0 < weight < math.inf:
+                    yield "class_weights", f"the weight of {name} is {weight}, not a number above 0"
     if isinstance(options, InstructionTuning):
         pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
         if options.messages_column and pair:

@@ -96,12 +96,19 @@ def _saving(training: Training, given: Collection[str]) -> Iterator[Contradictio
 
 
 def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
-    if not training.load_best_model_at_end and training.save_strategy != "best":
+    stops = training.early_stopping_patience is not None
+    if stops and training.eval_strategy == "no":
+        yield "early_stopping_patience", "early_stopping_patience needs evaluations: eval_strategy"
+    if training.early_stopping_threshold and not stops:
+        yield "early_stopping_threshold", "early_stopping_threshold is for early_stopping_patience"
+    chooses = training.load_best_model_at_end or training.save_strategy == "best"
+    if not chooses and not stops:
         for name in ("metric_for_best_model", "greater_is_better"):
             if name in given:
                 yield (
                     name,
-                    f"{name} is for load_best_model_at_end: true, or for save_strategy: best",
+                    f"{name} is for load_best_model_at_end: true, for save_strategy: best, or for "
+                    "early_stopping_patience",
                 )
     # a name that does not end in loss counts as the better the greater in transformers
     elif (

@@ -65,14 +65,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "load_in_4bit=true; for others write a script: ftcluster run --requirements FILE -- SCRIPT": (
         "qlora load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_bnb_nested_quant"
     ),
-    "a run is not ended before its last step; for the best of its models write "
-    "load_best_model_at_end=true save_strategy=best": (
-        "early_stopping early_stopping_patience early_stopping_threshold patience"
-    ),
-    "classes are counted and named as the labels are: leave it out": "num_labels id2label label2id",
-    "a row has one class; for several labels of a row write a script: ftcluster run -- SCRIPT": (
-        "problem_type"
-    ),
+    "classes are counted and named as the labels are, and a row may have several where it has a "
+    "list of them: leave it out": "num_labels id2label label2id problem_type",
     "the type of a model without weights is model: write model=config:TYPE from_scratch=true": (
         "config_name model_type"
     ),

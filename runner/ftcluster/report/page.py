@@ -8,6 +8,13 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
+from ftcluster.progress.classes import (
+    confused_lines,
+    confusion_rows,
+    head_of,
+    notes_of,
+    score_rows,
+)
 from ftcluster.progress.data import LEARNED, sample_lines, set_line
 from ftcluster.progress.format import duration, metrics
 from ftcluster.report.analysis import HostCost
@@ -50,12 +57,23 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         growth=list(growth(runs, bench)),
         outlook=[(run.label, run.next) for run in runs if run.next],
         data=[(run.label, run.history.data) for run in runs if run.history.data],
+        classes=list(class_tables(runs)),
         learned=LEARNED,
         set_line=set_line,
         sample_lines=sample_lines,
         percent=percent,
         json=json,
     )
+
+
+def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list[str]]]:
+    """For each set of each run: its title, tables with headings, and what they do not say."""
+    for run in runs:
+        for name, report in run.classes.items():
+            title = f"{run.label}: {name}" if len(runs) > 1 else name
+            tables = [[head_of(report), *score_rows(report)], confusion_rows(report)]
+            notes = [*confused_lines(report), *notes_of(report)]
+            yield f"{title}, {report.rows} rows", [one for one in tables if one], notes
 
 
 def percent(share: float) -> str:

@@ -1,10 +1,11 @@
 """A run as the page and its pictures see it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ftcluster.progress.classes import reports_of
 from ftcluster.report.analysis import (
     HostCost,
     NextHost,
@@ -16,7 +17,9 @@ from ftcluster.report.analysis import (
 )
 from ftcluster.report.files import RunFiles
 from ftcluster.report.history import History, history_of, totals
+from ftcluster_common.class_report import ClassReport
 from ftcluster_common.rank_times import Interval
+from ftcluster_common.run_state import name_of_run
 
 
 @dataclass(frozen=True)
@@ -91,14 +94,25 @@ class RunPage:
         return str(self.history.end.get("state", "running"))
 
     @property
+    def _measured(self) -> Mapping[str, Any]:
+        """The event with the result, or else the last evaluation."""
+        evaluations = self.history.evaluations
+        return self.history.result or (evaluations[-1] if evaluations else {})
+
+    @property
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the result, or else of the last evaluation."""
-        evaluations = self.history.evaluations
-        event = self.history.result or (evaluations[-1] if evaluations else {})
-        return dict(event.get("metrics", {}))
+        return dict(self._measured.get("metrics", {}))
+
+    @property
+    def classes(self) -> dict[str, ClassReport]:
+        """How well each class is predicted, by the set."""
+        return reports_of(self._measured)
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
     """Short names of runs, with the ends of their ids; the ids if these do not differ."""
-    names = [f"{run.run.split('-')[0]} {run.run.rpartition('-')[2]}" for run in files]
-    return names if len(set(names)) == len(names) else [run.run for run in files]
+    ids = [run.run for run in files]
+    names = [f"{name_of_run(run)} {run.rpartition('-')[2]}" for run in ids]
+    stamped = all(name_of_run(run) != run for run in ids)
+    return names if stamped and len(set(names)) == len(names) else ids

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,11 @@ USAGE = "ftcluster run [--nodes N] [--ranks-per-host N] [--fast] -- SCRIPT ARGS 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 LAUNCHERS = {
-    "torchrun", "mpirun", "mpiexec", "accelerate", "deepspeed", "ipexrun",
+    "torchrun", "mpirun", "mpiexec", "accelerate", "accelerate-launch", "deepspeed", "ipexrun",
+    "horovodrun", "srun", "numactl", "taskset",
+    # modules
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch",
+    "intel_extension_for_pytorch.cpu.launch",
 }  # fmt: skip
 
 
@@ -50,9 +55,9 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
     if not words:
         raise UsageError("no script is given", USAGE)
     first, *rest = words
+    _no_launcher(words)
     if first == "-m":
         return _module(rest, on_hosts, here)
-    _no_launcher(first, rest)
     if first.startswith("-"):
         raise UsageError(
             f"'{first}' is not a script; of Python's options only -m MODULE is supported", USAGE
@@ -91,17 +96,18 @@ def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
     return Script(module, program, tuple(rest), source, here.resolve())
 
 
-def _no_launcher(first: str, rest: list[str]) -> None:
-    """Raise if the first word is a launcher or Python."""
-    name = Path(first).name
-    if _PYTHON.fullmatch(name) and not first.endswith(".py"):
-        raise UsageError(
-            f"leave out {first}: the hosts' own Python runs the script",
-            f"ftcluster run -- {' '.join(rest)}" if rest else USAGE,
-        )
+def _no_launcher(words: Sequence[str]) -> None:
+    """Raise if the words begin with a launcher or Python; the hint is the command without it."""
+    first, *rest = words
+    starts = [index for index, word in enumerate(rest) if word == "-m" or word.endswith(".py")]
+    own = rest[starts[0] :] if starts else rest if _PYTHON.fullmatch(Path(first).name) else []
+    hint = f"ftcluster run -- {shlex.join(own)}" if own else USAGE
+    if _PYTHON.fullmatch(Path(first).name):
+        raise UsageError(f"leave out {first}: the hosts' own Python runs the script", hint)
+    name = rest[0] if first == "-m" and rest else Path(first).name
     if name in LAUNCHERS:
         raise UsageError(
-            f"leave out {first} and its options: ftcluster itself starts the ranks", USAGE
+            f"leave out {name} and its options: ftcluster itself starts and binds the ranks", hint
         )
 
 

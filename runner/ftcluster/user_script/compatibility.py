@@ -17,6 +17,15 @@ PLANNED = "leave it out: the planned backend is used"
 NO_SPAWN = (
     "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
+CPU = 'write "cpu", leave out cuda.set_device and device_ids, and name no backend or gloo'
+# what scripts often import and stacks may not have: modules, and the packages that bring them
+PACKAGES: Mapping[str, str] = {
+    "deepspeed": "deepspeed", "einops": "einops", "evaluate": "evaluate", "hydra": "hydra-core",
+    "lightning": "lightning", "nltk": "nltk", "omegaconf": "omegaconf", "peft": "peft",
+    "pytorch_lightning": "pytorch-lightning", "rouge_score": "rouge-score",
+    "sacrebleu": "sacrebleu", "sentence_transformers": "sentence-transformers", "timm": "timm",
+    "torchaudio": "torchaudio", "torchvision": "torchvision", "trl": "trl", "wandb": "wandb",
+}  # fmt: skip
 # the first release of transformers whose TrainingArguments do not have an argument, and what to
 # write instead; tests/engine compares it with the transformers of the stack in use
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
@@ -58,13 +67,18 @@ class Incompatibility:
 
 
 def incompatibilities(
-    source: Source | None, words: Sequence[str], stack: Stack, stacks: Mapping[str, Stack]
+    source: Source | None,
+    words: Sequence[str],
+    stack: Stack,
+    stacks: Mapping[str, Stack],
+    brings: bool = False,
 ) -> list[Incompatibility]:
     """Everything that a script uses and the stack does not have.
 
     Args:
         source: what the script's text says; None if it is only on the hosts: nothing is certain
             then.
+        brings: whether it brings packages of its own.
     """
     flags = _flags(words)
     if source is None:
@@ -72,6 +86,7 @@ def incompatibilities(
     parsed = [flag for flag in flags if flag.name not in source.own_flags]
     arguments = [*(parsed if source.parses_flags else ()), *source.arguments]
     return [
+        *([] if brings else _of_packages(source.imports, stack)),
         *_of_imports(source.imports, stack, stacks),
         *_of_arguments(arguments, stack, stacks),
         *_of_calls(source, stack),
@@ -118,6 +133,10 @@ def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
             Incompatibility(f"{call.where}: {call.text} starts more ranks", NO_SPAWN, certain=False)
             for call in source.spawns
         ),
+        *(
+            Incompatibility(f"{where}: asks for a GPU, which hosts do not have", CPU, certain=False)
+            for where in source.gpus
+        ),
     ]
 
 
@@ -158,6 +177,18 @@ def _of_arguments(
             where = f"{flag.where}: TrainingArguments({flag.name}=...)" if flag.where else ""
             problems.append(Incompatibility(f"{where or f'--{flag.name}'}: {why}", hint))
     return problems
+
+
+def _of_packages(imports: Iterable[Import], stack: Stack) -> list[Incompatibility]:
+    return [
+        Incompatibility(
+            f"{imported.where}: import {imported.module}: stack {stack.name} does not have it",
+            f"ftcluster run --requirements FILE -- SCRIPT, and in the file: {package}",
+            imported.certain,
+        )
+        for imported in imports
+        if (package := PACKAGES.get(imported.module)) and package not in stack.packages
+    ]
 
 
 def _of_imports(

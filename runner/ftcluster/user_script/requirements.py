@@ -1,4 +1,4 @@
-"""A script's own requirements file: pip's Requirements File Format, of packages that are wheels."""
+"""A script's own requirements file, in pip's Requirements File Format."""
 
 import re
 import shlex
@@ -19,9 +19,10 @@ _HASH = re.compile(r"\s+--hash[=\s]\s*(\w+):(\w+)")
 _OPTION = re.compile(r"(-\w|--[\w-]+)(?:=|\s*)(.*)")
 _FILE, _CONSTRAINTS = ("-r", "--requirement"), ("-c", "--constraint")
 _FOLDER = ("-f", "--find-links")
+_WHEELS_ONLY = "--only-binary"
 _PASSED_ON = {*_FOLDER, "-i", "--index-url", "--extra-index-url", "--no-index", "--pre",
-              "--prefer-binary", "--trusted-host"}  # fmt: skip
-_ALWAYS = {"--only-binary", "--require-hashes"}  # what is so anyway
+              "--prefer-binary", "--trusted-host", _WHEELS_ONLY}  # fmt: skip
+_ALWAYS = {"--require-hashes"}  # what is so anyway
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,22 @@ class Requirements:
             for line in self.lines
             if line.name == name
         )
+
+    @property
+    def wheels_only(self) -> bool:
+        """Whether nothing may be built."""
+        return any(option.startswith(_WHEELS_ONLY) for option in self.options)
+
+    def limited(self, needed: Requirement, python: str) -> Requirement:
+        """What a package needs of another one, within what the file asks of that."""
+        name = canonicalize_name(needed.name)
+        specifiers = needed.specifier
+        for line in self.lines:
+            if line.name == name and line.is_for(python):
+                specifiers &= line.requirement.specifier
+        # pip takes hashes for one version only, which has to be written alone
+        pins = [str(one) for one in specifiers if one.operator == "==" and "*" not in one.version]
+        return Requirement(f"{needed.name}{pins[0] if pins else specifiers}")
 
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
         """The lines that would replace a package of the stack, given its versions by name."""
@@ -173,7 +190,7 @@ def _line(words: str, where: str, constraint: bool) -> Line:
     if requirement.url and (
         url.scheme not in ("https", "http", "file") or not url.path.endswith(".whl")
     ):
-        raise ValueError(f"{requirement.name} is not a wheel, and nothing is built")
+        raise ValueError(f"{requirement.name} is not a wheel; sources are taken from indexes only")
     digests = frozenset(digest.lower() for _, digest in hashes)
     return Line(requirement, where, digests, constraint)
 

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.user_script.gpu import gpu_lines
+
 MAX_MODULES = 200  # of the script's own
 NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
 LOCAL_RANK = {"--local_rank", "--local-rank"}  # what torch.distributed.launch gives
 MAKE_GROUPS = {"init_process_group", "InitProcessGroupKwargs"}
-SPAWN = {"mp.spawn", "multiprocessing.spawn", "torch.multiprocessing.spawn"}
+SPAWNERS = {"mp", "multiprocessing"}  # torch.multiprocessing's names, in `mp.spawn`
 PARSERS = {"HfArgumentParser", "TrlParser"}  # they make options of TrainingArguments
 
 
@@ -75,6 +77,7 @@ class Source:
         arguments: those of TrainingArguments in the source.
         backends: the calls that ask for a backend of torch.distributed by its name.
         spawns: the calls that start further processes for ranks.
+        gpus: the lines that want a GPU, as file:line, line.
         local_rank: how it spells the option --local-rank, where it defines that, or "".
         parses_flags: whether its options become arguments of TrainingArguments.
         syntax_error: file, line and error if the script cannot be read as Python, or "".
@@ -85,6 +88,7 @@ class Source:
     arguments: list[Argument] = field(default_factory=list)
     backends: list[Call] = field(default_factory=list)
     spawns: list[Call] = field(default_factory=list)
+    gpus: list[str] = field(default_factory=list)
     local_rank: str = ""
     parses_flags: bool = False
     syntax_error: str = ""
@@ -107,11 +111,13 @@ def read_source(script: Path, folder: Path) -> Source:
                 tree = ast.parse(path.read_bytes(), str(path))
             if path == script and not _does_anything(tree):
                 source.syntax_error = f"{name}:1: {NOTHING}"
-        except (SyntaxError, OSError, ValueError) as error:
+        except (SyntaxError, OSError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None) or 1
             if path == script:
                 source.syntax_error = f"{name}:{line}: {getattr(error, 'msg', error)}"
             continue
+        if lines := gpu_lines(tree):
+            source.gpus.append(f"{name}:{', '.join(map(str, lines))}")
         for node in ast.walk(tree):
             for module, *inner in _modules(node):
                 files = {
@@ -177,8 +183,14 @@ def _add(node: ast.AST, source: Source, name: str) -> None:
                     for backend in (named or first)
                     if backend and ":" not in backend
                 ]
-            elif (text := ast.unparse(node.func)) in SPAWN:
-                source.spawns.append(Call(text, where))
+            elif called == "spawn" and (owner := _owner(node.func)) in SPAWNERS:
+                source.spawns.append(Call(f"{owner}.spawn", where))
+
+
+def _owner(function: ast.expr) -> str:
+    """The last name before the dot of what is called, or ""."""
+    value = getattr(function, "value", None)
+    return getattr(value, "attr", getattr(value, "id", ""))
 
 
 def _text(node: ast.expr) -> str:

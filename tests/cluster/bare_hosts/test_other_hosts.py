@@ -15,8 +15,11 @@ def test_no_other_host_is_connected_to(bare: Control, tmp_path: Path) -> None:
         return {name: int(bare.shell(name, LOGINS)) for name in NAMES}
 
     before = logins()
-    for verb in (("setup", inventory, "--tags", "preflight"), ("check", inventory)):
-        bare.run(*verb, "-e", f"ftcluster_hosts={THIRD}", **fresh)
+    only = ("-e", f"ftcluster_hosts={THIRD}")
+    bare.run("setup", inventory, "--tags", "preflight", *only, **fresh)
+    done = bare.run("check", inventory, "--strict", "--quiet", *only, **fresh)
+    assert done.stdout.startswith("unfit: 1 host, 1 problem")
+    assert (done.stdout.count("\n"), done.stderr) == (1, "")
     new = {name: count - before[name] for name, count in logins().items()}
     assert new.pop(THIRD) > 0, new
     assert set(new.values()) == {0}, new

@@ -19,6 +19,8 @@ WRONG_CLOCK = (
 RIGHT_CLOCK = "mv /root/environment /etc/environment"
 PASSWORD = "cp -a /etc/sudoers.d/ops /root/ && sed -i s/NOPASSWD:// /etc/sudoers.d/ops"
 NO_PASSWORD = "mv /root/ops /etc/sudoers.d/ops"
+TERMINAL = "echo 'Defaults requiretty' > /etc/sudoers.d/terminal"
+NO_TERMINAL = "rm /etc/sudoers.d/terminal"
 NO_SUDO, SUDO = "mv /usr/bin/sudo /usr/bin/away", "mv /usr/bin/away /usr/bin/sudo"
 
 
@@ -65,13 +67,19 @@ def test_hosts_without_the_root_that_is_required_are_named(
 ) -> None:
     inventory = bare.inventory("root.ini", NAMES)
     before = bare.snapshots()
-    with bare.changed({OTHER: (NO_SUDO, SUDO), THIRD: (PASSWORD, NO_PASSWORD)}):
+    changes = {
+        HEAD: (TERMINAL, NO_TERMINAL),
+        OTHER: (NO_SUDO, SUDO),
+        THIRD: (PASSWORD, NO_PASSWORD),
+    }
+    with bare.changed(changes):
         done = bare.run("setup", inventory, "-e", "ftcluster_root=required", **fresh)
         wrong = bare.run("setup", inventory, "--limit", THIRD, "--tags", "preflight",
                          "-e", "ansible_become_password=wrong", **fresh)  # fmt: skip
     assert done.returncode == wrong.returncode == 1
     assert "nothing was changed" in done.stderr
-    of = failures(done.stderr, 3)  # of the first, that its folder is not the others'
+    of = failures(done.stderr, 3)
+    assert re.search("root is required, .* sudo wants a terminal", of[HEAD])
     assert re.search("root is required, but .* there is no sudo", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr

@@ -1,5 +1,6 @@
 """Three Debian 13 hosts, set up once for all tests of this folder."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -25,10 +26,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "would make that key, known_hosts and ssh_config of node0, node1, node2" in dry.stderr
         )
         assert "node1-node2: would let the head's key in" in dry.stderr
-        check = control.run("check", inventory)
+        report = tmp_path_factory.mktemp("report") / "systems.json"
+        check = control.run("check", inventory, "--system-report", str(report))
         assert check.returncode == 1, check.stderr
         assert "node0, node1, node2: no stack is set up in /opt/ftcluster" in check.stdout
         assert control.snapshots() == before
+        document = report.read_text()
+        systems = [host["system"] for host in json.loads(document)["hosts"]]
+        assert [system["os"][0].split()[:2] for system in systems] == [["debian", "13"]] * 3
+        assert [system["uid"] for system in systems] == [["root"]] * 3
+        assert "node0" not in document
+        assert ADDRESS["node0"] not in document
 
         setup = control.start("setup", inventory)
         assert setup.stderr is not None

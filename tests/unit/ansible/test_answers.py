@@ -17,7 +17,7 @@ from ftcluster.ansible.playbook import TaskEvent, read_event
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
 from ftcluster.provision.stages import StagesResult
-from ftcluster_common.run_state import RunState
+from ftcluster_common.run_state import MOST_ROWS_BYTES, RunState, pack
 from tests.fuzz.parsers import DATA_SAID
 from tests.unit.answers import answer_event
 from tests.unit.shell import Said
@@ -42,7 +42,7 @@ HOSTILE = st.recursive(
 
 
 def page(*rows: Any, left: Any = 0) -> dict[str, Any]:
-    return {"runs": list(rows), "left": left}
+    return {"runs": pack(rows), "left": left}
 
 
 def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
@@ -63,7 +63,8 @@ def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
 
 GOOD = {
     answers.RUNS_LISTED: page(ROW), answers.JOBS_FOUND: {RUN: {}}, answers.STACK_DESCRIBED: STACK,
-    answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"], answers.TABLE: ["a"],
+    answers.CACHES_FOUND: {"models": [5, 3]}, answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"],
+    answers.TABLE: ["a"],
     answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
     answers.PREVIOUS: "/a", answers.DATA_READ: {"report": DATA_SAID, "notices": []},
     answers.MEASURED: "{}", answers.RECORDED: "{}",
@@ -126,7 +127,9 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [
     None, {}, [ROW], "[]", page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
-    page(ROW, left="1"), page(left=5), {"runs": [ROW]},
+    page(ROW, left="1"), page(left=5), {"runs": [ROW]}, {"runs": [ROW], "left": 0},
+    {"runs": "x", "left": 0}, {"runs": pack([ROW])[:-8], "left": 0},
+    {"runs": pack("x" * MOST_ROWS_BYTES), "left": 0},
 ])  # fmt: skip
 def test_a_list_in_another_form_is_refused(value: Any) -> None:
     with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):

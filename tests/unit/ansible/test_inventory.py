@@ -1,9 +1,13 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from ftcluster.ansible.inventory import Inventory, read_inventory
+from ftcluster.ansible.processes import is_running
+from ftcluster.ansible.programs import program
+from ftcluster.ansible.settings import ansible_environment
 from ftcluster.errors import InventoryError
 
 COMPANY = """
@@ -67,11 +71,13 @@ def test_a_limit_leaves_some_of_them_and_the_same_head(company: Path) -> None:
     found = read(company, "--extra-vars", "ftcluster_hosts=xeons", "--limit", "x1,web1")
     assert found.hosts == ("x1",)
     assert (found.cluster, found.head) == (("x3", "x1", "x2"), "x3")
-    # what names no host is refused
-    said = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
-    assert "its groups are databases, web, xeons" in said
-    said = error_of(company, "--limit", "xenos")
-    assert "--limit xenos leaves no host of the cluster" in said
+
+
+def test_what_names_no_host_is_refused(company: Path) -> None:
+    found = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
+    assert "its groups are databases, web, xeons" in found
+    found = error_of(company, "--limit", "xenos")
+    assert "--limit xenos leaves no host of the cluster" in found
 
 
 @pytest.mark.parametrize(
@@ -159,19 +165,11 @@ def test_a_folder_with_a_script_and_variables_beside_it(tmp_path: Path) -> None:
 # --- errors
 
 
-def test_what_is_missing_empty_or_broken_is_told_with_its_line(tmp_path: Path) -> None:
+def test_missing_and_empty(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     assert "does not exist" in error_of(path)
     path.write_text("# nobody\n")
     assert "has no host" in error_of(path)
-    # a group without its bracket
-    path.write_text("a\n[web\nnode1\n")
-    found = error_of(path)
-    assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found
-    # YAML
-    path = tmp_path / "inventory.yml"
-    path.write_text("all:\n  hosts:\n   a: {\n")
-    assert "inventory.yml:4: " in error_of(path)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +189,23 @@ def test_a_syntax_error_has_file_and_line(tmp_path: Path, text: str, line: int, 
         read_inventory((good, bad))
 
 
+def test_a_syntax_error_in_yaml_has_file_and_line(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.yml"
+    path.write_text("all:\n  hosts:\n   a: {\n")
+    assert "inventory.yml:4: " in error_of(path)
+
+
 def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
     path = tmp_path / "inventory.yml"
     names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
     listed = ", ".join(map(ascii, names))
     assert f"{listed}: a host's name has letters, digits" in error_of(path)
-    # other letters are allowed
+
+
+def test_names_of_hosts(tmp_path: Path) -> None:
     names = ["node-1.example.org", "node_2", "10.0.0.1", "fe80::1", "knöten"]
+    path = tmp_path / "inventory.yml"
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in names}}}))
     assert read(path).hosts == tuple(names)
 
@@ -218,6 +225,132 @@ def test_a_script_that_fails(tmp_path: Path, script: str, problem: str) -> None:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     assert problem in error_of(path)
+
+
+FAKE_CLOUD = '''
+from ansible.errors import AnsibleError
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+DOCUMENTATION = """
+name: fakecloud
+short_description: x
+options: {plugin: {required: true}, fails: {type: str}}
+"""
+
+class InventoryModule(BaseInventoryPlugin):
+    NAME = "fakecloud"
+
+    def verify_file(self, path):
+        return path.endswith("fakecloud.yml")
+
+    def parse(self, inventory, loader, path, cache=True):
+        super().parse(inventory, loader, path, cache)
+        self._read_config_data(path)
+        why = self.get_option("fails")
+        if why:
+            raise OSError(why) if "timed" in why else AnsibleError(why)
+        self.display.warning("no project of this account has a machine")
+'''
+STRICT = "plugin: ansible.builtin.constructed\nstrict: true\ngroups: {a: nosuchvar == 1}\n"
+NO_CREDENTIALS = "Insufficient credentials found: no AWS profile and no access key"
+TIMED_OUT = "HTTPSConnectionPool(host=ec2, port=443): Read timed out."
+NO_COLLECTION = (
+    "the plugin amazon.aws.aws_ec2 is not installed here: No module named "
+    "'ansible_collections.amazon'\n  install it: ansible-galaxy collection install amazon.aws"
+)
+NONE = (
+    "has no host\n  fakecloud gave none: look at filters, regions and account; Ansible says: no "
+    "project of this account has a machine"
+)
+OTHER_NAME = (
+    "the plugin fakecloud does not take a file of this name\n  which names it takes: ansible-doc "
+    "-t inventory fakecloud"
+)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("x.aws_ec2.yml", "plugin: amazon.aws.aws_ec2\nregions: [eu-west-1]\n", NO_COLLECTION),
+        ("fakecloud.yml", f"plugin: fakecloud\nfails: '{NO_CREDENTIALS}'\n", NO_CREDENTIALS),
+        ("fakecloud.yml", f"plugin: fakecloud\nfails: '{TIMED_OUT}'\n", TIMED_OUT),
+        ("fakecloud.yml", "plugin: fakecloud\n", NONE),
+        ("cloud.yml", "plugin: fakecloud\n", OTHER_NAME),
+        ("fakecloud.yml", "plugin: fakecloud\nfails: {\n", "fakecloud.yml:3: "),
+        ("list.yml", "all: {hosts: [a]}\n", 'Invalid "hosts" entry for "all" group'),
+        ("kubespray/credentials", "[kube]\nn1 foo\n", "credentials:2: Expected key=value host"),
+    ],
+)
+def test_the_reason_is_that_of_the_plugin_which_a_file_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, said: str
+) -> None:
+    write(tmp_path, {name: text, "plugins/fakecloud.py": FAKE_CLOUD})
+    monkeypatch.setenv("ANSIBLE_INVENTORY_PLUGINS", str(tmp_path / "plugins"))
+    path = tmp_path / name
+    path.chmod(0o755)  # as all files are on some file systems
+    error = error_of(path.parent if "/" in name else path)
+    assert said in error
+    assert str(path) in error.splitlines()[0]
+
+
+def test_of_several_the_wrong_one_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"h.ini": "h1\n", "strict.yml": STRICT})
+    with pytest.raises(InventoryError) as caught:
+        read_inventory([tmp_path / "h.ini", tmp_path / "strict.yml"])
+    assert "Could not add host h1 to group a: " in str(caught.value)
+    assert f"{tmp_path}/strict.yml: " in str(caught.value)
+    assert "h.ini" not in str(caught.value)
+
+
+def test_what_never_answers_is_ended_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "cloud.sh"
+    script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("ftcluster.ansible.inventory.TIME_LIMIT_SECONDS", 1.5)
+    assert "cloud.sh: ansible-inventory has not read it in 1.5 s" in error_of(script)
+    pid = tmp_path / "pid"
+    assert not pid.exists() or not is_running(int(pid.read_text()))
+
+
+def test_a_vault_without_its_password(tmp_path: Path) -> None:
+    variables = tmp_path / "group_vars/all.yml"
+    write(tmp_path, {"h.ini": "h1\n", "pw": "secret\n", "group_vars/all.yml": "a: 1\n"})
+    vault = [program("ansible-vault"), "encrypt", "--vault-password-file", str(tmp_path / "pw")]
+    subprocess.run([*vault, str(variables)], check=True, capture_output=True)
+    error = error_of(tmp_path / "h.ini")
+    assert "h.ini: Attempting to decrypt but no vault secrets" in error
+    assert "-J asks for the vault's password" in error
+    given = read(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "pw"))
+    assert given.hosts == ("h1",)
+
+
+@pytest.mark.parametrize("name", ["C", "xx_YY.UTF-8", "en_US.ISO-8859-1"])
+def test_a_locale_that_ansible_does_not_run_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "inventory.ini").write_text("knöten\n")
+    monkeypatch.setenv("LC_ALL", name)
+    assert read(tmp_path / "inventory.ini").hosts == ("knöten",)
+    assert ansible_environment()["LC_ALL"] == "C.UTF-8"
+
+
+def test_a_list_of_hosts_is_no_file() -> None:
+    assert "write them into a file, one a line" in error_of(Path("m1,m2,"))
+
+
+def test_a_group_without_its_bracket(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.ini"
+    path.write_text("a\n[web\nnode1\n")
+    found = error_of(path)
+    assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found
 
 
 def test_variables_by_which_host_keys_are_not_checked_are_named(tmp_path: Path) -> None:

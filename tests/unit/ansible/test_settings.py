@@ -1,4 +1,5 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,14 @@ from ansible.config.manager import ConfigManager
 from ansible.plugins.loader import connection_loader
 from ansible_runner.config.runner import RunnerConfig
 
-from ftcluster.ansible.settings import CHECKING, SSH_ARGS, ansible_environment, keys_unchecked_by
+from ftcluster.ansible.programs import program
+from ftcluster.ansible.settings import (
+    CHECKING,
+    SSH_ARGS,
+    ansible_environment,
+    for_hosts,
+    keys_unchecked_by,
+)
 
 OURS = {
     "ANSIBLE_FORKS": "32", "ANSIBLE_TIMEOUT": "30", "ANSIBLE_PIPELINING": "true",
@@ -106,3 +114,34 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(
         "host_key_checking", plugin_type="connection", plugin_name="ssh"
     )
     assert found == checked
+
+
+# the first connection is turned away, as by a jump host with MaxStartups; then a login works
+SSH = """#!/bin/bash
+[[ " $* " == *" xeon1 "* ]] || exit 0
+if mkdir "${0%/*}/turned-away"; then
+  echo "kex_exchange_identification: Connection closed by remote host" >&2
+  exit 255
+fi
+eval "${@: -1}"
+"""
+
+
+def test_many_hosts_are_asked_again_where_a_jump_host_turns_them_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ansible.cfg").touch()
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    monkeypatch.delenv("ANSIBLE_SSH_RETRIES", raising=False)
+    assert for_hosts(10) == {}
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH)
+    ssh.chmod(0o755)
+    environment = os.environ | ansible_environment(for_hosts(11))
+    done = subprocess.run(
+        [program("ansible"), "-i", "xeon1,", "xeon1", "-m", "raw", "-a", "echo here",
+         "-e", f"ansible_ssh_executable={ssh}"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "here" in done.stdout, done.stdout + done.stderr
+    assert (tmp_path / "turned-away").exists()

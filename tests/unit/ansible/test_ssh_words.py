@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.host_keys import Met, store
-from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN, of_host_key
+from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN, of_host_key, of_sshd
 
 CHANGED_KEY = (
     "Failed to connect to the host via ssh: @@@@@@@@@@@\r\n"
@@ -37,6 +37,23 @@ def test_a_changed_key_names_what_to_look_at() -> None:
 )  # fmt: skip
 def test_other_words_of_ssh(message: str, said: str) -> None:
     assert of_host_key(message) == said
+
+
+# OpenSSH 9.2 behind a jump host, and 7.4; a network that resets; a host that is off
+@pytest.mark.parametrize(
+    ("message", "turned_away"),
+    [
+        ("Failed to connect to the host via ssh: kex_exchange_identification: Connection closed by "
+         "remote host\r\nConnection closed by UNKNOWN port 65535", True),
+        ("ssh_exchange_identification: Connection closed by remote host", True),
+        ("kex_exchange_identification: read: Connection reset by peer\r\n", True),
+        ("ssh: connect to host 198.18.0.11 port 22: No route to host", False),
+    ],
+)  # fmt: skip
+def test_an_sshd_with_too_many_connections(message: str, turned_away: bool) -> None:
+    said = of_sshd(message)
+    assert ("MaxStartups" in said) == turned_away
+    assert "\n" not in said
 
 
 def test_keys_are_added_where_ssh_looks_for_them(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ftcluster.ansible.playbook import Outcome
 from ftcluster.benchmark.all_reduce import Bench, Measured, prepare, read_size
-from ftcluster.benchmark.all_reduce_report import document, lines
+from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
@@ -110,6 +110,8 @@ def test_the_document_of_one_host(said: Said) -> None:
         measured(100 * MIB, "fp32", gloo=40.0, impi=20.0) | {"load": 0.9},
     )  # fmt: skip
     said("\n".join([*lines(mixed)][-2:]))
+    assert fp32_times(mixed) == (0, {}, {})
+    assert fp32_times(found)[:2] == (25 * MIB, {"gloo": 40.0, "impi": 16.0})
 
 
 def test_the_document_of_several_hosts(said: Said) -> None:

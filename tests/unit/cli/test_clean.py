@@ -1,5 +1,6 @@
 """What `clean` removes, and what it asks before."""
 
+import fcntl
 import io
 import json
 import time
@@ -14,7 +15,7 @@ from ftcluster.cli.main import main
 from ftcluster.launch.follow import this_user
 from ftcluster.launch.record import record_dir
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.operations import clean
+from ftcluster.operations import caches, clean
 from ftcluster_common.run_state import RunState
 from tests.unit.shell import Shell
 
@@ -111,3 +112,35 @@ def test_a_terminal_is_asked(
 def test_what_makes_no_sense_is_wrong_usage(words: list[str], removed: list[str]) -> None:
     assert main(["clean", *words]) == 2
     assert removed == []
+
+
+def test_caches_are_shown_before_they_are_emptied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheels = tmp_path / "ftcluster/wheels"
+    for name in ("native", "busy"):
+        (wheels / name).mkdir(parents=True)
+        (wheels / name / "a.whl").write_bytes(b"x" * 10_000)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(caches, "all_runs", lambda *_, **__: (list(RUNS), 0))
+    monkeypatch.setattr(caches, "cluster_run_hosts", lambda *_: RUN_HOSTS)
+    asked: list[tuple[list[str], bool]] = []
+
+    def clear_caches(_: RunHosts, running: list[str], clear: bool) -> dict[str, Any]:
+        asked.append((running, clear))
+        return {"head": {"models": (3 * 10**9, 10**9)}}
+
+    monkeypatch.setattr(caches, "clear_caches", clear_caches)
+    with (wheels / ".busy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a setup downloads it
+        assert main(["clean", "--cache"]) == 2  # nobody can be asked
+        shown = capsys.readouterr().err
+        assert "head               models  3.00 GB  1.00 GB" in shown
+        assert (wheels / "native").exists()
+        assert main(["clean", "--cache", "--yes", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["caches"]
+    assert [one["host"] for one in found] == ["head", "this control node"]
+    assert found[1]["bytes"] > found[1]["unused_bytes"] > 10_000
+    assert asked == [(["running-1"], False), (["running-1"], True)]
+    assert sorted(path.name for path in wheels.glob("[!.]*")) == ["busy"]
+    assert main(["clean", "--cache", "--done"]) == 2

@@ -63,7 +63,7 @@ def test_a_model_is_evaluated_on_all_ranks(launched: list[TrainingRun], shell: S
     found = document(shell, "evaluate classify --model model --data old.csv --bf16")
     assert found.pop("run").startswith("classify-")
     assert found == {
-        "state": "done", "model": "model", "metrics": {"accuracy": 0.75},
+        "state": "done", "model": "model", "metrics": {"accuracy": 0.75}, "classes": {},
         "samples_per_second": 12.5, "world_size": 4, "seconds": 7.0,
     }  # fmt: skip
     [run] = launched

@@ -5,13 +5,18 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
 
 from ftcluster.cli.commands import COMMANDS, build_parser, read_arguments
 from ftcluster.cli.help import EXAMPLES, GROUPS
 from ftcluster.cli.main import main
-from ftcluster.recipe.recipe import known_recipes
+from ftcluster.errors import RecipeError
+from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
+from ftcluster.recipe.yaml_loader import read_value
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Training
 from tests.unit.shell import Shell
@@ -96,6 +101,52 @@ def test_fields_of_recipes(shell: Shell) -> None:
     out = output(shell, "recipes", "squad", "--fields")
     assert "\ndoc_stride " in out
     assert "\nblock_size " not in out
+
+
+def test_fields_of_a_recipe_are_those_that_it_trains_with(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = json.loads(output(capsys, "recipes", "mrpc", "--fields", "--json"))
+    found = {row["field"]: row for row in rows}
+    recipe = load_recipe("mrpc")
+    assert found["training.learning_rate"]["in the recipe"] == f"{recipe.training.learning_rate:g}"
+    assert found["model"]["in the recipe"] == recipe.model
+    assert found["text_columns"]["in the recipe"] == "sentence1,sentence2"
+
+
+def read(text: str) -> Any:
+    """A recipe as editors read YAML, in which 5e-5 is a number (YAML 1.2)."""
+
+    def values(found: Any) -> Any:
+        if isinstance(found, dict):
+            return {name: values(one) for name, one in found.items()}
+        return read_value(found) if isinstance(found, str) else found
+
+    return values(yaml.load(text, yaml.BaseLoader))
+
+
+def test_the_schema_takes_what_recipes_take(capsys: pytest.CaptureFixture[str]) -> None:
+    schema = json.loads(output(capsys, "recipes", "--schema"))
+    Draft202012Validator.check_schema(schema)
+    validator = Draft202012Validator(schema)
+    for path in known_recipes().values():
+        assert not [*validator.iter_errors(read(path.read_text()))], path
+    plain = {"model": "m", "data": "d"}
+    for good in (
+        {"class_weights": {"a": 2}}, {"class_weights": "balanced"}, {"text_columns": "a, b"},
+        {"training": {"eval_strategy": False}}, {"training": {"seed": None}}, {"training": None},
+        {"task": "causal-lm", "block_size": 8},
+    ):  # fmt: skip
+        assert validator.is_valid({**plain, **good}), good
+        assert parse_recipe(yaml.safe_dump({**plain, **good}), "my.yml")
+    for bad in (
+        {"learning_rat": 1}, {"block_size": 8}, {"max_length": 0}, {"max_length": "long"},
+        {"training": {"seed": -1}}, {"training": {"optim": "sgd"}}, {"task": "causal"},
+        {"metrics": ["f2"]}, {"task": "causal-lm", "text_columns": "a"}, {"model": None},
+    ):  # fmt: skip
+        assert not validator.is_valid({**plain, **bad}), bad
+        with pytest.raises(RecipeError):
+            parse_recipe(yaml.safe_dump({**plain, **bad}), "my.yml")
 
 
 @pytest.mark.parametrize("words", ["recipes", "recipes --fields", "stacks", "stacks native"])

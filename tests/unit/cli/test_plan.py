@@ -147,6 +147,9 @@ def test_files_without_valid_facts(tmp_path: Path, shell: Shell, said: Said) -> 
         {"numa": [{"node": 0}]},
         {"numa": [node]},
         {"numa": 7},
+        {"name": "b", "numa": [{**node, "cpus": "0-300"}]},
+        {"name": "b", "threads": 1},
+        {"numa": [{**node, "cpus": "0-1", "socket_cpus": {"0": "0"}, "distances": [10, 20]}]},
     )
     hosts = [
         {"name": "a"},

@@ -14,7 +14,30 @@ def test_a_line_says_where_a_run_is_and_whose_it_is() -> None:
     assert other.split()[:4] == ["a-2", "preparing", "-", "-"]
 
 
+def test_a_terminal_of_eighty_columns_has_a_line_a_run() -> None:
+    run = "quickstart-20260131-101500-7f3a"
+    runs = [
+        replace(RUN, run=run, hosts=tuple(f"node{n}" for n in range(1, count)), step=1000,
+                steps=2000, seconds=7000.0, started_by="somebody on a-control-node")
+        for count in (3, 30)
+    ]  # fmt: skip
+    assert max(map(len, table(runs))) > 80
+    lines = table(runs, 80)
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["run", "state", "step", "hosts", "time"]
+    assert table([RUN], 80)[0].split()[-1] == "by"
+
+
 def test_a_run_of_an_older_node_package() -> None:
     known = asdict(RUN)
     del known["started_by"], known["checkpoint"]
     assert run_state_of(known) == replace(RUN, started_by="")
+
+
+def test_a_run_that_waits_or_was_interrupted_says_so() -> None:
+    waits = replace(RUN, doing="waiting for n2 (0:45 of 2:00)")
+    gone = replace(RUN, run="mrpc-0", state="failed", doing="interrupted")
+    _, first, second, hint = table([waits, gone])
+    assert "mrpc-1  waiting for n2 (0:45 of 2:00)  3/9" in first
+    assert "mrpc-0  interrupted                    3/9" in second
+    assert hint.endswith("ftcluster attach RUN")

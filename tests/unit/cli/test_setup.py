@@ -285,6 +285,9 @@ def test_an_inventory_of_ansible_is_not_passed_over(
     (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = company/hosts.yml\n")
     with pytest.raises(UsageError, match="company/hosts"):
         verb.find_inventories(())
+    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = a.yml, /b.ini\n")
+    with pytest.raises(UsageError, match=f"ftcluster setup -i {tmp_path}/a.yml -i /b.ini"):
+        verb.find_inventories(())
     monkeypatch.setenv("ANSIBLE_INVENTORY", "one.yml")
     with pytest.raises(UsageError, match="ANSIBLE_INVENTORY names one"):
         verb.find_inventories(())

@@ -43,6 +43,14 @@ def test_the_nodes_of_a_job_with_their_cpus_this_one_first() -> None:
     assert slurm.allocation({"SLURM_JOB_ID": "12"}) is None
 
 
+def test_a_heterogeneous_job_is_refused_with_its_nodes() -> None:
+    parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "xeon[1-3]",
+             "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu-[1-2]"}  # fmt: skip
+    assert slurm.allocated({**BATCH, "SLURM_HET_SIZE": "1"}, NODES).nodes == NODES
+    with pytest.raises(UsageError, match=r"job 12 is heterogeneous \(xeon\[1-3\] : gpu-\[1-2\]\)"):
+        slurm.allocated({**BATCH, **parts, "SLURM_HET_SIZE": "2"}, NODES)
+
+
 def test_after_salloc_the_command_runs_on_the_first_node() -> None:
     found = slurm.allocated({k: v for k, v in BATCH.items() if k != "SLURMD_NODENAME"}, NODES)
     assert found.here == ""

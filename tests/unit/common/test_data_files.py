@@ -59,10 +59,10 @@ def test_texts_of_a_folder_are_one_set(tmp_path: Path) -> None:
 
 def test_columns_that_are_asked_for_and_found() -> None:
     found = TextClassification()
-    assert classification_columns(found, ["id", "Text", "Label"]) == (("Text",), "Label")
-    assert classification_columns(found, ["Text"], labelled=False) == (("Text",), "")
+    assert classification_columns(found, ["id", "Text", "Label"]) == (("Text",), ("Label",))
+    assert classification_columns(found, ["Text"], labelled=False) == (("Text",), ())
     asked = TextClassification(text_columns=("a", "b"), label_column="c")
-    assert classification_columns(asked, ["a", "b", "c", "label"]) == (("a", "b"), "c")
+    assert classification_columns(asked, ["a", "b", "c", "label"]) == (("a", "b"), ("c",))
     assert find_texts(["x"]) == ()
     for options, columns, problem in (
         (asked, ["a", "B", "C"], r"no column b \(B is one\), c \(C is one\); found a, B, C"),

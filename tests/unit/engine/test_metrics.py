@@ -1,12 +1,14 @@
 import math
+import random
 
 import pytest
 
+from ftcluster_common.class_report import report_of_classes
 from ftcluster_train.engine.metrics import (
     accuracy,
+    best_threshold,
     default_metrics,
     exact_match,
-    f1,
     matthews,
     measure,
     normalise,
@@ -23,8 +25,33 @@ from ftcluster_train.engine.metrics import (
 def test_accuracy_and_f1_of_a_known_table() -> None:
     predictions, labels = [1, 1, 1, 0, 0], [1, 1, 0, 1, 0]
     assert accuracy(predictions, labels) == pytest.approx(0.6)
-    assert f1(predictions, labels) == pytest.approx(2 / 3)
-    assert f1([0], [0]) == 0.0
+    report = report_of_classes(predictions, labels, ["no", "yes"])
+    found = measure(("f1", "f1_micro"), predictions, labels, report)
+    assert found == {"f1": pytest.approx(2 / 3), "f1_micro": pytest.approx(0.6)}
+
+
+def test_f1_without_any_positive_is_zero() -> None:
+    report = report_of_classes([0], [0], ["no", "yes"])
+    assert measure(("f1",), [0], [0], report) == {"f1": 0.0}
+
+
+def test_f1_of_more_than_two_classes_is_none_of_theirs() -> None:
+    with pytest.raises(KeyError, match="f1"):
+        measure(("f1",), [0], [2], report_of_classes([0], [2], ["a", "b", "c"]))
+
+
+def test_no_other_threshold_gives_a_better_f1() -> None:
+    draw = random.Random(7)
+    for _ in range(50):
+        labels = [draw.random() < 0.3 for _ in range(20)]
+        values = [round(draw.random() * 0.7 + 0.3 * label, 2) for label in labels]  # with ties
+
+        def f1_at(limit: float) -> float:
+            found = [value >= limit for value in values]  # noqa: B023
+            right = sum(a and b for a, b in zip(found, labels, strict=True))  # noqa: B023
+            return 2 * right / (sum(found) + sum(labels) or 1)  # noqa: B023
+
+        assert f1_at(best_threshold(values, labels)) == max(map(f1_at, [0.5, *values]))
 
 
 @pytest.mark.parametrize(
@@ -51,8 +78,9 @@ def test_correlations_with_ties() -> None:
 
 def test_what_is_measured_where_the_recipe_does_not_say() -> None:
     assert default_metrics(2) == ("accuracy", "f1")
-    assert default_metrics(3) == ("accuracy",)
-    assert default_metrics(None) == ("pearson", "spearman")
+    assert default_metrics(3) == ("accuracy", "f1_macro")
+    assert default_metrics(0) == ("pearson", "spearman")
+    assert default_metrics(3, several=True) == ("f1_micro", "f1_macro")
     assert measure(("accuracy",), [2, 0], [2, 1]) == {"accuracy": 0.5}
 
 
@@ -82,10 +110,12 @@ def test_the_best_of_several_true_answers_counts() -> None:
     assert squad_f1("to be to be", ["be be quick"]) == pytest.approx(4 / 7)  # bags of words
 
 
-def test_squad_in_percent() -> None:
+def test_squad_1_in_percent() -> None:
     found = squad_metrics(["a cat", "no"], [["cat"], ["yes", "oh yes"]], unanswerable=False)
     assert found == {"exact_match": 50.0, "f1": 50.0}
-    # questions without an answer are told apart
+
+
+def test_squad_2_tells_questions_without_an_answer_apart() -> None:
     answers, true = ["cat", "", "", "dog"], [["cat"], [], ["owl"], []]
     assert squad_metrics(answers, true, unanswerable=True) == {
         "exact_match": 50.0, "f1": 50.0, "HasAns_exact": 50.0, "HasAns_f1": 50.0,
@@ -107,5 +137,7 @@ def test_metrics_of_three_queries() -> None:
         "mrr_at_10": pytest.approx((1 + 0.5) / 3),
         "accuracy_at_1": pytest.approx(1 / 3),
     }
-    # more texts than places are all right
+
+
+def test_more_texts_than_places_are_all_right() -> None:
     assert set(retrieval_metrics([range(10)], [range(15)]).values()) == {1.0}

@@ -15,6 +15,7 @@ from ftcluster.export.kubernetes import PYTORCH, TRAIN
 from ftcluster.export.pods import GIB
 from ftcluster_common.job import recipe_of
 from tests.unit.clusters import cluster, host
+from tests.unit.export import trainer_schema
 from tests.unit.shell import Shell
 
 KINDS = (PYTORCH, TRAIN)
@@ -58,6 +59,21 @@ def test_the_schemas_have_every_field(kind: str, export: Callable[..., dict[str,
     for name, document in export(kind).items():
         if name != "ConfigMap":
             assert accepted(document) == document
+
+
+def test_the_newest_trainer_has_every_field(export: Callable[..., dict[str, Any]]) -> None:
+    facts = json.loads(trainer_schema.FILE.read_text())
+    documents = export(TRAIN)
+    for kind in ("TrainingRuntime", "TrainJob"):
+        assert trainer_schema.problems(facts[kind], documents[kind]["spec"], kind) == []
+    spec = documents["TrainJob"]["spec"]
+    spec["trainer"] |= {"numNodes": "3", "processes": 2}
+    del spec["runtimeRef"]
+    assert sorted(trainer_schema.problems(facts["TrainJob"], spec, "TrainJob")) == [
+        "TrainJob.runtimeRef is missing",
+        "TrainJob.trainer.numNodes is '3', not of type integer",
+        "TrainJob.trainer.processes is unknown",
+    ]
 
 
 def test_the_schemas_see_mistakes(export: Callable[..., dict[str, Any]]) -> None:

@@ -30,7 +30,8 @@ def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
     [
         (host("small", cores=3), 6),  # none is left to the node
         (host("single", cores=32, threads=32), 31),  # without second threads
-        (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0), 8),
+        (host("quota", cores=8, numa=nodes(32, 1), cpu_quota=8.0, threads=64), 8),
+        (host("more", cores=32, numa=nodes(32, 1), cpu_quota=48.0, threads=64), 48),
     ],
 )
 def test_requests_of_other_nodes(node: object, cpus: int) -> None:

@@ -5,7 +5,9 @@ import pwd
 import signal
 import socket
 import sys
+import syslog
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from ftcluster_train.errors import TrainError
 from ftcluster_train.host import background
 from ftcluster_train.host import supervisor as supervisor_module
 from ftcluster_train.host.background import supervisor_of, unit_command
+from ftcluster_train.host.runs import read_run
+from ftcluster_train.io.events import EventWriter
 from tests.programs import wait_for
 from tests.unit.host.test_restarts import started
 from tests.unit.host.test_supervisor import (
@@ -42,6 +46,38 @@ def kill(run_dir: Path, beside: bool = False) -> None:
         os.kill(parent_of(pid), signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     wait_for(lambda: supervisor_of(run_dir) != pid)
+
+
+def test_a_host_that_was_started_again_is_told_from_a_killed_supervisor(tmp_path: Path) -> None:
+    assert not background.was_rebooted(tmp_path)  # the first one
+    assert not background.was_rebooted(tmp_path)  # killed
+    (tmp_path / background.BOOT_FILE).write_text(background.this_boot().replace("-", "_"))
+    assert background.was_rebooted(tmp_path)
+    (tmp_path / "launch.json").write_text("{}")
+    row = read_run(tmp_path, alive=False)
+    assert (row.state, row.doing) == ("failed", "")  # nothing was launched
+    (tmp_path / "launch.json").write_text('{"hosts": [{"name": "a", "ranks": [{}]}]}')
+    assert read_run(tmp_path, alive=False).doing == "interrupted"
+    EventWriter(tmp_path).write("end", state="failed", exit_code=1, seconds=1.0)
+    assert read_run(tmp_path, alive=False).doing == ""
+
+
+def test_the_hosts_own_log_has_what_one_looks_for_at_night(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, str]] = []
+    monkeypatch.setattr(background.syslog, "syslog", lambda *words: said.append(words))
+    writer = EventWriter(tmp_path, partial(background.log_event, "r-1"))
+    writer.write("phase", doing="starting the ranks")
+    writer.write("restart", restart=1, max_restarts=3, message="rank 1 on a: killed by signal 9")
+    writer.write("error", message="out of memory\nat last", hint="", host="b", rank=2)
+    writer.write("end", state="failed", exit_code=1, seconds=9.5)
+    assert said == [
+        (syslog.LOG_WARNING, "r-1: restart: rank 1 on a: killed by signal 9"),
+        (syslog.LOG_ERR, "r-1: error: rank 2 on b: out of memory"),
+        (syslog.LOG_ERR, "r-1: error:   at last"),
+        (syslog.LOG_NOTICE, "r-1: end: state failed, exit_code 1, seconds 9.5"),
+    ]
 
 
 WAITS_AT_FIRST = '[ "$FTCLUSTER_RESTART" = 1 ] || exec sleep 300'

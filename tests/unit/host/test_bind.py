@@ -52,6 +52,23 @@ def test_every_rank_finds_its_own_entry() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("quota", "threads", "said"),
+    [(None, 4, ""), (8.0, 4, ""), (5.0, 2, "the CPU quota is 5 CPUs, 2 for each of 2 ranks"),
+     (0.5, 1, "the CPU quota is 0.5 CPUs")],
+)  # fmt: skip
+def test_a_pod_with_less_than_was_planned_has_fewer_threads(
+    quota: float | None, threads: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allowed = set(range(16))
+    monkeypatch.setattr(bind, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    found, problems = bind.bind_cores(find_place(PLACEMENT, 1))
+    assert (found, bool(problems)) == (threads, bool(said))
+    assert said in "".join(problems)
+
+
 def kernel(answers: dict[int, int], seen: list[tuple[int, list[int]]]) -> Callable[..., int]:
     """A kernel that answers set_mempolicy by its mode, and keeps modes and nodes."""
 

@@ -3,12 +3,15 @@
 import json
 import os
 import re
+import shutil
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
@@ -16,6 +19,7 @@ from ftcluster_common.launch import Launch, RankCores, RankHost
 from ftcluster_train.host.metrics_file import (
     GAUGES,
     KEPT_SECONDS,
+    STATES,
     MetricsFile,
     RunNumbers,
     samples,
@@ -79,7 +83,9 @@ def test_the_numbers_of_a_run() -> None:
     assert found["ftcluster_straggler_score", "1", "node2"] == pytest.approx(5 / 7)
     assert found["ftcluster_run_state", "running"] == 1
     assert found["ftcluster_restart_count",] == 0
-    # after a restart the ranks count from zero
+
+
+def test_after_a_restart_the_ranks_count_from_zero() -> None:
     again = [
         {"event": "restart", "time": 1031.0, "restart": 1, "max_restarts": 3, "message": "killed"},
         {**EVENTS[1], "time": 1033.0},
@@ -96,13 +102,60 @@ def test_the_numbers_of_a_run() -> None:
     found = values(numbers(*again))
     assert found["ftcluster_restart_count",] == 1
     assert found["ftcluster_sent_bytes_per_step",] == 4e6  # of 3 steps
-    # what the run before has trained is not in the goodput
-    resumed = RunNumbers()
+
+
+def test_while_no_rank_computes_the_numbers_say_so() -> None:
+    restart = {"event": "restart", "time": 1031.0, "restart": 1, "max_restarts": 3, "message": "x"}
+    found = values(numbers(restart))
+    assert found["ftcluster_run_state", "running"] == 1
+    assert found["ftcluster_samples_per_second",] == 0
+    assert ("ftcluster_eta_seconds",) not in found
+    assert found["ftcluster_hosts",] == 2
+    waits = {"event": "phase", "time": 1032.0, "doing": "waiting for node2 (0:45 of 2:00)"}
+    found = values(numbers(restart, waits))
+    states = {key[1]: value for key, value in found.items() if key[0] == "ftcluster_run_state"}
+    assert [state for state, value in states.items() if value] == ["waiting"]
+    assert (found["ftcluster_hosts",], found["ftcluster_ranks",]) == (0, 0)
+    starts = {"event": "phase", "time": 1040.0, "doing": "starting the ranks"}
+    step = next(event for event in EVENTS if event["event"] == "step")
+    found = values(numbers(restart, waits, starts, {**step, "time": 1050.0}))
+    assert found["ftcluster_run_state", "running"] == 1
+    assert found["ftcluster_samples_per_second",] == 8
+
+
+RULES = ROOT / "docs/prometheus-rules.yml"
+
+
+def test_the_rules_are_about_what_the_file_has() -> None:
+    """And what promtool says of them, where it is there."""
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    for rule in rules:
+        names = re.findall(r"ftcluster_\w+", rule["expr"])
+        assert names
+        assert set(names) <= GAUGES.keys()
+        states = "|".join(re.findall(r'state=~?"([\w|]+)"', rule["expr"]))
+        assert set(states.split("|")) <= {"", *STATES}
+    tests = Path(__file__).with_name("prometheus_rules_test.yml")
+    tried = {one["alertname"] for test in yaml.safe_load(tests.read_text())["tests"]
+             for one in test["alert_rule_test"]}  # fmt: skip
+    assert tried == {rule["alert"] for rule in rules}
+    if promtool := shutil.which("promtool"):
+        done = subprocess.run(
+            [promtool, "test", "rules", tests.name], cwd=tests.parent, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
+    found = RunNumbers()
     for event in EVENTS:
         more = 500.0 if event["event"] == "step" else 0.0
-        resumed.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
-    assert values(resumed)["ftcluster_goodput_ratio",] == 10 / 40
-    # the end
+        found.add({**event, "train_seconds": event.get("train_seconds", 0.0) + more})
+    assert values(found)["ftcluster_goodput_ratio",] == 10 / 40
+
+
+def test_the_end_of_a_run() -> None:
     end = {"event": "end", "time": 1050.0, "state": "done", "exit_code": 0, "seconds": 50.0}
     found = values(numbers(end), now=9999.0)
     assert found["ftcluster_run_state", "done"] == 1
@@ -134,7 +187,6 @@ def test_a_file_is_written_as_a_whole_beside_the_runs(tmp_path: Path) -> None:
     launch = replace(LAUNCH, run_dir=str(run_dir))
     file.write(launch)  # before the first event
     writer.write("start", **{k: v for k, v in START.items() if k not in ("event", "time")})
-    writer.write("output", rank=0, stream="stdout", text="a script's")
     with (run_dir / "events.jsonl").open("a") as events:
         events.write('{"event": "st')  # being written
     file.write(launch, step=7)

@@ -15,10 +15,12 @@ from tests.programs import NODE_PATH
 def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("HF_HOME", "/cache")
+    monkeypatch.setenv("SLURM_CONF", "/opt/slurm/slurm.conf")  # which mpirun's srun reads
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     found = rank_environment({"OMP_NUM_THREADS": "4"}, "/stack")
     assert "AWS_SECRET_ACCESS_KEY" not in found
     assert found["HF_HOME"] == "/cache"
+    assert found["SLURM_CONF"] == "/opt/slurm/slurm.conf"
     assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
     assert found["PATH"].startswith("/stack/bin:")
     assert int(found["MASTER_PORT"]) in RENDEZVOUS_PORTS

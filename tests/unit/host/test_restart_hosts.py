@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +15,17 @@ from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import change_notice, hosts_of_restart
+from ftcluster_train.host.runs import read_run
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.io.events import EventWriter
-from tests.unit.host.test_supervisor import NODES, launch, notices, ssh_on_path, until_end
+from tests.unit.host.test_supervisor import (
+    NODES,
+    events,
+    launch,
+    notices,
+    ssh_on_path,
+    until_end,
+)
 
 CORES = (RankCores("0", 1), RankCores("1", 1))
 HOSTS = tuple(
@@ -116,6 +125,36 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
         "using node1 in place of node3",
         "continuing without node1",
     ]
+
+
+def test_who_is_waited_for_is_said_until_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    def run_ranks(_launch: Launch, _run: Run, _notice: str = "") -> Ending:
+        if clock.now < 1062:
+            raise HostsRefused([Refusal(HOSTS[1], "off", True)])
+        return Ending("done", 0, [])
+
+    monkeypatch.setattr(restarts, "run_ranks", run_ranks)
+    monkeypatch.setattr(restarts, "time", SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep))
+    launch = replace(LAUNCH, run_dir=str(tmp_path), idle=(), spares=0, max_restarts=1)
+    restarts._write(launch)
+    writer = EventWriter(tmp_path)
+    run = Run(Leases(share=False), writer, "", StopRequest(), MetricsFile(tmp_path))
+    started = restarts._restart(launch, run)
+    assert started is not None
+    assert started[1].state == "done"
+    said = [str(one["doing"]) for one in events(tmp_path)]
+    assert said[0] == "waiting for node1 (0:00 of 2:00)"
+    assert said[-1] == "waiting for node1 (1:00 of 2:00)"
+    assert len(said) == 5  # one every 15 s
+    row = read_run(tmp_path, alive=True)
+    assert (row.state, row.doing) == ("running", said[-1])
 
 
 def test_a_restart_without_a_host_says_so(

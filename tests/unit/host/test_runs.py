@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.host.runs import find_jobs, list_runs, read_run, remove_runs
+from ftcluster_common.run_state import RunState, unpack
+from ftcluster_train.host import runs as runs_module
+from ftcluster_train.host.runs import (
+    clear_caches,
+    find_jobs,
+    list_runs,
+    packed_page,
+    read_run,
+    remove_runs,
+)
 from ftcluster_train.io.events import EventWriter, has_ended, read_events
 
 RUN = "quickstart-20260131-101500-7f3a"
@@ -71,6 +80,26 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
     assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
 
 
+def test_the_last_step_of_thousands_of_ranks_is_seen(tmp_path: Path) -> None:
+    """The event after it has two times of each rank."""
+    times = [12345.678901] * 4096
+    events = []
+    for number in range(1, 10):
+        events += [
+            {**STEP, "step": number},
+            {
+                "event": "communication",
+                "time": 1.0,
+                "waited_seconds": times,
+                "input_seconds": times,
+            },
+        ]
+    found = read_events(make_run(tmp_path, RUN, START, *events))
+    assert found[0]["event"] == "start"
+    assert [one["step"] for one in found if one["event"] == "step"][-1] == 9
+    assert [one["event"] for one in found].count("start") == 1
+
+
 @pytest.mark.parametrize("steps", [0, 10, 5000])
 def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
@@ -85,24 +114,62 @@ def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     assert read_events(path) == found
 
 
-def test_no_answer_grows_with_the_number_of_runs(tmp_path: Path) -> None:
+def test_no_answer_grows_with_the_number_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = [f"r{number:04}-20260131-101500-7f3a" for number in range(1700)]
     for number, name in enumerate(runs):
         path = make_run(tmp_path, name, START, STEP, RESULT, END)
         os.utime(path / "job.json", (number, number))
+    monkeypatch.setattr("ftcluster_train.host.runs.PAGE_BYTES", 5000)
     pages, skip, left = [], 0, 1
     while left:
-        page, left = list_runs(tmp_path, skip=skip)
-        assert len(json.dumps([one.to_dict() for one in page])) < 700_000  # runner's limit
-        skip += len(page)
-        pages.append(page)
-    assert [one.run for page in pages for one in page] == runs[::-1]
+        page = packed_page(*list_runs(tmp_path, skip=skip))
+        assert len(json.dumps(page)) < 5100
+        rows, left = unpack(page["runs"]), page["left"]
+        skip += len(rows)
+        pages.append(rows)
+    assert [one["run"] for page in pages for one in page] == runs[::-1]
     assert len(pages) > 1
     page, left = list_runs(tmp_path, most=3)
     assert ([one.run for one in page], left) == (runs[:-4:-1], 1697)
     page, left = list_runs(tmp_path, ["r12", "r0001"], most=2)
     assert ([one.run[:5] for one in page], left) == (["r1299", "r1298"], 99)
     assert len(find_jobs(tmp_path, "r")) == 20
+
+
+def test_an_ended_run_is_read_once_and_whatever_the_index_says_it_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a-1", "b-1"):
+        make_run(tmp_path, name, START, END)
+    make_run(tmp_path, "c-1", START)
+    listed = list_runs(tmp_path)
+    read = runs_module.run_there
+    again: list[str] = []
+
+    def run_there(path: Path, alive: bool) -> RunState:
+        again.append(path.name)
+        return read(path, alive)
+
+    monkeypatch.setattr(runs_module, "run_there", run_there)
+    assert list_runs(tmp_path) == listed
+    assert again == []
+    EventWriter(tmp_path / "c-1").write("end", **FINISH)  # of a supervisor that came back
+    assert {one.run: one.state for one in list_runs(tmp_path)[0]} == {
+        "a-1": "done", "b-1": "done", "c-1": "done",
+    }  # fmt: skip
+    assert again == ["c-1"]
+    remove_runs(tmp_path, ["b-1"])
+    listed = list_runs(tmp_path)
+    index = tmp_path / ".ended.json"
+    for damage in ("", "{", "[]", "[" * 50_000, '{"version": 1, "runs": 5}'):
+        index.write_text(damage)
+        assert list_runs(tmp_path) == listed
+    for row in (None, 5, [], [1, 2, 3], {"0": 1}):
+        found = json.loads(index.read_text())
+        index.write_text(json.dumps({**found, "runs": {**found["runs"], "a-1": row}}))
+        assert list_runs(tmp_path) == listed
 
 
 def test_the_run_of_just_that_id_comes_first(tmp_path: Path) -> None:
@@ -201,3 +268,35 @@ def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "a-1" / "launch.json").write_text(document)
     assert sorted(one.run for one in list_runs(tmp_path)[0]) == ["a-1", "b-1"]
+
+
+def test_caches_are_emptied_but_for_what_a_run_uses(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    names = ("models/used", "models/us\u00e9d", "models/free", "data/used", "data/free",
+             "cache/tokens/used", "cache/tokens/free", "models/.locks")  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_bytes(b"x" * 10_000)
+    (tmp_path / "models/link").symlink_to(tmp_path / "models/used")
+    ended = make_run(runs, "a-1", START, END)
+    (ended / "inputs.json").write_text(json.dumps({"model": f"{tmp_path}/models/free"}))
+    goes_on = make_run(runs, "b-1", START)
+    (goes_on / "inputs.json").write_text(
+        json.dumps({"samples": f"{tmp_path}/cache/tokens/used", "model": f"{tmp_path}/models/used"})
+    )
+    model = {"model": f"{tmp_path}/models/us\u00e9d", "data": f"{tmp_path}/data/used"}
+    (goes_on / "job.json").write_text(json.dumps({"recipe": model}))
+    prepares = make_run(runs, "c-1")
+    sizes = clear_caches(runs, [], keep=False)  # whatever it is going to use
+    assert {whole > 0 and unused == 0 for whole, unused in sizes.values()} == {True}
+    for path in (goes_on, prepares):
+        os.utime(path / "job.json", (1, 1))
+    # it was made long ago and, on this host, waits for its head
+    sizes = clear_caches(runs, ["b-1"], keep=True)
+    assert all((tmp_path / name).exists() for name in names)
+    assert clear_caches(runs, ["b-1"], keep=False) == sizes
+    left = {name for name in names if (tmp_path / name).exists()}
+    assert left == {name for name in names if "free" not in name}
+    assert not (tmp_path / "models/link").exists()
+    assert sizes["data"][0] > sizes["data"][1] > 10_000
+    assert [unused for _, unused in clear_caches(runs, ["b-1"], keep=False).values()] == [0, 0, 0]

@@ -1,8 +1,8 @@
-"""The memory that a host can still give, also in a container with a limit."""
+"""The memory and CPU time that a host can still give, also in a container with a limit."""
 
 import pytest
 
-from ftcluster_train.io.machine import free_memory
+from ftcluster_train.io.machine import cpu_quota, free_memory
 
 GB = 10**9
 MEMINFO = {"/proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n"}
@@ -28,6 +28,17 @@ V1 = {
 def test_the_nearest_limit_counts(files: dict[str, str], free: int) -> None:
     found = MEMINFO | files
     assert free_memory(lambda path: found.get(str(path), "")) == free
+
+
+def test_the_smallest_quota_of_cpu_time_counts() -> None:
+    pod = "/sys/fs/cgroup/pod"
+    version2 = {f"{pod}/rank/cpu.max": "max 100000\n", f"{pod}/cpu.max": "250000 100000\n"}
+    version1 = {"/proc/self/cgroup": "4:cpu,cpuacct:/pod\n",
+                "/sys/fs/cgroup/cpu/pod/cpu.cfs_quota_us": "-1\n",
+                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}  # fmt: skip
+    for files, quota in ((V2, None), (V2 | version2, 2.5), (version1, 0.5)):
+        assert cpu_quota(lambda path, files=files: files.get(str(path), "")) == quota  # type: ignore[misc]
 
 
 def test_this_machine_has_some() -> None:

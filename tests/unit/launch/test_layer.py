@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Li
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.ask import HostStack, common_stack
 from ftcluster.launch.layer import LOCK, Layer, make_layer
+from ftcluster.launch.source_build import unsuited
 from ftcluster.user_script.requirements import read_requirements
-from tests.unit.shell import Said
-from tests.unit.wheels import left, write_wheel
+from tests.unit.wheels import left, write_sources, write_wheel
 
 STACK = HostStack(
     "native-1",
@@ -86,15 +87,20 @@ def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
     assert layer("deepspeed==0.3.1.dev5\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("--pre\ndeepspeed\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("torchaudio\n").packages == {"torchaudio": "2.13.0+cpu"}
-    # a file that asks for nothing new
+
+
+def test_a_file_that_asks_for_nothing_new(layer: Callable[..., Any]) -> None:
     assert layer("torch>=2\n") is None
     assert layer("fsspec[tests]\n") is None
 
 
 @pytest.mark.parametrize(
-    "text", ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"]
+    "text",
+    ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"],
 )
-def test_why_packages_cannot_be_chosen(layer: Callable[..., Any], text: str, said: Said) -> None:
+def test_why_packages_cannot_be_chosen(
+    layer: Callable[..., Any], text: str, said: Callable[[object], None]
+) -> None:
     with pytest.raises(FtclusterError) as caught:
         layer(text)
     assert isinstance(caught.value, UsageError) == text.startswith("torch=")
@@ -123,6 +129,81 @@ def test_hashes_of_the_file_hold(layer: Callable[..., Any], wheels: Path) -> Non
         layer(f"{right}aiohttp\n")
 
 
+@pytest.fixture
+def from_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Layer]:
+    """What a file gives whose packages come from the folder "index", which has sources too."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    index = tmp_path / "index"
+    write_wheel(index, "tool", "2.0", "builds==1.*")
+    write_wheel(index, "tool", "1.0")
+    write_wheel(index, "builds", "2.0")
+    write_sources(index, "builds", "1.5")
+    write_wheel(index, "deepspeed", "0.3.1.dev5")
+    write_sources(index, "deepspeed", "0.19.8", before="import torch")
+
+    def make(text: str) -> Layer:
+        Path("own.txt").write_text(f"--no-index\n-f {index}\n{text}")
+        found = make_layer(read_requirements(Path("own.txt")), None, STACK, tmp_path / "cache")
+        assert found
+        return found
+
+    return make
+
+
+def test_what_has_no_wheel_is_built_instead_of_an_older_version(
+    from_index: Callable[[str], Layer],
+) -> None:
+    built = from_index("tool\n")
+    assert built.packages == {"builds": "1.5", "tool": "2.0"}
+    assert built.notes == ("builds 1.5 was built here from its sources",)
+    wheels = from_index("tool\n--only-binary :all:\n")
+    assert wheels.packages == {"tool": "1.0"}
+    assert wheels.notes[0].startswith("builds==1.* is there as sources only")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("deepspeed\n", r"deepspeed from its sources:(.|\n)*No module named 'torch'\n  have pip"),
+        (f"builds==1.5 --hash=sha256:{'0' * 64}\n", r"Expected sha256 0{64}\s+Got"),
+    ],
+)
+def test_why_sources_are_not_built(from_index: Callable[[str], Layer], text: str, why: str) -> None:
+    with pytest.raises(FtclusterError, match=why):
+        from_index(text)
+
+
+@pytest.mark.parametrize(
+    ("tag", "why"),
+    [
+        ("py3-none-any", ""),
+        ("cp311-cp311-linux_x86_64", ""),
+        ("cp38-abi3-linux_x86_64", ""),
+        ("cp312-cp312-linux_x86_64", "is for another Python than the hosts' 3.11"),
+    ],
+)
+def test_hosts_that_a_wheel_built_here_is_for(
+    tag: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.36"))
+    assert unsuited(f"a-1.0-{tag}.whl", STACK.target) == why
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.41"))
+    newer = unsuited(f"a-1.0-{tag}.whl", STACK.target)
+    assert newer == (why or "has code for glibc 2.41, and hosts have 2.36" * ("any" not in tag))
+
+
+@pytest.mark.needs("index")
+def test_hydra_core_is_not_that_of_2019(tmp_path: Path) -> None:
+    """Its newest version needs antlr4-python3-runtime 4.9, whose only files are sources."""
+    (tmp_path / "own.txt").write_text("hydra-core\n")
+    made = make_layer(read_requirements(tmp_path / "own.txt"), None, STACK, tmp_path / "cache")
+    assert made
+    assert made.packages["hydra-core"] >= "1.3"
+    assert made.packages["antlr4-python3-runtime"].startswith("4.9.")
+
+
 def described(**changes: Any) -> dict[str, Any]:
     extras = ["y ; extra == 'z'", "not one ]"]
     packages = [
@@ -138,6 +219,9 @@ def test_packages_are_for_the_oldest_c_library() -> None:
     assert found.target == Target("3.11", "2.4", "x86_64")
     assert found.packages == {"torch": "2.13.0", "x": "1"}
     assert found.extras == {"x": ("y ; extra == 'z'",)}
+
+
+def test_hosts_that_differ_are_named() -> None:
     with pytest.raises(FtclusterError, match=r"differ in python: a has 3\.11, b has 3\.12"):
         common_stack({"a": described(), "b": described(python="3.12")})
 

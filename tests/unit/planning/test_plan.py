@@ -209,12 +209,12 @@ def test_emulated_nodes_share_their_cores() -> None:
 def test_a_quota_says_how_many_cores_and_not_which() -> None:
     numa = nodes(64, 2)
     launch = decided(
-        host("a", cores=4, numa=numa, cpu_quota=4.0, numa_nodes=2),
-        host("b", cores=40, numa=numa, cpu_quota=40.0, numa_nodes=2),
+        host("a", cores=4, numa=numa, cpu_quota=4.0, numa_nodes=2, threads=128),
+        host("b", cores=40, numa=numa, cpu_quota=40.0, numa_nodes=2, threads=128),
     )
     first, second = launch.hosts
-    assert (cpus(first), first.threads_per_rank) == (["0-31"], 4)
-    assert first.placement[0].memory == (0,)
+    assert (cpus(first), first.threads_per_rank) == (["0-63"], 4)
+    assert first.placement[0].memory == ()
     assert (cpus(second), second.threads_per_rank) == (["0-31", "32-63"], 19)
 
 

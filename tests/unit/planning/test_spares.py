@@ -90,3 +90,11 @@ def test_a_rank_that_failed_on_a_spare_is_named_with_it(named: str, host_name: s
     error = failure(run, Followed(progress, Outcome("failed", "")))
     assert str(error) == f"run r-1 failed: rank 2 on {host_name}: m"
     assert run.job["nodes"] == 2
+    for event in (
+        {"event": "restart", "restart": 2, "max_restarts": 2, "message": "m"},
+        {"event": "checkpoint", "step": 8, "folder": "/c", "seconds": 1.0},
+    ):
+        progress.add(event)
+    error = failure(run, Followed(progress, Outcome("failed", "")))
+    assert error.message == f"run r-1 failed after 2 restarts: rank 2 on {host_name}: m"
+    assert error.hint == "continue it: ftcluster train --resume r-1"

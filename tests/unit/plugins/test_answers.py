@@ -1,15 +1,20 @@
 """What hosts answer is found by its mark, whatever else their shells print."""
 
+import shlex
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Piece
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
+from jinja2 import Environment
+
+from tests.programs import ROOT
 
 # a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture
 NOISE = (
@@ -33,6 +38,12 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
     assert answers(done.stdout) == {"uid": ["0"], "list": ['{"a": "$b\\\\n"}']}
 
 
+TTY = (
+    "sudo wants a terminal (requiretty in sudoers), which Ansible has none of: for the user that "
+    "Ansible logs in as, add Defaults:USER !requiretty"
+)
+
+
 @pytest.mark.parametrize(
     ("result", "because"),
     [
@@ -46,6 +57,8 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
          "there is no sudo"),
         ({"msg": "non-zero return code", "stdout": f"{NOISE}\r\nops may not run sudo here.\r\n"},
          "ops may not run sudo here."),
+        # sudo 1.9 and 1.8 with Defaults requiretty
+        ({"msg": "x", "stdout": "sudo: sorry, you must have a tty to run sudo\r\n"}, TTY),
         ({"skipped": True}, ""),
         ({}, ""),
     ],
@@ -57,6 +70,40 @@ def test_whether_root_can_be_had(result: dict[str, Any], because: str | None) ->
     assert found["wrong_password"] == ("Incorrect" in result.get("msg", ""))
     assert found["asks_password"] == ("Missing" in result.get("msg", ""))
     assert (found["user"], found["sshd"]) == ("", {"rules": [], "lines": [], "groups": []})
+
+
+@pytest.mark.needs("root", "mount")
+def test_root_is_asked_whether_it_may_write(tmp_path: Path) -> None:
+    """The shell commands of preflight, with a home that root may not write, as on NFS."""
+    tasks = yaml.safe_load((ROOT / "roles/preflight/tasks/gather.yml").read_text())
+    environment = Environment(autoescape=False)
+    environment.filters["quote"] = shlex.quote
+    script = environment.from_string(tasks[0]["ansible.builtin.raw"])
+    home, prefix = tmp_path / "home", tmp_path / "disk/not there"
+    home.mkdir()
+    (tmp_path / "getent").write_text(f"#!/bin/sh\necho ops:x:1000:1000::{home}:/bin/sh\n")
+    (tmp_path / "getent").chmod(0o755)
+
+    def refused(temp: str, mount: str = "true") -> list[str]:
+        given = {
+            "preflight__remote_tmp": temp, "preflight_prefix": str(prefix),
+            "preflight_rank_user": "ftcluster", "preflight__head_address": "node0",
+        }  # fmt: skip
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", f"{mount} && {script.render(given)}"],
+            env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin", "SUDO_USER": "ops"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        found = root_answer({"stdout": done.stdout})
+        assert found["can"], done.stderr
+        answer: list[str] = found["refused"]
+        return answer
+
+    read_only = f"mount --bind -o ro {home} {home}"
+    assert refused("~/.ansible/tmp") == []
+    assert refused("~/.ansible/tmp", read_only) == ["temp"]
+    assert refused("/var/tmp/.ansible-ops", read_only) == []
+    assert refused("/var/tmp", f"mount -t tmpfs -o ro none {tmp_path}") == ["prefix"]
 
 
 def test_who_was_become_and_whom_sshd_lets_in() -> None:

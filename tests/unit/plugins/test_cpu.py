@@ -28,6 +28,10 @@ AMX = BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
         (6, 173, 1, AMX | {"amx_fp16"}, "Granite Rapids"),  # 6980P
         (6, 174, 1, AMX, "Granite Rapids"),  # 6726P-B
         (6, 175, 3, {"avx2", "avx_vnni"}, "Sierra Forest"),  # 6780E
+        (6, 221, 1, {"avx2", "avx_vnni"}, "Clearwater Forest"),
+        (19, 1, 0, AMX, "Diamond Rapids"),
+        (6, 134, 0, AVX512, "Ice Lake"),  # QEMU's Icelake-Server
+        (6, 134, 5, {"sse4_2"}, "other"),  # Atom P5942B
         (6, 158, 10, {"avx2"}, "other"),  # Core i7-8700
         (15, 6, 1, set(), "other"),  # qemu64
     ],

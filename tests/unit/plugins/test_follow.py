@@ -2,18 +2,25 @@
 
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action import follow
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import samples
 
+from ftcluster.launch.events import EventReader, OutputPipe
+from ftcluster_train.host import monitors, mpi_output
 from ftcluster_train.host.mpi_output import append_to_log
+from ftcluster_train.io.events import EventWriter
 
 
 @pytest.fixture
@@ -29,12 +36,13 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     process.communicate()
 
 
-def follower(run_dir: Path, copy: Path) -> Any:
+def follower(run_dir: Path, copy: Path, **given: str) -> Any:
     action = follow.ActionModule.__new__(follow.ActionModule)
     action._task = SimpleNamespace(args={
-        "run_dir": str(run_dir), "file": "ranks.log", "destination": str(copy),
-        "poll_seconds": "0.01",
+        "run_dir": str(run_dir), "destination": str(copy), "poll_seconds": "0.01",
+        **(given or {"file": "ranks.log"}),
     })  # fmt: skip
+    action._run_dir = str(run_dir)
     action._low_level_execute_command = lambda command, **_: {
         "stdout": subprocess.run(["sh", "-c", command], capture_output=True, check=False).stdout
         .decode(errors="surrogateescape")
@@ -66,7 +74,7 @@ def test_lines_that_are_lost_are_said(run_dir: Path) -> None:
 
     def poll(*arguments: Any) -> Any:
         found = polled(*arguments)
-        if found.data == b"1111\n":
+        if found[1][0].data == b"1111\n":
             for text in (b"2222\n", b"3333\n"):
                 append_to_log(log, text, limit_bytes=5)
             (run_dir / "supervisor.pid").write_text("0")
@@ -75,12 +83,119 @@ def test_lines_that_are_lost_are_said(run_dir: Path) -> None:
     action._poll = poll
     append_to_log(log, b"1111\n")
     action.run()
-    assert copy.read_bytes() == b"1111\n" + follow.LOST + b"3333\n"
+    assert copy.read_bytes() == b"1111\n" + follow.ROTATED.encode() + b"3333\n"
 
 
 def test_one_command_waits_for_what_comes(run_dir: Path) -> None:
     action = follower(run_dir, run_dir / "copy")
+    log = follow._Log("ranks.log", bytes)
     threading.Timer(0.7, lambda: append_to_log(run_dir / "ranks.log", b"late\n")).start()
-    assert action._poll(str(run_dir), "ranks.log", 0, 20).data == b"late\n"
+    assert action._poll([log], 20)[1][0].data == b"late\n"
     (run_dir / "supervisor.pid").write_text("0")
-    assert not action._poll(str(run_dir), "ranks.log", 5, 20).alive
+    log.offset = 5
+    assert not action._poll([log], 20)[0]
+
+
+def test_of_a_long_log_the_end_comes_and_what_is_left_out_is_said(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "LAST_BYTES", 50)
+    log, copy = run_dir / "ranks.log", run_dir / "copy"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)))
+    follower(run_dir, copy, file="ranks.log", once="true").run()
+    first, *lines = copy.read_text().splitlines()
+    assert first == f"[earlier lines are in {run_dir}/logs on the head]"
+    assert lines == [f"line {number}" for number in range(94, 100)]
+
+
+def _script_watch(run_dir: Path) -> monitors.Watch:
+    launch: Any = SimpleNamespace(
+        run_dir=str(run_dir), run="r-1", hosts=[0], rank_hosts=[0], script=True
+    )
+    return monitors.watch_of(launch, EventWriter(run_dir))
+
+
+def test_a_script_prints_for_weeks_and_events_do_not_grow(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0's output reaches the control node through rotations and a lost connection."""
+    append = monitors.append_to_log
+    monkeypatch.setattr(monitors, "append_to_log", lambda path, data: append(path, data, 20_000))
+    monkeypatch.setattr(mpi_output, "FLUSH_SECONDS", 0.0)
+    lines = [f"{number}: {'#' * (number % 60)}\r\n" for number in range(1500)]
+    written = threading.Event()
+
+    def write() -> None:
+        watch = _script_watch(run_dir)
+        for number, line in enumerate(lines):
+            watch.feed("stderr", f"[r-1 0] {line}".encode())
+            time.sleep(0.001)
+            if number == 700:
+                written.set()
+        watch.close()
+        EventWriter(run_dir).write("end", state="done", exit_code=0, seconds=1.0)
+        (run_dir / "supervisor.pid").write_text("0")
+
+    writer = threading.Thread(target=write)
+    copy, shown = tmp_path / "events.jsonl", []
+    pipe = OutputPipe(tmp_path)
+    pipe.begin()
+    action = follower(run_dir, copy, output=str(pipe.path))
+    polled = action._poll
+
+    def poll(*arguments: Any) -> Any:
+        if written.is_set():
+            written.clear()
+            raise ConnectionError
+        return polled(*arguments)
+
+    action._poll = poll
+    writer.start()
+    with pytest.raises(ConnectionError):
+        action.run()
+    end = follower(run_dir, copy, output=str(pipe.path)).run()["end"]
+    writer.join()
+    shown += pipe.new_events()
+    pipe.close()
+    assert end["state"] == "done"
+    assert "".join(event["text"] for event in shown) == "".join(lines)
+    assert (run_dir / "output.jsonl.1").stat().st_size <= 20_000
+    assert [event["event"] for event in EventReader(copy).new_events()] == ["end"]
+    monkeypatch.setattr(follow, "PIECE_BYTES", 2000)  # one that attaches now gets the end
+    pipe = OutputPipe(Path(tempfile.mkdtemp(dir=tmp_path)))
+    follower(run_dir, tmp_path / "again", output=str(pipe.path)).run()
+    first, *rest = pipe.new_events()
+    pipe.close()
+    assert first["text"] == f"[earlier lines are in {run_dir}/logs on the head]\n"
+    text = "".join(event["text"] for event in rest)
+    assert text
+    assert "".join(lines).endswith(text)
+
+
+def test_of_long_events_the_ends_and_samples_come_and_then_all_that_is_new(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("WHOLE_BYTES", 100_000), ("FIRST_BYTES", 5000), ("LAST_BYTES", 20_000),
+                        ("PART_BYTES", 300), ("COUNT", 20)):  # fmt: skip
+        monkeypatch.setattr(samples, name, value)
+    monkeypatch.setattr(follow, "WHOLE_BYTES", 100_000)
+    notice = '{"event": "notice", "time": 1.0, "message": "%d"}\n'
+    file, copy = run_dir / "events.jsonl", tmp_path / "events.jsonl"
+    file.write_text("".join(notice % number for number in range(50_000)))
+    (run_dir / "supervisor.pid").write_text("0")
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.0)
+    with pytest.raises(AnsibleActionFail, match="without an end event"):
+        follower(run_dir, copy, file="events.jsonl").run()
+    assert copy.stat().st_size == file.stat().st_size
+    assert copy.stat().st_blocks * 512 < 500_000 < file.stat().st_size
+    EventWriter(run_dir).write("end", state="done", exit_code=0, seconds=1.0)
+    assert follower(run_dir, copy, file="events.jsonl").run()["end"]["state"] == "done"
+    reader = EventReader(copy)
+    said = [event.get("message", "end") for event in reader.new_events()]
+    assert sum("are long" in one for one in said) == 1
+    seen = [int(one) for one in said if one.isdigit()]
+    assert seen == sorted(set(seen))
+    assert (seen[0], seen[-1], said[-1]) == (0, 49_999, "end")
+    assert sum(after - before > 1 for before, after in pairwise(seen)) >= 21  # all samples
+    assert "damaged" not in "".join(said)
+    assert reader.offset == file.stat().st_size

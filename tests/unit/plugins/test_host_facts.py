@@ -10,6 +10,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
 
+from tests.programs import ROOT
 from tests.unit.plugins.test_resources import reader
 
 
@@ -44,6 +45,30 @@ def test_where_a_prefix_could_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     assert writable(Path("/system/a"), has_root=True)
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert not writable(tmp_path / "a" / "b", has_root=True)
+
+
+NOEXEC = """
+import sys
+from pathlib import Path
+from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import noexec
+print(noexec(Path(sys.argv[1], "a/b"))["what"])
+assert noexec(Path(sys.argv[1]).parent) is None
+"""
+
+
+@pytest.mark.needs("mount")
+def test_a_prefix_from_which_nothing_runs(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "ansible_collections/ftcluster").mkdir(parents=True)
+    (tmp_path / "ansible_collections/ftcluster/cluster").symlink_to(ROOT)
+    mounted = 'mount -t tmpfs -o noexec none "$4" && exec "$@"'
+    argv = [sys.executable, "-c", NOEXEC, str(tmp_path / "x")]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mounted, "sh", *argv],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "is mounted noexec" in done.stdout, done.stderr
 
 
 def test_libraries_are_looked_for_in_the_stack_first(tmp_path: Path) -> None:

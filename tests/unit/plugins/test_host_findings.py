@@ -48,8 +48,9 @@ def test_all_problems_of_a_host_are_reported(said: Said) -> None:
     found = findings(
         machine="aarch64", pythons=[{"version": "3.9.2"}, {"version": "3.8.1"}],
         prefix_writable=False, prefix_refused=refused, free_bytes=10**9, memory_bytes=10**9,
+        root_refused=["temp", "prefix"],
     )["problems"]  # fmt: skip
-    assert len(found) == 6
+    assert len(found) == 8
     assert refused in found
     for problem in found:
         said(f"{problem['what']}; {problem['hint']}")

@@ -10,9 +10,12 @@ from ansible_collections.ftcluster.cluster.plugins.modules.mesh_head import (
     parse_mesh,
     ssh_config,
     texts_of,
+    wrong_words,
 )
 
 MESH = Path("/opt/ftcluster/mesh")
+# as winbind, sssd and realmd name the accounts of a directory
+DIRECTORY_USERS = ("jane.doe", "CORP\\jane.doe", "jane.doe@corp.example.com", "corp+jane")
 ED, RSA = "ssh-ed25519 AAAAed", "ssh-rsa AAAArsa"
 
 
@@ -36,21 +39,30 @@ def test_a_host_is_known_by_name_and_address() -> None:
         f"node2,10.0.0.2 {ED}\n"
         f"node2,10.0.0.2 {RSA}\n"
     )  # fmt: skip
-    # another port stands with the name
+
+
+def test_another_port_stands_with_the_name() -> None:
     found = known_hosts([member("node2", port=2222, host_keys=[ED])])
     assert found == f"[node2]:2222,[10.0.0.2]:2222 {ED}\n"
-    # a name that is the address stands once
+
+
+def test_a_name_that_is_the_address_stands_once() -> None:
     host = member("10.0.0.2", address="10.0.0.2", host_keys=[ED])
     assert known_hosts([host]) == f"10.0.0.2 {ED}\n"
     assert "Host 10.0.0.2\n" in ssh_config([host], MESH, "")
-    # their order does not matter
+
+
+def test_the_order_of_host_keys_does_not_matter() -> None:
     assert known_hosts([member("node2", host_keys=[ED, RSA])]) == known_hosts([member("node2")])
     assert known_hosts([]) == ""
 
 
 @pytest.mark.needs("ssh")
 def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> None:
+    directory = {f"node{n}": user for n, user in enumerate(DIRECTORY_USERS, start=4)}
     members = [member("node2", port=2222), member("node3", user="ops")]
+    members += [member(name, user=user) for name, user in directory.items()]
+    assert wrong_words(members) == []
     text = ssh_config(members, MESH, "127.0.0.1")
     for name in ("node2", "10.0.0.2"):
         found = config_of(name, tmp_path, text)
@@ -60,8 +72,12 @@ def test_ssh_finds_port_user_and_key_by_name_and_by_address(tmp_path: Path) -> N
         assert found["identityfile"] == "/opt/ftcluster/mesh/id_ed25519"
         assert found["userknownhostsfile"] == "/opt/ftcluster/mesh/known_hosts"
         assert found["bindaddress"] == "127.0.0.1"
-    assert config_of("node3", tmp_path, text)["user"] == "ops"
-    # it asks nothing and trusts no other key
+    for name, user in {"node3": "ops", **directory}.items():
+        assert config_of(name, tmp_path, text)["user"] == user
+
+
+@pytest.mark.needs("ssh")
+def test_ssh_asks_nothing_and_trusts_no_other_key(tmp_path: Path) -> None:
     found = config_of("node2", tmp_path, ssh_config([member("node2")], MESH, ""))
     expected = {
         "batchmode": "yes", "stricthostkeychecking": "true", "globalknownhostsfile": "none",
@@ -76,7 +92,9 @@ def test_members_come_in_the_inventorys_order() -> None:
     new = member("node1", address="10.9.9.9")
     known = [member("node3"), member("node1"), member("gone")]
     assert merged(known, [new], ["node1", "node2", "node3"]) == [new, member("node3")]
-    # what the inventory does not have is forgotten
+
+
+def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
     assert merged([member("node1")], [member("node2")], []) == []
     assert merged([], [member("node2")], ["node1", "node2"]) == [member("node2")]
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
     choose_address,
-    default_source,
     find_ssh_connection,
     interfaces,
     is_loopback,
     plain,
     resolve,
+    source_address,
 )
 
 NICS = [
@@ -146,5 +146,27 @@ def test_the_default_routes_source() -> None:
     def no_family(_family: int, _kind: int) -> Any:
         raise OSError(97, "Address family not supported")
 
-    assert default_source(Probe) == "2001:db8:5::13"
-    assert default_source(no_family) == ""
+    assert source_address(make_socket=Probe) == "2001:db8:5::13"
+    assert source_address(make_socket=no_family) == ""
+
+
+class Routes(Probe):
+    """A UDP socket of a host with a VPN, which the default route leads to, beside its LAN."""
+
+    def connect(self, target: tuple[str, int]) -> None:
+        self.source = "192.168.0.10" if target[0].startswith("192.168.0.") else "100.64.0.5"
+        if target[0].startswith("127."):
+            self.source = "127.0.0.1"
+
+    def getsockname(self) -> tuple[str, int, int, int]:
+        return (self.source, 5000, 0, 0)
+
+
+def test_the_source_towards_the_other_hosts() -> None:
+    names = {"m2": ["192.168.0.11"], "m1": ["127.0.1.1"]}
+
+    def source(*others: str) -> str:
+        return source_address(others, Routes, lambda name: names.get(name, []))  # type: ignore[no-any-return]
+
+    assert source("gone", "m1", "m2") == "192.168.0.10"
+    assert source("gone") == source() == "100.64.0.5"

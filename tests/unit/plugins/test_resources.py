@@ -34,7 +34,9 @@ def test_cgroup_quotas_of_both_versions() -> None:
         "/sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
     }
     assert cpu_quota(reader(version1)) == 0.5
-    # in a container that sees only its own cgroup
+
+
+def test_a_quota_in_a_container_that_sees_only_its_own_cgroup() -> None:
     files = {
         "/proc/self/cgroup": "4:cpu,cpuacct:/docker/1234\n",
         "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000\n",
@@ -61,8 +63,8 @@ def test_memory_is_what_the_cgroup_allows(own: str, file: str) -> None:
 
 def node(number: int, cpus: str, kilobytes: int, **more: object) -> dict[str, Any]:
     return {
-        "node": number, "cores": len(number_list(cpus)), "cpus": cpus,
-        "memory_bytes": kilobytes * 1024, "near": None, "hbm": False, **more,
+        "node": number, "cores": len(number_list(cpus)), "cpus": cpus, "socket_cpus": {},
+        "memory_bytes": kilobytes * 1024, "near": None, "hbm": False, "distances": [], **more,
     }  # fmt: skip
 
 
@@ -89,25 +91,39 @@ def two_sockets() -> dict[str, str]:
 def test_topology_of_two_sockets_with_memory_of_their_own() -> None:
     assert topology(set(range(8)), 9, "", reader(two_sockets())) == (
         2, 4,
-        [node(0, "0-1", 1000), node(1, "2-3", 2000), node(2, "", 3000, near=0),
-         node(3, "", 4000, near=1)],
+        [node(0, "0-1", 1000, socket_cpus={"0": "0-1,4-5"}, distances=[10, 21, 13, 23]),
+         node(1, "2-3", 2000, socket_cpus={"1": "2-3,6-7"}, distances=[21, 10, 23, 13]),
+         node(2, "", 3000, near=0, distances=[13, 23, 10, 23]),
+         node(3, "", 4000, near=1, distances=[23, 13, 23, 10])],
     )  # fmt: skip
 
 
 def test_topology_within_a_cpu_set() -> None:
     files = {**two_sockets(), "/proc/self/status": "Mems_allowed:\t5\nMems_allowed_list:\t0,2\n"}
     assert topology({0, 4}, 9, "", reader(files)) == (
-        1, 1, [node(0, "0", 1000), node(2, "", 3000, near=0)],
+        1, 1, [node(0, "0", 1000, socket_cpus={"0": "0,4"}, distances=[10, 13]),
+               node(2, "", 3000, near=0, distances=[13, 10])],
     )  # fmt: skip
-    # a core whose first thread may not be used
+
+
+def test_memory_that_a_cpu_set_forbids_does_not_count() -> None:
+    files = {**two_sockets(), "/proc/self/status": "Mems_allowed_list:\t1,3\n"}
+    assert memory_bytes(reader(files)) == 6000 * 1024
+    nodes = topology({0, 1}, 9, "", reader(files))[2]
+    assert [(one["node"], one["memory_bytes"], one["near"]) for one in nodes] == [
+        (0, 0, 1), (1, 2000 * 1024, 0), (3, 4000 * 1024, 0),
+    ]  # fmt: skip
+
+
+def test_a_cpu_that_is_on_no_node_is_used() -> None:
+    files = {**two_sockets(), f"{NODE}node1/cpulist": "3,6-7\n"}
+    assert [one["cpus"] for one in topology({0, 2, 3}, 9, "", reader(files))[2][:2]] == ["0,2", "3"]
+
+
+def test_a_core_whose_first_thread_may_not_be_used() -> None:
     found = topology({1, 4, 5}, 9, "", reader(two_sockets()))
     assert found[:2] == (1, 2)
-    assert found[2][0] == node(0, "1,4", 1000)
-    # emulated nodes share their cores
-    files = {**two_sockets(), f"{NODE}node1/cpulist": "0-1,4-5\n"}
-    _, cores, nodes = topology({0, 1, 4, 5}, 9, "", reader(files))
-    assert cores == 2
-    assert [one["cpus"] for one in nodes] == ["0-1", "0-1", "", ""]
+    assert (found[2][0]["cpus"], found[2][0]["socket_cpus"]) == ("1,4", {"0": "1,4-5"})
 
 
 @pytest.mark.parametrize(
@@ -129,10 +145,19 @@ def test_memory_without_cores_is_hbm_or_slower(
     assert [found["hbm"] for found in nodes] == [False, False, hbm, hbm]
 
 
+def test_emulated_nodes_share_their_cores() -> None:
+    files = {**two_sockets(), f"{NODE}node1/cpulist": "0-1,4-5\n"}
+    _, cores, nodes = topology({0, 1, 4, 5}, 9, "", reader(files))
+    assert cores == 2
+    assert [found["cpus"] for found in nodes] == ["0-1", "0-1", "", ""]
+
+
 def test_topology_without_sys() -> None:
-    one = {**node(0, "0,3", 0), "memory_bytes": 9}
+    one = {**node(0, "0,3", 0, socket_cpus={"0": "0,3"}), "memory_bytes": 9}
     assert topology({0, 3}, 9, "", reader({})) == (1, 2, [one])
-    # the only node has all memory
+
+
+def test_the_only_node_has_all_memory() -> None:
     files = {
         NODE + "online": "0\n",
         NODE + "node0/cpulist": "0-1\n",

@@ -1,4 +1,5 @@
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -74,6 +75,29 @@ def test_a_restart_is_noted() -> None:
     progress.add(restart)
     make_view(False, console).run_event(progress, "restart")
     assert console.file.getvalue() == "note: restart 1 of 3: rank 1 was killed\n"  # type: ignore[attr-defined]
+    progress.add({**restart, "time": 1.0})  # of a night long ago
+    make_view(False, console).run_event(progress, "restart")
+    said = console.file.getvalue().splitlines()[-1]  # type: ignore[attr-defined]
+    assert re.fullmatch(r"note \(\d\d-\d\d \d\d:\d\d:01\): restart 1 of 3: rank 1 was killed", said)
+
+
+def test_the_picture_says_what_is_done_instead_of_steps() -> None:
+    progress = RunProgress("r")
+    for event in (START, STEP):
+        progress.add(event)
+
+    def shown() -> str:
+        console = Console(file=io.StringIO(), width=120)
+        console.print(run_picture(progress))
+        return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+    assert "1:15 left" in shown()
+    progress.add({"event": "restart", "restart": 1, "max_restarts": 3, "message": "killed"})
+    progress.add({"event": "phase", "doing": "waiting for node2 (0:45 of 2:00)"})
+    assert "waiting for node2 (0:45 of 2:00)" in shown()
+    assert "left" not in shown()
+    progress.add(STEP)
+    assert "waiting" not in shown()
 
 
 def test_a_stopped_run_says_how_it_continues() -> None:

@@ -148,3 +148,7 @@ def test_results_and_exit_codes(
         check, "collect", lambda *_: found(2, problems={"node0": [{"what": "p", "hint": "h"}]})
     )
     assert main(["check", "i.ini"]) == 1
+    capsys.readouterr()
+    assert main(["check", "i.ini", "--strict", "--quiet"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("unfit: 2 hosts, 1 problem, 9 s; node0: p\n", "")

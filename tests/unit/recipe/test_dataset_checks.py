@@ -26,6 +26,8 @@ PLAIN = load_recipe("sft", ["chat_template=false"])
 DPO = load_recipe("dpo")
 PLAIN_DPO = load_recipe("dpo", ["chat_template=false"])
 FOUND = replace(MRPC, options=TextClassification())
+NAMED = replace(MRPC, options=TextClassification(label_columns=("bad", "worse")))
+SKIPS = replace(MRPC, options=TextClassification(skip_incomplete=True))
 ASKS = {"role": "user", "content": "a"}
 ANSWERS = {"role": "assistant", "content": "b"}
 EMPTY = {"role": "assistant", "content": " "}
@@ -55,7 +57,13 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
 @pytest.mark.parametrize(
     ("recipe", "rows"),
     [
-        (MRPC, [PAIR]),
+        (MRPC, [PAIR, {**PAIR, "label": 0}]),
+        (FOUND, [{"text": "a", "labels": ["x", "y"]}, {"text": "b", "labels": []}]),
+        (FOUND, [{"text": "a", "bad": n, "worse": "0", "worst": True} for n in (0, 1)]),
+        (
+            SKIPS,
+            [{"text": "a", "label": n} for n in (0, 1, None, "")] + [{"text": " ", "label": 1}],
+        ),
         (MRPC, [{**PAIR, "label": "same"}, {**PAIR, "label": True}]),
         (STSB, [{**PAIR, "label": 3}, {**PAIR, "label": 2.5}]),
         (SQUAD, [QUESTION, {**QUESTION, "answers": {"text": [], "answer_start": []}}]),
@@ -85,6 +93,8 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
     [
         (MRPC, PAIR, [{"label": label} for label in (-1, " ", 0.5, [1], None)]),
         (MRPC, PAIR, [{"sentence1": None}]),
+        (FOUND, {"text": "a", "labels": ["x"]}, [{"labels": label} for label in ("x", [None])]),
+        (NAMED, {"text": "a", "bad": 1, "worse": 0}, [{"bad": 2}, {"worse": None}]),
         (STSB, PAIR, [{"label": label} for label in ("good", True, None, float("nan"))]),
         (SQUAD, QUESTION, [
             {"question": None},
@@ -126,9 +136,10 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
         (DPO, {"question": "a", "answer": "b"}, []),
         (PLAIN_DPO, {"prompt": "a", "chosen": "b", "rejected": "c"}, [{"prompt": [ASKS]}]),
     ],
-    ids=["classes", "texts", "numbers", "answers", "text", "search", "ranking", "no labels",
-         "messages", "completions", "no template", "messages without template", "no conversations",
-         "preferences", "preferred conversations", "no preferences", "preferences as texts"],
+    ids=["classes", "texts", "lists", "columns", "numbers", "answers", "text", "search", "ranking",
+         "no labels", "messages", "completions", "no template", "messages without template",
+         "no conversations", "preferences", "preferred conversations", "no preferences",
+         "preferences as texts"],
 )  # fmt: skip
 def test_rows(tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Said) -> None:
     rows = [good, *({**good, **change} for change in changes)]

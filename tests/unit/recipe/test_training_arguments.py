@@ -120,6 +120,9 @@ CONTRADICTIONS = [
     ["metric_for_best_model: f1"],
     ["greater_is_better: true"],
     ["save_strategy: best", "metric_for_best_model: bleu"],
+    ["eval_strategy: no", "early_stopping_patience: 2"],
+    ["early_stopping_threshold: 0.1"],
+    ["early_stopping_patience: 0"],
     ["run_name: r"],
     ["run_name: r", "report_to: tensorboard"],
 ]
@@ -137,6 +140,7 @@ def test_what_is_not_allowed_or_contradicts(said: Said) -> None:
         ["eval_strategy: steps", "logging_steps: 5"],
         ["save_strategy: best", "metric_for_best_model: eval_accuracy"],
         ["load_best_model_at_end: true", "save_strategy: best"],
+        ["early_stopping_patience: 2", "metric_for_best_model: f1"],
         ["load_best_model_at_end: true", "save_strategy: epoch", "save_total_limit: 1"],
         ["report_to: [mlflow]", "run_name: r"],
     ],

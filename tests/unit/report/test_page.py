@@ -11,6 +11,7 @@ import pytest
 from ftcluster.report.files import RunFiles
 from ftcluster.report.page import render
 from ftcluster.report.run_page import labels
+from ftcluster_common.class_report import report_of_classes
 from tests.unit.report.runs import run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)
@@ -128,6 +129,19 @@ def test_a_loss_that_is_no_number_has_no_point() -> None:
     assert "Loss" not in pictures(render([RunFiles(files.run, files.record, events)], NOW))
 
 
+def test_how_well_each_class_is_predicted() -> None:
+    files = run_files()
+    report = report_of_classes([0, 0, 0, 1], [0, 1, 2, 1], ["good", "<b>bad</b>", "never"])
+    result = next(event for event in files.events if event["event"] == "result")
+    result["classes"] = {"validation": report.to_dict()}
+    page = render([files], NOW)
+    text = text_of(page)
+    assert "How well each class is predicted validation, 4 rows" in text
+    assert "&lt;b&gt;bad&lt;/b&gt; 1.000 0.500 0.667 2" in text
+    assert "NEVER PREDICTED: never" in text
+    assert "<b>bad</b>" not in page
+
+
 def test_a_script_has_no_training() -> None:
     events: list[dict[str, Any]] = [
         {"event": "output", "time": 1.0, "rank": 0, "stream": "stdout", "text": "hello"},
@@ -144,4 +158,5 @@ def test_labels() -> None:
         return labels([RunFiles(run, {}, []) for run in runs])
 
     assert named("mrpc-20261123-013759-2872") == ["mrpc 2872"]
+    assert named("lr-1e-5-20261123-013759-2872") == ["lr-1e-5 2872"]  # as --name has it
     assert named("a-1-2872", "a-2-2872") == ["a-1-2872", "a-2-2872"]

@@ -1,5 +1,6 @@
 """What the words after `--` mean."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,6 +67,9 @@ project
 python project/train.py
 /usr/bin/python3.11 project/train.py
 torchrun --nproc_per_node 2 t.py
+mpirun -f hosts -n 4 -genv OMP_NUM_THREADS=24 python3 -u "my script.py" --no_cuda
+accelerate launch --config_file ./single_config.yaml main.py
+-m torch.distributed.launch --nproc_per_node 2 project/train.py --lr 1
 """
 
 
@@ -73,8 +77,8 @@ def test_what_is_not_a_script(here: Path, said: Callable[[object], None]) -> Non
     messages = []
     for words in ["", *NOT_SCRIPTS.split("\n")[1:-1]]:
         with pytest.raises(UsageError) as caught:
-            read_words(words.split(), False, here)
-        messages.append(caught.value.message)
+            read_words(shlex.split(words), False, here)
+        messages.append(f"{caught.value.message}: {caught.value.hint}")
     with pytest.raises(UsageError) as caught:
         read_words(["train.py"], True, here)
     said("\n".join([*messages, caught.value.message]))

@@ -82,6 +82,38 @@ def test_what_may_fail_is_a_note(tmp_path: Path) -> None:
     ]
 
 
+def test_packages_that_the_stack_lacks_are_named(tmp_path: Path) -> None:
+    text = "import evaluate\nimport datasets, tokenizers\ntry:\n    import hydra\nfinally: pass\n"
+    problems = found(tmp_path, "native", "", text)
+    assert [(one.hint.rpartition(" ")[2], one.certain) for one in problems] == [
+        ("evaluate", True),
+        ("hydra-core", False),
+    ]
+    source = read_source(tmp_path / "train.py", tmp_path)
+    assert incompatibilities(source, [], STACKS["native"], STACKS, brings=True) == []
+    (tmp_path / "evaluate.py").touch()  # its own
+    assert len(found(tmp_path, "native", "", text)) == 1
+
+
+def test_lines_that_want_a_gpu_are_named(tmp_path: Path) -> None:
+    text = """backend = 'nccl'
+device = "cuda:0" if torch.cuda.is_available() else "cpu"
+if ddp:
+    device = f'cuda:{local_rank}'
+    torch.cuda.set_device(device)
+print("cuda is not there", device == "cuda")
+if device_type == 'cuda':
+    model.cuda()
+ctx = torch.autocast("cuda")
+model = DDP(model, device_ids=[local_rank])
+model = DDP(model, device_ids=None)
+x = x.cuda(non_blocking=True)
+"""
+    [one] = found(tmp_path, "native", "", text)
+    assert one.what.startswith("train.py:1, 4, 5, 9, 10, 12: asks for a GPU")
+    assert not one.certain
+
+
 @pytest.mark.parametrize(
     ("words", "text", "where"),
     [

@@ -109,3 +109,10 @@ def test_arguments_of_training_arguments(tmp_path: Path) -> None:
 )
 def test_the_option_that_torchs_launcher_gives(tmp_path: Path, text: str, spelled: str) -> None:
     assert source(tmp_path, text).local_rank == spelled
+
+
+@pytest.mark.parametrize("text", ["-" * 100_000 + "1", "x = " + "a()." * 3000 + "b"])
+def test_what_is_nested_deeply_is_no_traceback(tmp_path: Path, text: str) -> None:
+    (tmp_path / "train.py").write_text(f"import torch\n{text}\n")
+    source = read_source(tmp_path / "train.py", tmp_path)
+    assert bool(source.syntax_error) != bool(source.imports)

@@ -301,13 +301,13 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
             deadline=time.monotonic() + seconds,
         )
         self._collectives += bool(values)
-        progress().submit(self._channel, one)
         work = MpiWork([one], outputs)
         if torch.autograd._profiler_enabled():
             with record_function(
                 f"{IMPI}:{CALLS[values[0]] if values else name.split()[0]}"
             ) as event:
-                work.profile(event)
+                work.profile(event)  # before it starts: the event ends in another thread
+        progress().submit(self._channel, one)
         if self._together is not None:
             self._together.append(work)
         return work

@@ -5,6 +5,7 @@ ranks compare what they have called by a small all-gather: a difference is an er
 and not a hang, and no rank polls at full speed for another one that still computes.
 """
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
-from ftcluster_train.comm.mpi_work import Operation, Transfer, timed_out
+from ftcluster_train.comm.mpi_work import Operation, Transfer, callback_threads, timed_out
 
 # Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
 # a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
@@ -165,9 +166,15 @@ class Channel:
         return f"{what} {', '.join(map(str, ranks))} ({hosts})"
 
     def _tell(self, one: Operation) -> None:
+        """In another thread: one in which the script waits for a key keeps the store meanwhile."""
         one.told = True
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the store's host is gone
+                self._store.set(self._key(one, self.comm.rank), "")
+
         if one.signature:
-            self._store.set(self._key(one, self.comm.rank), "")
+            callback_threads.run([tell])
 
     def _key(self, one: Operation, rank: int) -> str:
         return f"waits/{one.number}/{rank}"
@@ -180,8 +187,8 @@ class Channel:
         absent: list[int] = []
 
         def ask() -> None:
-            ranks = range(self.comm.size)
-            absent.extend(r for r in ranks if not self._store.check([self._key(one, r)]))
+            others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+            absent.extend(r for r in others if not self._store.check([self._key(one, r)]))
 
         time.sleep(TOLD_AFTER)  # the others' time is over a little later
         asking = threading.Thread(target=ask, daemon=True)

@@ -48,7 +48,7 @@ class CallbackThreads:
                 self._idle += 1
 
 
-_callback_threads = CallbackThreads()
+callback_threads = CallbackThreads()
 
 
 def timed_out(name: str, seconds: float, where: str = "") -> str:
@@ -102,7 +102,7 @@ class Operation:
             self.done.set()
         self.start, self.finish = _no_transfer, _nothing  # they have the caller's tensors
         if self.callbacks:
-            _callback_threads.run(self.callbacks)
+            callback_threads.run(self.callbacks)
 
     def when_done(self, callback: Callable[[], None]) -> None:
         """Call `callback` once it is done, at once if it is."""

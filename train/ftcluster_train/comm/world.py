@@ -23,6 +23,7 @@ from ftcluster_train.comm.connectivity import listen
 from ftcluster_train.errors import TrainError
 
 DEFAULT_PORT = 29500  # torch's own, for a launch without the supervisor, which takes a free one
+LOOPBACK = "lo"
 SIOCGIFADDR = 0x8915  # netdevice(7): the address of an interface
 
 
@@ -44,7 +45,8 @@ def join_world() -> World:
 
     Raises:
         TrainError: this process was not started by mpirun or torchrun, or the backend cannot be
-            loaded.
+            loaded, or rank 0's address is one of the loopback interface though there are other
+            hosts.
     """
     try:
         rank, size = own_rank(os.environ), own_size(os.environ)
@@ -59,6 +61,14 @@ def join_world() -> World:
     port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
     # else gloo uses the interface that the hostname resolves to, often the loopback
     interface = interface_towards(host)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if interface == LOOPBACK and here < size:
+        raise TrainError(
+            f"{host} is an address of the loopback interface on {socket.gethostname()}, which "
+            "ranks of other hosts do not reach",
+            f"map {host} to the address that other hosts reach it by, in /etc/hosts of "
+            f"{socket.gethostname()}; Debian maps a host's own name to 127.0.1.1",
+        )
     if interface:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     timeouts = timeouts_of(os.environ)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import Job
-from ftcluster_common.trained_model import FILE, trained_document
+from ftcluster_common.trained_model import FILE, ROWS, trained_document
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.adapters import (
     adapted_layers,
@@ -124,9 +124,7 @@ class Checkpoints:
             self._saved = keep_newest(self._saved, self._limit, best)
         return ""
 
-    def load_best(
-        self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]
-    ) -> dict[str, float]:
+    def load_best(self, model: PreTrainedModel, state: TrainState, folders: Sequence[Path]) -> bool:
         """Give `model` the weights of the best checkpoint of any host; every rank calls it.
 
         Where only one checkpoint is kept, it is that one then.
@@ -136,17 +134,17 @@ class Checkpoints:
             folders: where this host may have it.
 
         Returns:
-            The metrics of the model.
+            Whether it has them; if not, it is as it was.
         """
         if state.best_step is None:
-            return state.metrics
+            return False
         places = [folder / self.of(state.best_step).name for folder in folders]
         place = next((place for place in places if place.exists()), None)
         held: list[bool] = gather_over_ranks(place is not None)
         if True not in held:
             what = f"the best model, of step {state.best_step}, could not be saved or is lost"
             self._log.notice(f"{what}: the model is that of the last step")
-            return state.metrics
+            return False
         source = held.index(True)
         saved: Mapping[str, torch.Tensor] = {}
         if place and self._world.rank == source:
@@ -160,7 +158,7 @@ class Checkpoints:
             for folder in self._saved if self._writes else ():
                 if folder != self.of(state.best_step):
                     remove(folder)
-        return state.best_metrics
+        return True
 
 
 def check_space(folder: Path, nbytes: int) -> None:
@@ -207,6 +205,8 @@ def save_model(
             task.write_files(model, partial)
             text = json.dumps(trained_document(task.recipe, task.columns), indent=2)
             (partial / FILE).write_text(f"{text}\n", encoding="utf-8")
+            if task.trained_rows and task.trained_rows.exists():
+                shutil.copyfile(task.trained_rows, partial / ROWS)
             write_more(partial)
             for path in partial.rglob("*"):
                 if path.is_file():

@@ -2,12 +2,14 @@
 
 import statistics
 from collections import Counter
+from collections.abc import Collection
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.trained_model import ROWS, hash_of, write_rows
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
@@ -18,25 +20,33 @@ MOST_CHARACTERS = 1200  # of a sample
 MOST_PARTS = 12
 
 
-def describe(task: Task, folder: Path) -> dict[str, Any]:
+def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[str, Any]:
     """What the samples of a folder, which the task has encoded, say of the data.
+
+    The hashes of what is trained on are written beside the samples, see `trained_model`.
+
+    Args:
+        earlier: of what the model was trained on before.
 
     Returns:
         `columns` by what they are for; `sets`, each with `set`, `rows` (null where these are not
         counted), `samples`, `documents` (what a model reads at once; several may be packed into a
         sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
         (numbers), `classes` and, of a validation set, `duplicates` (how many of its documents the
-        training set has as well, null where they do not compare); and `samples`, the first ones,
-        each a list of documents with a `label` and `parts`: texts, and whether each is learned.
+        training set, or an earlier one, has as well, null where they do not compare); and
+        `samples`, the first ones, each a list of documents with a `label` and `parts`: texts, and
+        whether each is learned.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     first = TRAIN if TRAIN in found else next(iter(found))
     names = [first, *(name for name in found if name != first)]
-    known: set[int] = set()
+    known = {*earlier}
     sets = [_set(task, name, found[name], known) for name in names]
-    if not {TRAIN, VALIDATION} <= found.keys():
+    if not earlier and not {TRAIN, VALIDATION} <= found.keys():
         for one in sets:
             one["duplicates"] = None
+    if TRAIN in found and known:
+        write_rows(folder / ROWS, known)
     return {
         "columns": {use: list(columns) for use, columns in task.uses.items()},
         "sets": sets,
@@ -52,8 +62,8 @@ def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, 
         for sample in samples:
             for document in task.documents(sample, samples):
                 lengths.append(len(document.ids))
-                classes.update([document.label] if task.labelled else [])
-                mark = hash(tuple(document.ids))
+                classes.update(document.classes)
+                mark = hash_of(document.ids)
                 if name == TRAIN:
                     known.add(mark)
                 duplicates += name != TRAIN and mark in known

@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -44,26 +44,39 @@ def predict(
     return [by_index[i] for i in range(len(samples))]
 
 
+class Scores(NamedTuple):
+    """What an evaluation has measured.
+
+    Attributes:
+        metrics: by name.
+        classes: of a classification, for each set its `ClassReport` as JSON.
+    """
+
+    metrics: dict[str, float]
+    classes: dict[str, Any]
+
+
 def evaluate(
     task: Task,
     model: PreTrainedModel,
     validation_sets: Mapping[str, Samples],
     world: World,
     bf16: bool,
-) -> dict[str, float]:
-    """The task's metrics, the same on every rank.
+) -> Scores:
+    """The task's scores, the same on every rank.
 
     Where there are several sets, each metric has the set's name: `validation_matched` gives
     `accuracy_matched`.
     """
-    metrics = {}
+    metrics, classes = {}, {}
     for name, samples in validation_sets.items():
         predictions = predict(task, model, samples, world, bf16)
-        scored = task.score(predictions, samples) if world.rank == 0 else {}
-        of_set = gather_over_ranks(scored)[0]
+        of_set = task.score(predictions, samples)
+        if report := task.class_report(predictions, samples):
+            classes[name] = report.to_dict()
         suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
-    return metrics
+    return Scores(metrics, classes)
 
 
 class Evaluator:
@@ -105,15 +118,15 @@ class Evaluator:
             if folder_led(self._world.rank, job.shared_folder) is not None:
                 write_atomically(job.run_dir / name, json.dumps(predictions))
 
-    def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> dict[str, float]:
-        """The metrics after a step, which are logged; the model is ready to train again."""
+    def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
+        """The scores after a step, which are logged; the model is ready to train again."""
         self._pending.wait()
         began = time.perf_counter()
-        metrics: dict[str, float] = evaluate(self._task, self._model, sets, self._world, self._bf16)
+        scores: Scores = evaluate(self._task, self._model, sets, self._world, self._bf16)
         seconds = round(time.perf_counter() - began, 3)
-        self._log.write("evaluation", step=step, epoch=epoch, metrics=metrics, seconds=seconds)
+        self._log.write("evaluation", step=step, epoch=epoch, seconds=seconds, **scores._asdict())
         self._model.train()
-        return metrics
+        return scores
 
 
 def _read_kept(paths: Sequence[Path], count: int) -> list[Any]:
@@ -149,7 +162,7 @@ def run_on_sets(
             write_predictions(samples_dir / ROWS_FILE, answers, job.run_dir / PREDICTIONS)
             result["predictions"] = str(job.run_dir / PREDICTIONS)
     else:
-        result["metrics"] = evaluate(task, model, sets, world, bf16)
+        result |= evaluate(task, model, sets, world, bf16)._asdict()
     seconds = time.perf_counter() - started
     speed = sum(map(len, sets.values())) / seconds
     return {**result, "train_seconds": seconds, "samples_per_second": speed}

@@ -8,8 +8,9 @@ in `ftcluster_train.kernels`.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -56,12 +57,14 @@ class TrainResult:
 
     Attributes:
         metrics: of the last evaluation, or of the best one where its model is loaded at the end.
+            Likewise classes, see `Scores`.
         train_seconds: without evaluation and checkpoints.
     """
 
     metrics: dict[str, float]
     train_seconds: float
     samples_per_second: float
+    classes: dict[str, Any] = field(default_factory=dict)
 
 
 def train(
@@ -119,13 +122,15 @@ def train(
         set_step(schedule, state.step)
     checkpoints = Checkpoints(job, state.step, world, log, check)
     first_step, seconds_before = state.step + 1, state.seconds
+    task.use_scores(state.classes)
     choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
+    compares = choose_best or settings.early_stopping_patience is not None
     compared = False  # whether ranks were compared after weights changed
     times = StepTimes(optimizer.traffic, world)
     training_step = make_step(task, model, optimizer, kernels, times, bf16)
     if settings.eval_on_start and first_step == 1:
         with times.pause():
-            state.metrics = evaluator.evaluate(validation_sets, 0, 0.0)
+            state.metrics, state.classes = evaluator.evaluate(validation_sets, 0, 0.0)
     model.train()
     for step, indices in batches.after(state.step):
         report(step, "forward")
@@ -169,12 +174,17 @@ def train(
             with times.pause():
                 if evaluates:
                     report(step, "evaluating")
-                    state.metrics = evaluator.evaluate(validation_sets, step, intervals.epoch(step))
-                    saves |= choose_best and state.update_best(settings)
+                    epoch = intervals.epoch(step)
+                    state.metrics, state.classes = evaluator.evaluate(validation_sets, step, epoch)
+                    better = compares and state.update_best(settings)
+                    saves |= choose_best and better
                 if saves or stopping:
                     report(step, "saving")
                     check_equal_weights(optimizer, step, log)
                     checkpoints.save(optimizer, task, state)
+            if evaluates and step < batches.steps and state.stops(settings):
+                log.notice(state.stopped_early(settings))
+                break
             if stopping:
                 snapshots.wait()
                 raise TrainingStopped
@@ -187,10 +197,13 @@ def train(
     check_equal_weights(optimizer, state.step, log)
     snapshots.wait()
     trained = optimizer.detach(wanted=world.rank == 0)
-    metrics = state.metrics
-    if settings.load_best_model_at_end:
-        metrics = checkpoints.load_best(trained, state, state_folders(job))
-    return TrainResult(metrics, seconds, state.samples / seconds), trained
+    metrics, classes = state.metrics, state.classes
+    if settings.load_best_model_at_end and checkpoints.load_best(
+        trained, state, state_folders(job)
+    ):
+        metrics, classes = state.best_metrics, state.best_classes
+    task.use_scores(classes)
+    return TrainResult(metrics, seconds, state.samples / seconds, classes), trained
 
 
 def log_start(

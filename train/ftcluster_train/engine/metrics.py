@@ -13,6 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ftcluster_common.class_report import ClassReport
+
+HALF = 0.5
 DEPTH = 10  # the texts that are found for a query
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -21,13 +24,6 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
     """The share of correct predictions."""
     return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
-
-
-def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
-    """2 TP / (2 TP + FP + FN) of class 1; 0 if that class is neither predicted nor true."""
-    pairs = Counter((p == 1, y == 1) for p, y in zip(predictions, labels, strict=True))
-    right, wrong = 2 * pairs[True, True], pairs[True, False] + pairs[False, True]
-    return right / (right + wrong) if right + wrong else 0.0
 
 
 def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
@@ -74,29 +70,73 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
     "accuracy": accuracy,  # type: ignore[dict-item] # of classes, which are whole numbers
-    "f1": f1,  # type: ignore[dict-item]
     "matthews": matthews,  # type: ignore[dict-item]
     "pearson": pearson,
     "spearman": spearman,
 }
 
 
-def default_metrics(classes: int | None) -> tuple[str, ...]:
+def default_metrics(classes: int, several: bool = False) -> tuple[str, ...]:
     """The metrics of a recipe that names none.
 
     Args:
-        classes: number of classes; None for a regression.
+        classes: number of classes; 0 for a regression.
+        several: whether a row may have several.
     """
-    if classes is None:
+    if several:
+        return ("f1_micro", "f1_macro")
+    if not classes:
         return ("pearson", "spearman")
-    return ("accuracy", "f1") if classes == 2 else ("accuracy",)
+    return ("accuracy", "f1" if classes == 2 else "f1_macro")
 
 
 def measure(
-    names: Sequence[str], predictions: Sequence[float], labels: Sequence[float]
+    names: Sequence[str],
+    predictions: Sequence[Any],
+    labels: Sequence[Any],
+    report: ClassReport | None = None,
 ) -> dict[str, float]:
-    """Each named metric over all samples."""
-    return {name: METRICS[name](predictions, labels) for name in names}
+    """Each named metric over all samples.
+
+    Args:
+        predictions: classes, sets of classes, or numbers; so are labels.
+        report: of the classes, which has their F1.
+    """
+    known = f1_scores(report) if report else {}
+    return {
+        name: known[name] if name in known else METRICS[name](predictions, labels) for name in names
+    }
+
+
+def f1_scores(report: ClassReport) -> dict[str, float]:
+    """F1 by the names of scikit-learn's scorers; `f1` is that of the positive class."""
+    scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
+    if report.positive:
+        scores["f1"] = report.classes[1].f1
+    if not report.several:  # each wrong row is a false positive and a false negative
+        scores["f1_micro"] = sum(one.right for one in report.classes) / report.rows
+    return scores
+
+
+def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> float:
+    """The probability from which a class has the highest F1 where it is predicted.
+
+    It is between two that occur; of equally good ones that nearest to one half; one half for a
+    class without rows.
+
+    >>> best_threshold([0.9, 0.4, 0.2], [True, True, False])
+    0.30000000000000004
+    """
+    pairs = sorted(zip(probabilities, labels, strict=True), reverse=True)
+    support = sum(labels)
+    found, right = [(0.0, 0.0, HALF)], 0
+    for count, (probability, label) in enumerate(pairs, start=1):
+        right += label
+        following = pairs[count][0] if count < len(pairs) else 0.0
+        if following < probability and right:
+            threshold = (probability + following) / 2
+            found.append((2 * right / (count + support), -abs(threshold - HALF), threshold))
+    return max(found)[2]
 
 
 def perplexity(loss: float) -> float:

@@ -35,8 +35,9 @@ from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data_files import DataError
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.job import Job, read_job
+from ftcluster_common.job import EVALUATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
+from ftcluster_common.trained_model import hash_of, read_rows
 from ftcluster_train.engine.adapters import check_whole
 from ftcluster_train.engine.data.download import fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
@@ -57,7 +58,7 @@ from ftcluster_train.engine.models import (
     longest_input,
     train_tokenizer,
 )
-from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.stack import hold_stack, own_stack
@@ -91,11 +92,23 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     if not model.startswith(BY_TYPE):
         task.look_at_model(Path(model))
     longest = longest_input(config, tokenizer)
+    earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(model))
 
     def encode(samples: Path) -> list[str]:
         notices = [*task.encode(recipe.data, longest, samples), *task.notices()]
         _check_ends(task, config, samples)
-        (samples / REPORT).write_text(json.dumps(describe(task, samples)), encoding="utf-8")
+        report = describe(task, samples, earlier)
+        (samples / REPORT).write_text(json.dumps(report), encoding="utf-8")
+        if task.drawn:
+            drawn = {"data": recipe.data, "rows": [place for place, _ in task.drawn.with_places()]}
+            (samples / VALIDATION_ROWS).write_text(f"{json.dumps(drawn)}\n", encoding="utf-8")
+        if job.purpose == EVALUATE:
+            notices += [
+                f"{one['set']}: THE MODEL WAS TRAINED ON {one['duplicates']} OF {one['documents']} "
+                "samples, so the metrics are better than on new data"
+                for one in report["sets"]
+                if one["duplicates"]
+            ]
         return notices
 
     settings = {
@@ -108,6 +121,9 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "prompts": getattr(task, "prompts", ()),
         "data": _data_version(recipe),
         "transformers": transformers.__version__,
+        # with which the classes have to go together
+        "checked": [recipe.training.metric_for_best_model, recipe.training.label_smoothing_factor],
+        "earlier": hash_of(sorted(number >> 1 for number in earlier)),
     }
     paths = [Path(name) for name in (folder, recipe.data) if Path(name).exists()]
     # another build of this package may have written other columns

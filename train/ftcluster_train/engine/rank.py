@@ -13,21 +13,24 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import DistBackendError
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
+from ftcluster_common.class_report import read_report
 from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import Job, read_job
 from ftcluster_common.launch import own_rank
 from ftcluster_common.recipe import DecoderTuning
+from ftcluster_common.trained_model import ROWS
 from ftcluster_train.comm.world import (
     abandon_world,
     check_equal_samples,
@@ -45,7 +48,7 @@ from ftcluster_train.engine.models import check_tokens, load_config, load_model,
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
-from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
@@ -54,6 +57,7 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report, write_stacks_on_signal
 from ftcluster_train.kernels.linear import dtype_of, shape_of
 
+SHOWN_CLASSES = 8
 DOING = {"evaluate": "evaluating", "predict": "predicting"}
 
 
@@ -86,7 +90,9 @@ def run(job: Job) -> None:
     if job.purpose != "train":
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
-        log.write("result", **run_on_sets(job, task, model, samples, Path(inputs.samples), world))
+        result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
+        say_never_predicted(log, result.get("classes", {}))
+        log.write("result", **result)
         leave_world()
         return
     options = job.recipe.options
@@ -102,6 +108,9 @@ def run(job: Job) -> None:
     if world.rank == 0:
         saved = model.parameters() if merged else saved_parameters(model)
         check_space(job.run_dir, sum(shape_of(p).numel() * dtype_of(p).itemsize for p in saved))
+        drawn = Path(inputs.samples) / VALIDATION_ROWS
+        if drawn.exists():
+            shutil.copyfile(drawn, job.run_dir / VALIDATION_ROWS)
         trackers = make_trackers(job.recipe.training, job.run_dir, job.run, log.notice)
         log = ProgressLog(events, trackers)
         plain = not (job.recipe.from_scratch or job.recipe.load_in_4bit)
@@ -124,12 +133,25 @@ def run(job: Job) -> None:
         save_model(trained, task, folder)
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
+        say_never_predicted(log, done.classes)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
     leave_world()
+
+
+def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any]) -> None:
+    """Log which classes a model never predicts, although its validation sets have them."""
+    for name, found in classes.items():
+        if missing := read_report(found).never_predicted:
+            shown = ", ".join(missing[:SHOWN_CLASSES])
+            more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
+            log.notice(
+                f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs, a "
+                "higher learning rate or class_weights=balanced may help"
+            )
 
 
 def listen_for_stop() -> Callable[[], bool]:
@@ -154,6 +176,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         return task, model, samples
     task = make_task(recipe, tokenizer)
     task.columns = samples[TRAIN].about.get("columns", {})
+    task.trained_rows = Path(inputs.samples) / ROWS
     settings = task.model_settings(samples[TRAIN])
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model

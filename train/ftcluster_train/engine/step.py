@@ -47,7 +47,7 @@ class StepBatch:
     step: int
     samples: int
     tokens: int
-    by_rank: Sequence[int]
+    by_rank: Sequence[float]
     share: Sequence[int]
     parts: Sequence[Sequence[Sample]]
     dropout_seed: int

@@ -75,11 +75,13 @@ class TrainState:
         step: optimizer steps done.
         samples: training samples done, of all ranks.
         seconds: of training, without evaluations and checkpoints.
-        metrics: of the last evaluation.
+        metrics: of the last evaluation; likewise classes, see `Scores`.
         best_metric: name of the metric that the best evaluation is chosen by; "" until the first
             evaluation where the recipe names none.
-        best_metrics: of the best evaluation; empty before there is one.
+        best_metrics: of the best evaluation; empty before there is one. Likewise best_classes.
         best_step: after which it was made; None before there is one.
+        not_better: evaluations since the last one that was better by more than the threshold of
+            early stopping.
         settings: what the weights depend on besides the state, by name.
         layout: what the state's tensors are of, see `state_layout`.
     """
@@ -88,14 +90,20 @@ class TrainState:
     samples: int = 0
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
+    classes: dict[str, Any] = field(default_factory=dict)
     best_metric: str = ""
     best_metrics: dict[str, float] = field(default_factory=dict)
+    best_classes: dict[str, Any] = field(default_factory=dict)
     best_step: int | None = None
+    not_better: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     layout: list[str] = field(default_factory=list)
 
     def update_best(self, training: Training) -> bool:
         """Whether `metrics` are better than all before; equal ones and NaN are not.
+
+        Also counts `not_better`, as EarlyStoppingCallback of transformers 5.23 does: an improvement
+        by no more than the threshold does not count, and is what the next one is compared with.
 
         Raises:
             TrainError: the recipe's metric is not among them.
@@ -110,13 +118,31 @@ class TrainState:
                 f"measure; it measures {', '.join(values) or 'nothing'}",
                 "name one of these: training.metric_for_best_model=NAME",
             )
-        self.best_metric = metric
+        first, self.best_metric = not self.best_metric, metric
         greater = training.greater_is_better
         if greater is None:
             greater = not metric.endswith("loss")
         sign = 1 if greater else -1
         best = self.best_metrics.get(metric, -sign * math.inf)
-        if not sign * values[metric] > sign * best:
-            return False
-        self.best_metrics, self.best_step = values, self.step
-        return True
+        better = sign * values[metric] > sign * best
+        enough = better and abs(values[metric] - best) > training.early_stopping_threshold
+        self.not_better = 0 if first or enough else self.not_better + 1
+        if better:
+            self.best_metrics, self.best_step = values, self.step
+            self.best_classes = self.classes
+        return better
+
+    def stops(self, training: Training) -> bool:
+        """Whether the training ends early, after an evaluation."""
+        patience = training.early_stopping_patience
+        return patience is not None and self.not_better >= patience
+
+    def stopped_early(self, training: Training) -> str:
+        """Why the training ended before its last step."""
+        by = f" by more than {training.early_stopping_threshold:g}"
+        return (
+            f"stopped early at step {self.step}: {self.best_metric} was not better"
+            f"{by if training.early_stopping_threshold else ''} in {self.not_better} evaluations; "
+            f"the best one is {self.best_metrics.get(self.best_metric, math.nan):.6g}, of step "
+            f"{self.best_step}"
+        )

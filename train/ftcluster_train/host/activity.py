@@ -89,13 +89,17 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> dict[str, Any]:
-    """State as in ps, and CPU seconds with those of children that have ended; {} without it."""
+    """State as in ps, CPU seconds with those of children that have ended, and when it began.
+
+    That is in clock ticks since the boot. {} where there is no such process.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return {}
-    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17
-    return {"state": fields[0], "cpu": sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")}
+    # proc(5): state 3, utime 14, stime 15, cutime 16, cstime 17, starttime 22
+    cpu = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return {"state": fields[0], "cpu": cpu, "start": int(fields[19])}
 
 
 def thread_states(pid: int) -> list[str]:
@@ -139,7 +143,8 @@ def sockets_of(pids: Iterable[int]) -> set[int]:
 def tcp_bytes(inodes: Collection[int]) -> int:
     """Bytes that were sent and received over TCP sockets; 0 where the kernel does not say."""
     with contextlib.suppress(OSError, struct.error):
-        return sum(count for inode, count in _tcp_sockets() if inode in inodes)
+        # the kernel lists all of the host's
+        return sum(count for inode, count in _tcp_sockets() if inode in inodes) if inodes else 0
     return 0
 
 

@@ -20,23 +20,30 @@ import signal
 import socket
 import subprocess
 import sys
+import syslog
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.host.activity import process_state
 from ftcluster_train.io.events import EventWriter, has_ended
-from ftcluster_train.io.fsync import GROUP_READS
+from ftcluster_train.io.fsync import GROUP_READS, write_atomically
 
 PID_FILE = "supervisor.pid"
+BOOT_FILE = "supervisor.boot"  # of which start of the host the supervisor was
 STOP_FILE = "stop"  # the run is to end, also if its supervisor was just killed
 START_SECONDS = 20.0
 LOOK_BYTES = 1 << 30  # of memory, to look at a run's files
 BACK_SECONDS = 5.0  # a killed supervisor is back after this long
 PAUSE_SECONDS = 1.0  # before it is started again
+LOGGED = {  # events that the host's log gets
+    "error": syslog.LOG_ERR, "restart": syslog.LOG_WARNING, "notice": syslog.LOG_NOTICE,
+    "end": syslog.LOG_NOTICE,
+}  # fmt: skip
 LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
 # without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
 WATCHDOG_SECONDS = 20.0
@@ -253,6 +260,33 @@ def was_killed(pid: int) -> bool:
         if stopped > WATCHDOG_SECONDS:
             os.kill(pid, signal.SIGKILL)
         time.sleep(LOOK_SECONDS)
+
+
+def this_boot() -> str:
+    """Which start of this host it is; of a container, of its process 1."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    started = str(process_state(1).get("start", ""))
+    return f"{boot} {started}"
+
+
+def was_rebooted(run_dir: Path) -> bool:
+    """Whether this host was started since a run's last supervisor; remembers this start."""
+    file = run_dir / BOOT_FILE
+    before = file.read_text(encoding="ascii").strip() if file.is_file() else ""
+    with contextlib.suppress(OSError):  # disk full
+        write_atomically(file, f"{this_boot()}\n")
+    return before not in ("", this_boot())
+
+
+def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
+    """Tell the host's own log what an operator looks for there: `journalctl -u ftcluster-RUN`."""
+    if event not in LOGGED:
+        return
+    said = fields.get("message") or ", ".join(f"{name} {value}" for name, value in fields.items())
+    where = f"rank {fields['rank']} on {fields['host']}: " if fields.get("rank") is not None else ""
+    syslog.openlog("ftcluster", syslog.LOG_PID, syslog.LOG_USER)
+    for number, line in enumerate(str(said).splitlines()):
+        syslog.syslog(LOGGED[event], f"{run}: {event}: {where if not number else '  '}{line}")
 
 
 def is_stopped(pid: int) -> bool:

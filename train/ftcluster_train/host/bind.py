@@ -33,6 +33,7 @@ from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host.guardian import ADDRESS, execute, guard
 from ftcluster_train.host.stack import hold_stack, own_stack
 from ftcluster_train.io.fsync import GROUP_READS
+from ftcluster_train.io.machine import cpu_quota
 
 # Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/linux/mempolicy.h
 SYS_SET_MEMPOLICY, SYS_GET_MEMPOLICY = 238, 239
@@ -140,7 +141,16 @@ def bind_cores(place: Place) -> tuple[int, list[str]]:
         os.sched_setaffinity(0, chosen)
     except OSError as error:
         problems.append(f"it cannot be bound to its cores: {error.strerror}")
-    return min(place.threads, len(chosen)), problems
+    threads = min(place.threads, len(chosen))
+    # of a pod or a container that got less than what was planned
+    quota = cpu_quota()
+    share = threads if quota is None else max(1, int(quota / place.local_size))
+    if share < threads:
+        problems.append(
+            f"the CPU quota is {quota:g} CPUs, {share} for each of {place.local_size} ranks; it "
+            f"has as many threads instead of {threads}"
+        )
+    return min(threads, share), problems
 
 
 def call_kernel(number: int, *arguments: Any) -> int:

@@ -15,12 +15,13 @@ from ftcluster_common.events import EVENTS, is_event
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.launch import Launch
 from ftcluster_common.rank_times import Interval, interval_between, straggler_scores
+from ftcluster_common.run_state import WAITS
 from ftcluster_train.io.events import EventReader
 
 FOLDER = "metrics"
 SECONDS = 5.0  # between two writes
 KEPT_SECONDS = 3600.0  # that a file stays after its run: until another run starts
-STATES = ("running", "done", "failed", "stopped")
+STATES = ("running", "waiting", "done", "failed", "stopped")
 # each gauge with its help and its labels besides `run`
 GAUGES = {
     "ftcluster_run_info": ("A run, which is always 1.", ("recipe", "backend", "precision")),
@@ -59,6 +60,7 @@ class RunNumbers:
         step: the step that the ranks are in.
         interval: between the last two reports of the ranks.
         before: seconds of training of the runs that it continues.
+        steps_since_restart: whether the ranks have reported one since they were started.
     """
 
     latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -67,6 +69,7 @@ class RunNumbers:
     step: int = 0
     interval: Interval | None = None
     before: float = 0.0
+    steps_since_restart: bool = False
     _before: Mapping[str, Any] | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -78,8 +81,9 @@ class RunNumbers:
         if kind == "placement":
             self._before = None
         elif kind == "restart":
-            self.restarts = event["restart"]
+            self.restarts, self.steps_since_restart = event["restart"], False
         elif kind == "step":
+            self.steps_since_restart = True
             self.step = max(self.step, event["step"])
         elif kind == "communication":
             if not self.interval and "step" in self.latest:
@@ -105,21 +109,26 @@ def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Ite
         now: seconds since 1970.
     """
     of = numbers.of
-    end = of("end", "state")
+    waits = str(of("phase", "doing") or "").startswith(WAITS)
+    state = of("end", "state") or ("waiting" if waits else "running")
+    # until the first step after a restart, the last one before it says nothing of now
+    steps = state == "running" and numbers.steps_since_restart
+    speed = of("step", "samples_per_second")
     about = {name: of("start", name) or "" for name in ("backend", "precision")}
     yield "ftcluster_run_info", {"recipe": recipe, **about}, 1
-    for state in STATES:
-        yield "ftcluster_run_state", {"state": state}, float(state == (end or "running"))
+    for one in STATES:
+        yield "ftcluster_run_state", {"state": one}, float(state == one)
+    over = "end" in numbers.latest
     values = {
         "start_time_seconds": numbers.began,
         "update_time_seconds": now,
-        "hosts": len(launch.hosts),
-        "ranks": len(launch.rank_hosts),
-        "restart_count": numbers.restarts,
+        "hosts": 0 if waits else len(launch.hosts),
+        "ranks": 0 if waits else len(launch.rank_hosts),
+        "restart_count": max(numbers.restarts, launch.restarts),
         "step": numbers.step if "start" in numbers.latest else None,
         "steps": of("start", "steps"),
-        "eta_seconds": 0.0 if end else of("step", "remaining_seconds"),
-        "samples_per_second": of("step", "samples_per_second"),
+        "eta_seconds": of("step", "remaining_seconds") if steps else 0.0 if over else None,
+        "samples_per_second": speed if steps or over or speed is None else 0.0,
         "loss": of("step", "loss"),
         "checkpoint_step": of("checkpoint", "step"),
     }

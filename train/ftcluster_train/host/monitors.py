@@ -22,7 +22,7 @@ from ftcluster_train.host.mpi_output import (
     append_to_log,
 )
 from ftcluster_train.host.rank_life import Trouble
-from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.events import OUTPUT, EventWriter, event_line
 
 LAST_LINES = 12
 # of a script's last output, and what to do
@@ -164,7 +164,7 @@ class _TrainingWatch(Watch):
 
 
 class _ScriptWatch(Watch):
-    """A user's script: each rank has a log; rank 0's output becomes events. See `RankOutput`."""
+    """A user's script: each rank has a log; rank 0's output goes to OUTPUT. See `RankOutput`."""
 
     def __init__(self, launch: Launch, events: EventWriter) -> None:
         logs = Path(launch.run_dir) / "logs"
@@ -172,9 +172,11 @@ class _ScriptWatch(Watch):
         self._ranks = len(launch.rank_hosts)
         self._events = events
         self._output = RankOutput(logs, launch.run, self._write_output)
-        combined = Path(launch.run_dir) / "ranks.log"  # what `ftcluster logs` shows
-        combined.unlink(missing_ok=True)
-        combined.symlink_to("logs/rank-0.log")
+        self._path = Path(launch.run_dir) / OUTPUT
+        for end in ("", ".1"):  # what `ftcluster logs` shows
+            combined = Path(launch.run_dir) / f"ranks.log{end}"
+            combined.unlink(missing_ok=True)
+            combined.symlink_to(f"logs/rank-0.log{end}")
 
     @property
     def over(self) -> bool:
@@ -186,7 +188,8 @@ class _ScriptWatch(Watch):
         before = self._output.backend
         self._output.feed(stream, data)
         if self._output.backend != before:
-            self._write("backend", name=self._output.backend)
+            with contextlib.suppress(OSError):  # disk full
+                self._events.write("backend", name=self._output.backend)
         self._output.flush()
 
     def pause(self) -> None:
@@ -196,11 +199,7 @@ class _ScriptWatch(Watch):
         self._output.close()
 
     def _write_output(self, stream: Stream, text: str) -> None:
-        self._write("output", rank=0, stream=stream, text=text)
-
-    def _write(self, kind: str, **fields: Any) -> None:
-        with contextlib.suppress(OSError):  # disk full
-            self._events.write(kind, **fields)
+        append_to_log(self._path, event_line("output", rank=0, stream=stream, text=text))
 
     def blame(self, trouble: list[Trouble]) -> list[Trouble]:
         """The rank that mpirun ended the others for, as far as it has said so.

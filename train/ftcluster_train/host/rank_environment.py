@@ -35,7 +35,8 @@ INHERITED = (
     "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
-INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_")
+# mpirun starts srun in a Slurm job, which reads slurm.conf where SLURM_CONF says
+INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "SLURM_CONF")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 ARRIVAL_SECONDS = 60.0

@@ -5,8 +5,10 @@ Standard library only: the supervisor uses it.
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +25,16 @@ from ftcluster_common.launch import (
     mpirun_command,
 )
 from ftcluster_train.comm import torch_backends
+from ftcluster_train.errors import TrainError
 from ftcluster_train.host import processes
 from ftcluster_train.host.guardian import ADDRESS, SECRET
-from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE, Heartbeats, Stopped, StopRequest
+from ftcluster_train.host.heartbeats import (
+    STOPPED_EXIT_CODE,
+    UNGREETED,
+    Heartbeats,
+    Stopped,
+    StopRequest,
+)
 from ftcluster_train.host.lease import Leases, firewall_notice
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending, Watch, watch_of
@@ -46,6 +55,8 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.fsync import write_atomically
 
 PAUSE_SECONDS = 0.2
+FILES_A_HOST = 4  # pipes to the ssh of its lease; mpirun has as many to its own
+OTHER_FILES = 128 + UNGREETED
 
 
 class HostsRefused(Exception):
@@ -84,6 +95,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     request, events = run.request, run.events
     request.holding, request.saving = False, None
     request.check()
+    make_room_for_files(len(launch.rank_hosts), len(launch.hosts + launch.idle))
     stack = own_stack()
     hold_stack(stack)
     launch = replace(launch, stack=str(stack))  # the link may be moved during the run
@@ -138,6 +150,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
         trouble = _read(process, watch, beats, request, on_step)
         heard_out = True
         code = process.wait()
+        code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
         # whatever became of mpirun after its ranks had ended well
         ending = watch.ending(0 if beats.all_done else code)
         if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
@@ -179,6 +192,25 @@ def listen_for_guardians(launch: Launch) -> Heartbeats:
         launch.hosts[0].address, free_port(), secret, launch.rank_hosts, time.monotonic(),
         launch.timeouts, launch.hang_seconds,
     )  # fmt: skip
+
+
+def make_room_for_files(ranks: int, hosts: int) -> None:
+    """Allow this process, and mpirun, to open as many files as so many ranks and hosts take.
+
+    Raises:
+        TrainError: the account may not.
+    """
+    wanted = ranks + FILES_A_HOST * hosts + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= wanted:
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return
+    raise TrainError(
+        f"a process on {socket.gethostname()} may open {hard} files, and {ranks} ranks on {hosts} "
+        f"hosts take {wanted}",
+        "raise the account's hard limit of nofile there: limits.conf(5)",
+    )
 
 
 def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
@@ -233,7 +265,7 @@ def _read(
 
     asked: list[bool] = []
     trouble: list[Trouble] = []
-    armed = False
+    armed, looked = False, 0.0
     signal.signal(signal.SIGALRM, end_ranks)
     with selectors.DefaultSelector() as selector:
         for name, pipe in _pipes(process):
@@ -246,7 +278,11 @@ def _read(
                     selector.unregister(key.fileobj)
             watch.pause()
             request.check()
-            beats.poll(time.monotonic())
+            # output may come in thousands of pieces a second, of hundreds of ranks
+            if selector.get_map() and time.monotonic() - looked < PAUSE_SECONDS:
+                continue
+            looked = time.monotonic()
+            beats.poll(looked)
             on_step(max(life.step for life in beats.lives))
             if not (watch.over or trouble):
                 trouble = _find_trouble(process, beats)

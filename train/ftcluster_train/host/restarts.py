@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, RankHost
+from ftcluster_common.run_state import WAITS
 from ftcluster_train.host import background, processes
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.rank_launch import HostsRefused, Run, run_ranks
@@ -18,13 +19,18 @@ from ftcluster_train.io.events import seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 
 HOST_RETRY_SECONDS = 5.0
+SAY_SECONDS = 15.0  # between two events that say which hosts are waited for
 
 
-def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
+def run_with_restarts(launch: Launch, run: Run, again: bool, rebooted: bool = False) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
     A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
     a host that was lost; where none is left it is left out, if the launch allows that, or awaited.
+
+    Args:
+        again: whether another supervisor of the run was killed.
+        rebooted: whether that was so because the head was started again.
 
     Raises:
         HostsRefused, TrainError, Stopped: no rank was started at all.
@@ -33,7 +39,7 @@ def run_with_restarts(launch: Launch, run: Run, again: bool) -> Ending:
     if again:
         began -= seconds_since_first(Path(launch.run_dir))
         processes.kill_all(launch.run)
-        ending = Ending("failed", 1, [_killed(launch)], restartable=True)
+        ending = Ending("failed", 1, [_killed(launch, rebooted)], restartable=True)
     else:
         ending = run_ranks(launch, run)
     while ending.restartable and launch.restarts < launch.max_restarts:
@@ -61,14 +67,21 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
     Returns:
         The launch on those hosts, and how it ended.
     """
-    deadline = time.monotonic() + launch.timeouts.host_return
+    began = time.monotonic()
+    say_at, limit = 0.0, launch.timeouts.host_return
     before = launch.hosts
     lost: set[Host] = set()
     while True:
         hosts = hosts_of_restart(launch, lost)
         if hosts is None:
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > limit:
                 return None
+            if waited >= say_at:
+                say_at = waited + SAY_SECONDS
+                names = ", ".join(sorted(host.name for host in lost)) or "hosts"
+                times = f"{_minutes(waited)} of {_minutes(limit)}"
+                run.events.write("phase", doing=f"{WAITS} for {names} ({times})")
             time.sleep(HOST_RETRY_SECONDS)
             lost.clear()  # they may be back
             continue
@@ -81,15 +94,22 @@ def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
             lost |= {refusal.host for refusal in error.refused}
 
 
+def _minutes(seconds: float) -> str:
+    return f"{seconds // 60:.0f}:{seconds % 60:02.0f}"
+
+
 def _write(launch: Launch) -> None:
     """Write a launch anew, for a supervisor that follows this one."""
     path = Path(launch.run_dir) / LAUNCH_FILE
     write_atomically(path, json.dumps(launch.to_dict()) + "\n")
 
 
-def _killed(launch: Launch) -> dict[str, Any]:
+def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
     """The fields of an event `error`."""
     host = launch.hosts[0].name
+    if rebooted:
+        message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
+        return {"message": message, "hint": hint, "host": host, "rank": None}
     hint = (
         "the kernel kills processes when memory is short: dmesg; one that is stopped (SIGSTOP) is "
         f"killed after {background.WATCHDOG_SECONDS:g} s; else ask who did"

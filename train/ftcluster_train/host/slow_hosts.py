@@ -76,14 +76,10 @@ class SlowHosts:
             return []
         window, self._window = self._window, []
         steps = sum(one.steps for one in window)
-        work = [
-            sum(one.ranks[rank].work for one in window) / steps
-            for rank in range(len(self._of_rank))
-        ]
-        seconds = {
-            name: max(one for one, host in zip(work, self._of_rank, strict=True) if host == name)
-            for name in self._hosts
-        }
+        seconds = dict.fromkeys(self._hosts, 0.0)
+        for rank, name in enumerate(self._of_rank):
+            work = sum(one.ranks[rank].work for one in window) / steps
+            seconds[name] = max(seconds[name], work)
         if not all(seconds.values()):  # a clock was set back
             return []
         tokens = max(1, sum(one.tokens for one in window)) / steps

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 from ftcluster_common.given_files import GivenFileError
@@ -62,7 +63,8 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         request: takes the signals that end the run.
         again: whether the run had a supervisor that was killed.
     """
-    events = EventWriter(run_dir)
+    events = EventWriter(run_dir, partial(background.log_event, run_dir.name))
+    rebooted = background.was_rebooted(run_dir)
     launch = read_launch(run_dir)
     os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
     leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
@@ -70,7 +72,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
         run = Run(leases, events, take_token(launch, request), request, metrics)
-        ending = run_with_restarts(launch, run, again)
+        ending = run_with_restarts(launch, run, again, rebooted)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
         ending = Ending("stopped", STOPPED_EXIT_CODE, [])

@@ -99,20 +99,38 @@ def free_memory(read: Read = _read) -> int:
     return min([free if kilobytes is None else kilobytes * 1024, *_of_cgroups(read)])
 
 
+def cpu_quota(read: Read = _read) -> float | None:
+    """CPUs' worth of time that this process's cgroups allow; None without a quota."""
+    limits = []
+    for folder in _cgroups("cpu", read):
+        quota, _, period = read(folder / "cpu.max").strip().partition(" ")
+        if not quota:  # version 1
+            quota = read(folder / "cpu.cfs_quota_us").strip()
+            period = read(folder / "cpu.cfs_period_us").strip()
+        if quota.isdigit():
+            limits.append(int(quota) / int(period or 100000))
+    return min(limits, default=None)
+
+
 def _of_cgroups(read: Read) -> Iterator[int]:
     """What is left of the limits of this process's cgroups, from its own up to the root."""
+    for folder in _cgroups("memory", read):
+        for limit, usage, reclaimable in FILES:
+            most, used = read(folder / limit).strip(), read(folder / usage).strip()
+            if most.isdigit() and used.isdigit():
+                stat = _fields(read(folder / "memory.stat"))
+                yield int(most) - int(used) + stat.get(reclaimable, 0)
+
+
+def _cgroups(controller: str, read: Read) -> Iterator[Path]:
+    """The folders of this process's cgroups, of both versions; of version 1 of a controller."""
     for line in read(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
+        if controllers and controller not in controllers.split(","):
             continue
-        mount = CGROUPS / "memory" if controllers else CGROUPS
+        mount = CGROUPS / controller if controllers else CGROUPS
         cgroup = mount / path.lstrip("/")
-        for folder in (cgroup, *cgroup.parents):
-            for limit, usage, reclaimable in FILES if folder.is_relative_to(mount) else ():
-                most, used = read(folder / limit).strip(), read(folder / usage).strip()
-                if most.isdigit() and used.isdigit():
-                    stat = _fields(read(folder / "memory.stat"))
-                    yield int(most) - int(used) + stat.get(reclaimable, 0)
+        yield from (folder for folder in (cgroup, *cgroup.parents) if folder.is_relative_to(mount))
 
 
 def _fields(text: str) -> dict[str, int]:

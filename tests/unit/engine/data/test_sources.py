@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.data_files import DataError
-from ftcluster_common.recipe import CausalLm
+from ftcluster_common.recipe import CausalLm, Recipe, TextClassification
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     TextFiles,
@@ -16,7 +16,7 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
-    count_classes,
+    check_classes,
     find_labels,
     number_labels,
     read_class,
@@ -117,8 +117,8 @@ def test_a_set_that_is_not_labelled() -> None:
     [
         (["pos", "neg ", "pos"], ["neg", "pos"], {"neg": 0, " pos": 1}),
         ([True, False], ["false", "true"], {True: 1}),
-        (["0", "2", "1"], [], {"2": 2, 0: 0}),
-        ([0.0, 1.0], [], {1.0: 1}),  # of pandas
+        (["0", "2", "1"], ["0", "1", "2"], {"2": 2, 0: 0}),
+        ([0.0, 1.0], ["0", "1"], {1.0: 1}),  # of pandas
         ([1, 2], ["1", "2"], {1: 0, "2": 1}),
         ([7372, 6021], ["6021", "7372"], {6021: 0, 7372: 1}),
         (["01", "1"], ["01", "1"], {"01": 0, "1": 1}),
@@ -161,10 +161,14 @@ def test_numbers() -> None:
 
 
 def test_the_classes_are_those_of_training() -> None:
-    assert count_classes({0, 1, 2}, {"validation": {0, 2}}) == 3
-    assert count_classes({0}, {}) == 2
-    with pytest.raises(TrainError) as caught:
-        count_classes({0, 1}, {"validation": {0, 7}})
+    recipe, options = Recipe("r", "m", "d", TextClassification()), TextClassification()
     assert (
-        caught.value.message == "validation has classes [7], which the training data does not have"
+        check_classes(recipe, options, {"train": {0: 1, 2: 1}, "validation": {2: 1}}, "abc", False)
+        == []
     )
+    for classes, said in (
+        ({"train": {0: 1, 1: 3}, "validation": {0: 1, 2: 2}}, "validation has classes that train"),
+        ({"train": {1: 3}, "validation": {1: 2}}, "all rows of train have the class b"),
+    ):
+        with pytest.raises(TrainError, match=said):
+            check_classes(recipe, options, classes, "abc", False)

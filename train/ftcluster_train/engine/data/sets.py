@@ -7,6 +7,7 @@ import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ftcluster_common.columns import is_incomplete
 from ftcluster_common.data_files import TRAIN, VALIDATION, Row
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, places
@@ -74,6 +75,31 @@ def draw_rows(classes: Sequence[Hashable], percent: float, seed: int) -> frozens
             "add rows, two or more of each class, or a file validation.csv",
         )
     return frozenset(chosen)
+
+
+class Complete:
+    """The rows that lack no value in some columns.
+
+    Attributes:
+        left_out: how many rows the last iteration has left out.
+    """
+
+    def __init__(self, rows: Rows, split: str, columns: Sequence[str]) -> None:
+        self._rows, self._split, self._columns = rows, split, columns
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        return (row for _, row in self.with_places())
+
+    def with_places(self) -> Iterator[tuple[str, Row]]:
+        """Each row, and where it is in the data."""
+        left_out = 0
+        for where, row in places(self._rows, self._split):
+            if is_incomplete(row, self._columns):
+                left_out += 1
+            else:
+                yield where, row
+        self.left_out = left_out
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ class ParquetRows:
         try:
             metadata = parquet.read_schema(self.paths[0]).metadata or {}
             features = parse_json(metadata[b"huggingface"].decode())["info"]["features"]
-            names = features[column]["names"]
-        except (ArrowException, OSError, ValueError, LookupError, TypeError):
+            kind = features[column]
+            names = kind.get("feature", kind)["names"]  # a list of classes has the second form
+        except (ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError):
             return []
         return [*map(str, names)] if isinstance(names, list) else []
 
@@ -147,7 +148,8 @@ def class_names(rows: Rows, label: str) -> list[str]:
     if isinstance(rows, ParquetRows):
         names = rows.class_names(label)
     else:
-        names = list(getattr(getattr(rows, "features", {}).get(label), "names", None) or ())
+        kind = getattr(rows, "features", {}).get(label)
+        names = list(getattr(getattr(kind, "feature", kind), "names", None) or ())
     if len(set(names)) < len(names):
         raise TrainError(f"classes of column {label} have the same name: {', '.join(names)}")
     return names

@@ -173,7 +173,7 @@ class OptimizerStep(ABC):
     traffic: Traffic
     pending_gathers: PendingGathers
 
-    def start_batch(self, by_rank: Sequence[int]) -> None:  # noqa: B027 - most sum over all ranks
+    def start_batch(self, by_rank: Sequence[float]) -> None:  # noqa: B027 - most sum over all ranks
         """Take note of what the samples of each rank count in the next batch's mean."""
 
     @abstractmethod

@@ -217,7 +217,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         self._exchange: Future[None] | None = None  # under way
         self._thread = ThreadPoolExecutor(1, "exchange")
 
-    def start_batch(self, by_rank: Sequence[int]) -> None:
+    def start_batch(self, by_rank: Sequence[float]) -> None:
         own = sum(by_rank[rank] for rank in self._worker.ranks)
         self._share = own / sum(by_rank)
 

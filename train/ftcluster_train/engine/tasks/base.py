@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ftcluster_common.class_report import ClassReport
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
 from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.job import PREDICT, Purpose
@@ -21,6 +22,7 @@ from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
+VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
 COMPARED_TOKENS = 64
 
 
@@ -43,11 +45,13 @@ class Document(NamedTuple):
         ids: its tokens.
         learned: the numbers of those whose prediction is learned.
         label: what is learned of the whole, or which part of a sample it is.
+        classes: the labels that are counted.
     """
 
     ids: Sequence[int]
     learned: Collection[int] = ()
     label: str = ""
+    classes: Sequence[str] = ()
 
 
 class Task(TokenizedTexts, ABC):
@@ -71,9 +75,10 @@ class Task(TokenizedTexts, ABC):
         evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
-        labelled: whether documents have labels of which there are few.
         compares: whether rows that are in two sets are equal documents.
         uses: the columns of the data, by what they are for.
+        drawn: the rows of the training set that became the validation set, if some did.
+        trained_rows: the file with the hashes of what the model is trained on, if there is one.
         disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
@@ -87,7 +92,6 @@ class Task(TokenizedTexts, ABC):
     needs_reference = False
     disables_dropout = False
     pads = True
-    labelled = False
     compares = True
     validation_splits: tuple[str, ...] = (VALIDATION,)
 
@@ -105,6 +109,8 @@ class Task(TokenizedTexts, ABC):
         self.columns: Mapping[str, Any] = {}
         self.uses: Columns = {}
         self._unread: list[str] = []
+        self.drawn: Part | None = None
+        self.trained_rows: Path | None = None
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
         self.evaluation_head: torch.Tensor | None = None
@@ -181,7 +187,7 @@ class Task(TokenizedTexts, ABC):
             predictions: what `predictions` gives for each sample.
         """
 
-    def weights(self, samples: Samples) -> list[int] | None:  # noqa: ARG002
+    def weights(self, samples: Samples) -> Sequence[float] | None:  # noqa: ARG002
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
@@ -230,6 +236,13 @@ class Task(TokenizedTexts, ABC):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The metrics of a set, from its predictions in the order of its samples."""
 
+    def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:  # noqa: ARG002
+        """How well each class is predicted; None where rows have no classes."""
+        return None
+
+    def use_scores(self, classes: Mapping[str, Any]) -> None:
+        """Take from an evaluation what belongs to the model that it measured, see `Scores`."""
+
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """What is predicted for each row of a set, from the predictions of its samples."""
         raise NotImplementedError  # of tasks that predict nothing of a row
@@ -242,10 +255,14 @@ class Task(TokenizedTexts, ABC):
         """
         found = load_rows(data, self.recipe.data_config)
         sets = choose_sets(found, self.purpose, self.validation_splits, data)
+        self.look_at_rows(next(iter(sets.values())))
         for split, rows in sets.items():
-            check_rows(rows, split, self.recipe.options, self.purpose != PREDICT)
+            check_rows(rows, split, self.options, self.purpose != PREDICT)
         self.look_at_columns(next(iter(sets.values())))
         return sets
+
+    def look_at_rows(self, rows: Rows) -> None:
+        """Find in the rows of the first set what `options` leave open."""
 
     def look_at_columns(self, rows: Rows) -> None:
         """Find what the columns of rows are for."""
@@ -283,8 +300,9 @@ class Task(TokenizedTexts, ABC):
         seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
         rows = sets[TRAIN]
         drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
+        self.drawn = Part(rows, drawn, True)
         notice = f"validation: {what}, {percent:g} % of train"
-        return {TRAIN: Part(rows, drawn, False), VALIDATION: Part(rows, drawn, True)}, [notice]
+        return {TRAIN: Part(rows, drawn, False), VALIDATION: self.drawn}, [notice]
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """The numbers of the training set's rows for validation, and how many, for a notice."""

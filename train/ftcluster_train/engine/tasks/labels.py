@@ -6,7 +6,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ftcluster_common.data_files import short
+from ftcluster_common.columns import as_flag
+from ftcluster_common.data_files import TRAIN, short
+from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_train.engine.metrics import default_metrics
 from ftcluster_train.errors import TrainError
 
 MOST_CLASSES = 1000
@@ -22,18 +25,36 @@ class ClassLabels:
     Attributes:
         numbers: the class of each label; empty where labels are the numbers of classes.
         owner: whose classes these are, for messages.
+        columns: those of 0 and 1 that are named like a class each.
+        several: whether a row may have several classes.
     """
 
     numbers: Mapping[str, int]
     owner: str = "the training data"
+    columns: Sequence[str] = ()
+    several: bool = False
 
     @property
     def names(self) -> list[str]:
         """The labels by their class."""
         return sorted(self.numbers, key=self.numbers.__getitem__)
 
+    def of(self, cells: Sequence[Any], where: str) -> list[int]:
+        """The classes of a row, from its cells in the columns of labels.
+
+        Raises:
+            TrainError: see `read`.
+        """
+        labels: Iterable[Any] = cells
+        if self.columns:
+            flags = zip(self.columns, map(as_flag, cells), strict=True)
+            labels = (name for name, flag in flags if flag)
+        elif self.several and isinstance(cells[0], list):
+            labels = cells[0]
+        return sorted({self.read(label, where) for label in labels})
+
     def read(self, label: Any, where: str) -> int:
-        """The class of a row.
+        """The class of a label.
 
         Raises:
             TrainError: it has none, or one that is not known.
@@ -43,26 +64,39 @@ class ClassLabels:
             number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
             return read_class(int(float(word)) if number else label, where)
         if word not in self.numbers:
-            names = self.names
-            shown = ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-            raise TrainError(f"{where} has the label {short(label)}, and {self.owner} has {shown}")
+            has = f"and {self.owner} has {_few(self.names)}"
+            raise TrainError(f"{where} has the label {short(label)}, {has}")
         return self.numbers[word]
 
 
 def find_labels(labels: Iterable[Any], column: str) -> list[str]:
     """The different labels of a column, numbers by their size and words by their letters.
 
+    Args:
+        labels: of each row one, or a list.
+
     Raises:
         TrainError: they are too many to be classes, are numbers with fractions, or some of them
-            are words and others are not.
+            are words, or lists, and others are not.
     """
-    rows, kinds, words = 0, set(), set()
+    rows, kinds, words, lists = 0, set(), set(), set()
     for label in labels:
         rows += 1
-        words.add(as_word(label))
-        kinds.add(isinstance(label, str | bool))
+        lists.add(isinstance(label, list))
+        for one in label if isinstance(label, list) else [label]:
+            words.add(as_word(one))
+            kinds.add(isinstance(one, str | bool))
     if "" in words:
-        raise TrainError(f"a row has no label in column {column}", "leave such rows out")
+        raise TrainError(
+            f"a row has no label in column {column}", "leave it out: skip_incomplete=true"
+        )
+    if len(lists) > 1:
+        raise TrainError(f"some rows have a list of labels in column {column}, and others do not")
+    if words and all(word.startswith("[") and word.endswith("]") for word in words):
+        raise TrainError(
+            f"the labels in column {column} are lists written as texts",
+            "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1",
+        )
     if len(kinds) > 1:
         raise TrainError(f"some labels in column {column} are words, and others are not")
     name = "name the column of the class: label_column=NAME; for numbers: regression=true"
@@ -75,17 +109,63 @@ def find_labels(labels: Iterable[Any], column: str) -> list[str]:
 
 
 def number_labels(words: Sequence[str]) -> dict[str, int]:
-    """The class of each label; none where labels are the numbers of classes, 0, 1 and so on.
+    """The class of each label, which is its name; none where -1 is one: not labelled.
 
     Args:
         words: as `find_labels` returns them.
 
-    >>> number_labels(["0", "1"]), number_labels(["1", "2"]), number_labels(["01", "1"])
-    ({}, {'1': 0, '2': 1}, {'01': 0, '1': 1})
+    >>> number_labels(["0", "1"]), number_labels(["01", "1"]), number_labels(["-1", "0"])
+    ({'0': 0, '1': 1}, {'01': 0, '1': 1}, {})
     """
-    if list(words) == [str(number) for number in range(len(words))] or words[:1] == ["-1"]:
-        return {}
-    return {word: number for number, word in enumerate(words)}
+    return {} if words[:1] == ["-1"] else {word: n for n, word in enumerate(words)}
+
+
+def labels_of_model(
+    words: Collection[str],
+    known: Mapping[str, int],
+    model: str,
+    columns: Sequence[str] = (),
+    several: bool = False,
+) -> ClassLabels:
+    """How labels are read for a trained model: by its classes' names, or as their numbers.
+
+    They are numbers only where the model's classes have names that are none. Further arguments are
+    those of ClassLabels.
+
+    >>> labels_of_model(["0", "1"], {"bad": 0, "good": 1}, "m").numbers
+    {}
+    >>> labels_of_model(["0", "1"], {"1": 0, "2": 1}, "m").numbers
+    {'1': 0, '2': 1}
+    """
+    numbers = {str(number) for number in range(len(known))}
+    if not {*words} <= known.keys() and {*words} <= numbers and not any(map(_is_number, known)):
+        known = {}
+    return ClassLabels(known, model, columns, several)
+
+
+def weights_of_classes(
+    wanted: str | Mapping[str, Any], counts: Sequence[int], names: Sequence[str]
+) -> list[float]:
+    """What each class counts in the loss.
+
+    Balanced is scikit-learn's: rows / (classes * rows of the class).
+
+    Args:
+        wanted: `balanced`, or a weight for some of the names.
+        counts: rows of each class; one without rows counts 1.
+
+    Raises:
+        TrainError: a name is that of no class.
+
+    >>> weights_of_classes("balanced", [3, 1], ["a", "b"])
+    [0.6666666666666666, 2.0]
+    """
+    if isinstance(wanted, str):
+        present = sum(map(bool, counts))
+        return [sum(counts) / (present * count) if count else 1.0 for count in counts]
+    if unknown := [name for name in wanted if name not in names]:
+        raise TrainError(f"class_weights has {_few(unknown)}, and the classes are {_few(names)}")
+    return [float(wanted.get(name, 1.0)) for name in names]
 
 
 def as_word(label: Any) -> str:
@@ -100,6 +180,10 @@ def as_word(label: Any) -> str:
         return str(label).lower()
     whole = isinstance(label, float) and label.is_integer()  # of pandas, where others are missing
     return str(int(label)) if whole else str(label).strip()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
 
 
 def _is_number(word: str) -> bool:
@@ -139,14 +223,74 @@ def read_number(label: Any, where: str) -> float:
     return float(label)
 
 
-def count_classes(train: Collection[int], others: Mapping[str, Collection[int]]) -> int:
-    """The number of classes in the training data, at least two.
+def check_metrics(
+    recipe: Recipe, options: TextClassification, names: Sequence[str], several: bool, trains: bool
+) -> None:
+    """Make sure that the metrics of a recipe can be measured of these classes.
 
     Raises:
-        TrainError: another set has a class that the training data does not have.
+        TrainError: they cannot.
     """
-    for name, classes in others.items():
-        unknown = sorted(set(classes) - set(train))
-        if unknown:
-            raise TrainError(f"{name} has classes {unknown}, which the training data does not have")
-    return max(2, max(train) + 1)
+    metrics = options.metrics or default_metrics(len(names), several)
+    if several and (wrong := {"f1", "matthews"} & {*metrics}):
+        raise TrainError(
+            f"{', '.join(sorted(wrong))} cannot be measured where a row has several classes",
+            "use others: metrics=[f1_micro,f1_macro]",
+        )
+    if len(names) > 2 and "f1" in metrics:
+        raise TrainError(
+            f"the metric f1 is of one of two classes, the data have {len(names)}",
+            "use others: metrics=[accuracy,f1_macro,f1_weighted]",
+        )
+    best = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
+    if trains and best and len(options.validation_splits) == 1 and best not in (*metrics, "loss"):
+        raise TrainError(
+            f"metric_for_best_model is {best}, and of {len(names)} classes are measured: "
+            f"{', '.join(metrics)}",
+            f"measure it: metrics=[{','.join((*metrics, best))}]",
+        )
+
+
+def check_classes(
+    recipe: Recipe, options: TextClassification, classes: Mapping[str, Mapping[int, int]],
+    names: Sequence[str], several: bool,
+) -> list[str]:  # fmt: skip
+    """Make sure that the classes of a training can be learned; returns notices.
+
+    Args:
+        options: those of the recipe with what the data say.
+        classes: the rows of each class, by the set.
+
+    Raises:
+        TrainError: they cannot.
+    """
+    train, columns = classes[TRAIN], options.label_columns
+    if several:
+        smoothing = recipe.training.label_smoothing_factor
+        if options.class_weights or smoothing or len(options.validation_splits) > 1:
+            raise TrainError(
+                "rows with several classes are trained without class_weights and "
+                "label_smoothing_factor, and evaluated on one set"
+            )
+        unknown = [names[number] for number in range(len(names)) if number not in train]
+        said = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
+        if columns != getattr(recipe.options, "label_columns", ()):
+            said.append(
+                f"no column has the class, so these of 0 and 1 are one each: {_few(columns)}"
+            )
+        return [f"a row may have several of the classes {_few(names)}", *said]
+    if len(train) == 1:
+        raise TrainError(
+            f"all rows of {TRAIN} have the class {names[next(iter(train))]}, so there is nothing "
+            "to learn",
+            "add rows of another class",
+        )
+    for name, found in classes.items():
+        if unknown := [names[number] for number in sorted(found.keys() - train.keys())]:
+            raise TrainError(f"{name} has classes that {TRAIN} does not have: {', '.join(unknown)}")
+    if not options.class_weights:
+        return []
+    counts = [train.get(number, 0) for number in range(len(names))]
+    weights = weights_of_classes(options.class_weights, counts, names)
+    shown = _few([f"{n} {w:.4g}" for n, w in zip(names, weights, strict=True)])
+    return [f"class weights: {shown}; the loss of evaluations has none"]

@@ -1,35 +1,61 @@
-"""Classification of one text or two, or regression."""
+"""Classification of one text or two, with one class or several a row, or regression."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, mse_loss
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
-from ftcluster_common.columns import classification_columns
+from ftcluster_common.class_report import (
+    ClassReport,
+    read_report,
+    report_of_classes,
+    report_of_sets,
+)
+from ftcluster_common.columns import (
+    LOOKED_AT,
+    classification_columns,
+    with_label_columns,
+)
 from ftcluster_common.data_files import TRAIN, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_train.engine.data.sets import draw_rows
+from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import default_metrics, measure
+from ftcluster_train.engine.metrics import HALF, best_threshold, default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
-    count_classes,
+    check_classes,
+    check_metrics,
     find_labels,
+    labels_of_model,
     number_labels,
     read_number,
+    weights_of_classes,
 )
 from ftcluster_train.errors import TrainError
 
+MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
+THRESHOLDS = "label_thresholds"  # in the configuration of a model: by the name of a class
+
 
 class TextClassificationTask(Task):
-    """Cross entropy over classes or, with `regression`, the squared error."""
+    """Cross entropy over classes, binary cross entropy of each of several, or squared error.
+
+    Attributes:
+        several: whether a row may have several classes, or none.
+    """
 
     model_class = AutoModelForSequenceClassification
     options: TextClassification
@@ -37,151 +63,172 @@ class TextClassificationTask(Task):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.validation_splits = self.options.validation_splits
-        self.labelled = not self.options.regression and self.purpose != PREDICT
+        self.several = getattr(self.trained, "problem_type", None) == MULTI_LABEL
+        self._thresholds: Mapping[str, float] = getattr(self.trained, THRESHOLDS, None) or {}
+        self._weights: torch.Tensor | None = None
+        self._class_count = getattr(self.trained, "num_labels", 0)
+
+    def look_at_rows(self, rows: Rows) -> None:
+        if self.purpose != PREDICT:
+            self.options = with_label_columns(self.options, rows)
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         self._check_trained()
         limit, notices = self.limit_length(self.options.max_length, "max_length", longest)
         sets = self.sets(data)
-        first = next(iter(sets.values()))
-        labelled = self.purpose != PREDICT
-        texts, label = classification_columns(self.options, columns_of(first), labelled)
-        columns = (*texts, label) if labelled else texts
-        labels = self._labels(first, label)
-        names = labels.names or class_names(first, label)
-        self._label = label
+        first, labelled = next(iter(sets.values())), self.purpose != PREDICT
+        columns = classification_columns(self.options, columns_of(first), labelled)
+        texts, self._label = columns if labelled else (columns[0], ())
+        names = class_names(first, self._label[0]) if len(self._label) == 1 else []
+        if self.options.skip_incomplete and labelled:
+            read = (*texts, *self._label)
+            sets = {name: Complete(rows, name, read) for name, rows in sets.items()}
+        left_out, whole = 0, sets
+        labels = self._labels(next(iter(sets.values())), names)
+        names = labels.names or names
         sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
-        classes: dict[str, set[int]] = {}
+        classes: dict[str, Counter[int]] = {}
         for split, rows in sets.items():
-            writer = self._writer(folder / split)
-            cut, classes[split] = self._encode_split(rows, split, columns, labels, limit, writer)
-            read = {"text_columns": texts, "label_column": label}
-            if names and max(classes[split]) >= len(names):
-                raise TrainError(
-                    f"{split} has the class {max(classes[split])}, and the data name "
-                    f"{len(names)}: {', '.join(names)}"
-                )
-            about = {"names": names, "columns": read, "rows": len(writer), "cut": cut}
-            writer.close(classes=self._count(classes[split]), **about)
+            kinds = {**self.token_kinds(), "label": "d" if self.options.regression else "i"}
+            writer = SampleWriter(folder / split, kinds)
+            cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
+            if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
+                notices.append(f"{split}: {left_out} rows without text or class are left out")
+            read_as: dict[str, Any] = {
+                "text_columns": texts,
+                "label_columns": self.options.label_columns,
+            }
+            if not self.options.label_columns and self._label:
+                read_as["label_column"] = self._label[0]
+            about = {"names": names, "columns": read_as, "rows": len(writer), "cut": cut}
+            count = self._count(classes[split], names, split)
+            writer.close(classes=count, several=self.several, left_out=left_out, **about)
             notices += self.truncated(split, cut, limit)
-        if self.purpose == "train" and not self.options.regression:
-            if len(classes[TRAIN]) == 1:
-                notices.append(f"{TRAIN}: all rows have the same label, so nothing is learned")
-            count = count_classes(classes.pop(TRAIN), classes)
-            if count > 2 and "f1" in (self.options.metrics or ()):
-                raise TrainError(
-                    f"the metric f1 needs two classes, the data have {count}",
-                    "use others: metrics=[accuracy,matthews]",
-                )
+        if labelled and not self.options.regression:
+            if self.trained:
+                names = [str(self.trained.id2label[number]) for number in range(count)]
+            check_metrics(self.recipe, self.options, names, self.several, self.purpose == "train")
+            if self.purpose == "train":
+                notices += check_classes(self.recipe, self.options, classes, names, self.several)
         return [*notices, *drawn]
 
     def _check_trained(self) -> None:
         """Make sure that the model that is used predicts what the recipe says."""
-        if self.trained and (self.trained.num_labels == 1) != self.options.regression:
+        number = getattr(self.trained, "num_labels", 0) == 1 and not self.several
+        if self.trained and number != self.options.regression:
             right = str(not self.options.regression).lower()
             raise TrainError(
                 f"{self.recipe.model} has {self.trained.num_labels} outputs", f"regression={right}"
             )
 
-    def _labels(self, rows: Rows, column: str) -> ClassLabels:
-        """How the labels are read; by the classes of the model that is evaluated, if there is."""
-        names = class_names(rows, column)
-        if names and self.trained and {*names} <= self.trained.label2id.keys():
-            numbers = {str(i): self.trained.label2id[name] for i, name in enumerate(names)}
-            return ClassLabels(numbers, self.recipe.model)
-        if self.options.regression or self.purpose == PREDICT or names:
-            return ClassLabels({})
-        words = find_labels(self._values(rows, column), column)
-        numbers = number_labels(words)
-        if self.trained and (numbers or {*words} <= self.trained.label2id.keys()):
-            return ClassLabels(self.trained.label2id, self.recipe.model)
-        return ClassLabels(numbers)
-
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """The same share of each class."""
-        if self.options.regression:
-            return super().draw_validation(rows, percent, seed)
-        drawn = draw_rows([*self._values(rows, self._label)], percent, seed)
-        return drawn, f"{len(drawn)} rows"
-
-    def _values(self, rows: Rows, column: str) -> Iterator[Any]:
-        return (value for batch in column_batches(rows, [column], TRAIN) for value in batch[column])
-
-    def _count(self, found: set[int]) -> int:
-        """The number of classes."""
-        if not self.trained:
-            return max(2, max(found) + 1)
-        most: int = self.trained.num_labels
-        if max(found) >= most:
-            raise TrainError(
-                f"the data have the class {max(found)}, and {self.recipe.model} has {most}"
-            )
-        return most
-
-    def _writer(self, folder: Path) -> SampleWriter:
-        kind = "d" if self.options.regression else "i"
-        return SampleWriter(folder, {**self.token_kinds(), "label": kind})
-
-    def _encode_split(
-        self,
-        rows: Rows,
-        split: str,
-        columns: Sequence[str],
-        labels: ClassLabels,
-        limit: int,
-        writer: SampleWriter,
-    ) -> tuple[int, set[int]]:
-        """Write one split; returns the number of truncated samples, and the classes.
+    def _labels(self, rows: Rows, names: list[str]) -> ClassLabels:
+        """How the labels are read; by the classes of the model that is evaluated, if there is.
 
         Args:
-            columns: the texts, and the label unless it is predicted.
+            names: of the classes, where the data have them.
         """
-        kinds = self.token_kinds()
-        texts = columns if self.purpose == PREDICT else columns[:-1]
-        read = read_number if self.options.regression else labels.read
-        cut, classes = 0, set[int]()
-        for batch in column_batches(rows, columns, split):
-            tokens, too_long = self._tokens({name: batch[name] for name in texts}, split, limit)
+        if self.options.regression or self.purpose == PREDICT:
+            return ClassLabels({})
+        columns = self.options.label_columns
+        values = () if columns else islice(self._values(rows), LOOKED_AT)
+        several = bool(columns) or any(isinstance(value, list) for value in values)
+        if self.trained and several != self.several:
+            kind = ("one class", "several classes") if several else ("several classes", "one class")
+            raise TrainError(
+                f"{self.recipe.model} predicts {kind[0]} a row, the data have {kind[1]}"
+            )
+        self.several = several
+        known = self.trained.label2id if self.trained else {}
+        if names:
+            by_name = {*names} <= known.keys()
+            numbers = {str(i): known[name] for i, name in enumerate(names)} if by_name else {}
+            return ClassLabels(numbers, self.recipe.model, several=several)
+        words = [*columns] or find_labels(self._values(rows), *self._label)
+        if self.trained:
+            return labels_of_model(words, known, self.recipe.model, columns, several)
+        return ClassLabels(number_labels(words), columns=columns, several=several)
+
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        if self.options.regression or self.several:
+            return super().draw_validation(rows, percent, seed)
+        drawn = draw_rows([*self._values(rows)], percent, seed)  # of each class the same share
+        return drawn, f"{len(drawn)} rows"
+
+    def _values(self, rows: Rows) -> Iterator[Any]:
+        [column] = self._label
+        return (value for batch in column_batches(rows, [column], TRAIN) for value in batch[column])
+
+    def _count(self, found: Collection[int], names: Sequence[str], split: str) -> int:
+        if self.options.regression:
+            return 1
+        most: int = self.trained.num_labels if self.trained else len(names)
+        if found and max(found) >= most:
+            who = f"{self.recipe.model} has" if self.trained else "the data name"
+            known = f"{who} {most}: {', '.join(names)}"
+            raise TrainError(f"{split} has the class {max(found)}, and {known}")
+        return most
+
+    def _encode_split(
+        self, rows: Rows, split: str, texts: Sequence[str], labels: ClassLabels, limit: int,
+        writer: SampleWriter,
+    ) -> tuple[int, Counter[int]]:  # fmt: skip
+        """Write one split; returns the number of truncated samples, and the rows of each class."""
+        kinds, cut, classes = self.token_kinds(), 0, Counter[int]()
+        for batch in column_batches(rows, (*texts, *self._label), split):
+            for name in texts:
+                if wrong := [text for text in batch[name] if not isinstance(text, str)]:
+                    what = f"{split} has {short(wrong[0])} in column {name}"
+                    raise TrainError(f"{what}, which is not a text")
+            tokens, too_long = self.tokenize([batch[name] for name in texts], limit)
             cut += too_long
             for i in range(len(batch[texts[0]])):
-                answer = 0 if self.purpose == PREDICT else read(batch[columns[-1]][i], split)
-                classes.add(int(answer))
-                writer.add({**{name: tokens[name][i] for name in kinds}, "label": [answer]})
+                cells = [batch[name][i] for name in self._label]
+                answer: Sequence[float] = [0]  # of a row to predict
+                if cells:
+                    number = self.options.regression
+                    answer = [read_number(cells[0], split)] if number else labels.of(cells, split)
+                classes.update(map(int, answer))
+                writer.add({**{name: tokens[name][i] for name in kinds}, "label": answer})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
         return cut, classes
 
-    def _tokens(
-        self, texts: Mapping[str, list[Any]], split: str, limit: int
-    ) -> tuple[dict[str, list[list[int]]], int]:
-        """The tokens of a batch, and the number of truncated samples."""
-        for name, column in texts.items():
-            wrong = [value for value in column if not isinstance(value, str)]
-            if wrong:
-                raise TrainError(
-                    f"{split} has {short(wrong[0])} in column {name}, which is not a text"
-                )
-        return self.tokenize([*texts.values()], limit)
-
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
         if self.purpose == PREDICT:
             return super().documents(sample, samples)
-        [label], names = sample["label"], samples.about["names"]
-        if self.trained and not self.options.regression:
-            name = str(self.trained.id2label[label])
-        else:
-            name = f"{label:g}" if self.options.regression or label >= len(names) else names[label]
-        return [Document(sample["input_ids"], label=name)]
+        if self.options.regression:
+            return [Document(sample["input_ids"], label=f"{sample['label'][0]:g}")]
+        names = self._names(samples)
+        classes = [names[label] for label in sample["label"]]
+        return [Document(sample["input_ids"], (), ", ".join(classes) or "(none)", classes)]
+
+    def _names(self, samples: Samples) -> list[str]:
+        """The classes by their numbers."""
+        if self.trained:
+            return [str(self.trained.id2label[n]) for n in range(self.trained.num_labels)]
+        names = [*samples.about.get("names", ())]
+        return names or [f"LABEL_{number}" for number in range(samples.about["classes"])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
         # the classes' names come from the data, not from the pretrained model
         if self.options.regression:
             return {**_named(["LABEL_0"]), "problem_type": "regression"}
-        names = [f"LABEL_{number}" for number in range(train_set.about["classes"])]
-        known_names = train_set.about["names"]
-        names[: len(known_names)] = known_names
-        return {**_named(names), "problem_type": "single_label_classification"}
+        self.several = train_set.about.get("several", False)
+        self._class_count = train_set.about["classes"]
+        kind = MULTI_LABEL if self.several else "single_label_classification"
+        return {**_named(self._names(train_set)), "problem_type": kind}
+
+    def weights(self, samples: Samples) -> list[float] | None:
+        """Of each sample that of its class; `loss` has them from then on."""
+        if self.options.class_weights is None:
+            return None
+        labels = [sample["label"][0] for sample in samples]
+        names, counts = self._names(samples), Counter(labels)
+        found = [counts[number] for number in range(len(names))]
+        weights = weights_of_classes(self.options.class_weights, found, names)
+        self._weights = torch.tensor(weights)
+        return [weights[label] for label in labels]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs = self.pad(samples, self.tokenizer.padding_side)
@@ -189,47 +236,112 @@ class TextClassificationTask(Task):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         smoothing = self.recipe.training.label_smoothing_factor
-        return self._losses(outputs.logits, targets["labels"], smoothing).sum()
+        return self._losses(outputs.logits, targets["labels"], smoothing, self._weights).sum()
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
-        """For each sample its number or class, its loss, and the probability of the class."""
+        """For each sample its loss, its number or likeliest class, and how probable that is.
+
+        Then the probabilities of all classes, where they are needed; there may be a thousand.
+        """
         logits = outputs.logits.float()
-        losses = self._losses(logits, self._targets(samples))
+        losses = self._losses(logits, self._targets(samples)).tolist()
         if self.options.regression:
-            answers, sure = logits.squeeze(-1), torch.ones(len(samples))
-        else:
-            sure, answers = logits.softmax(dim=-1).max(dim=-1)
-        return list(zip(answers.tolist(), losses.tolist(), sure.tolist(), strict=True))
+            return [
+                (*pair, 1.0, []) for pair in zip(losses, logits.squeeze(-1).tolist(), strict=True)
+            ]
+        every = logits.sigmoid() if self.several else logits.softmax(dim=-1)
+        sure, likeliest = every.max(dim=-1)
+        kept = self.several or self.options.all_probabilities
+        rows = every.tolist() if kept else [[]] * len(samples)
+        return list(zip(losses, likeliest.tolist(), sure.tolist(), rows, strict=True))
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The recipe's metrics, and the mean loss."""
-        values, losses, _ = zip(*predictions, strict=True)
-        labels = [sample["label"][0] for sample in samples]
-        classes = None if self.options.regression else samples.about["classes"]
-        metrics = measure(self.options.metrics or default_metrics(classes), values, labels)
-        return {**metrics, "loss": math.fsum(losses) / len(losses)}
+        losses, found, _, _ = zip(*predictions, strict=True)
+        labels: list[Any] = [sample["label"] for sample in samples]
+        report, metrics = self.class_report(predictions, samples), self.options.metrics
+        if report is None:
+            values = measure(metrics or default_metrics(0), found, [label for [label] in labels])
+        else:
+            names = metrics or default_metrics(len(report.classes), self.several)
+            values = measure(names, self._classes(predictions, samples), labels, report)
+        return {**values, "loss": math.fsum(losses) / len(losses)}
 
-    def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """The number; or the class by its name, and its probability."""
+    def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
         if self.options.regression:
-            return [{"prediction": value} for value, _, _ in predictions]
-        names = self.trained.id2label if self.trained else {}
-        return [
-            {"prediction": names[value], "probability": round(sure, 6)}
-            for value, _, sure in predictions
-        ]
+            return None
+        names, labels = self._names(samples), [sample["label"] for sample in samples]
+        if self.several and self.purpose == "train":
+            columns = zip(*(row for *_, row in predictions), strict=True)
+            self._thresholds = {
+                name: best_threshold(column, [number in label for label in labels])
+                for number, (name, column) in enumerate(zip(names, columns, strict=True))
+            }
+        classes = self._classes(predictions, samples)
+        if self.several:
+            return report_of_sets(classes, labels, names, self._thresholds_of(names))
+        return report_of_classes([one for [one] in classes], [one for [one] in labels], names)
+
+    def use_scores(self, classes: Mapping[str, Any]) -> None:
+        for report in map(read_report, classes.values() if self.several else ()):
+            self._thresholds = {one.name: one.threshold or HALF for one in report.classes}
+
+    def write_files(self, model: PreTrainedModel, folder: Path) -> None:
+        """Write the thresholds of several classes into the model's configuration."""
+        if self._thresholds:
+            setattr(model.config, THRESHOLDS, dict(self._thresholds))
+            model.config.save_pretrained(folder)
+
+    def _thresholds_of(self, names: Sequence[str]) -> list[float]:
+        return [self._thresholds.get(name, HALF) for name in names]
+
+    def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
+        """The classes that are predicted: the likeliest, or all from their thresholds on."""
+        if not self.several:
+            return [[likeliest] for _, likeliest, *_ in predictions]
+        limits = self._thresholds_of(self._names(samples))
+        return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
+
+    def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
+        """The number; or the class or classes by name, and how probable they are."""
+        if self.options.regression:
+            return [{"prediction": value} for _, value, *_ in predictions]
+        names, answers = self._names(samples), []
+        chosen = self._classes(predictions, samples)
+        for (_, _, sure, row), classes in zip(predictions, chosen, strict=True):
+            answer: dict[str, Any] = {
+                "prediction": [names[number] for number in classes],
+                "probability": [round(row[n], 6) if row else round(sure, 6) for n in classes],
+            }
+            if not self.several:
+                answer = {name: one for name, [one] in answer.items()}
+            if self.options.all_probabilities:
+                every = (round(value, 6) for value in row)
+                answer["probabilities"] = dict(zip(names, every, strict=True))
+            answers.append(answer)
+        return answers
 
     def _targets(self, samples: Sequence[Sample]) -> torch.Tensor:
+        if self.several:
+            targets = torch.zeros(len(samples), self._class_count)
+            for row, sample in zip(targets, samples, strict=True):
+                row[sample["label"]] = 1.0
+            return targets
         kind = torch.float32 if self.options.regression else torch.int64
         return torch.tensor([sample["label"][0] for sample in samples], dtype=kind)
 
     def _losses(
-        self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0
-    ) -> torch.Tensor:
+        self, logits: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0,
+        weights: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """The loss of each sample, in fp32."""
+        logits = logits.float()
         if self.options.regression:
-            return mse_loss(logits.float().squeeze(-1), labels, reduction="none")
-        return cross_entropy(logits.float(), labels, reduction="none", label_smoothing=smoothing)
+            return mse_loss(logits.squeeze(-1), labels, reduction="none")
+        if self.several:  # as transformers', a mean over the classes
+            losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+            return losses.mean(dim=-1)
+        return cross_entropy(logits, labels, weights, reduction="none", label_smoothing=smoothing)
 
 
 def _named(names: Sequence[str]) -> dict[str, Any]:

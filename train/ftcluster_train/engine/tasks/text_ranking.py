@@ -29,7 +29,6 @@ class TextRankingTask(Task):
 
     model_class = AutoModelForSequenceClassification
     options: TextRanking
-    labelled = True
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
@@ -84,7 +83,8 @@ class TextRankingTask(Task):
         return self.truncated(split, cut, limit)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
-        return [Document(sample["input_ids"], label=f"{sample['label'][0]:g}")]
+        label = f"{sample['label'][0]:g}"
+        return [Document(sample["input_ids"], (), label, [label])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own

@@ -1,0 +1,131 @@
+"""Writes the tables of how costs grow in docs/reliability.md, and docs/scale.svg.
+
+    .venv-dev/bin/python -m bench.scale_page
+
+from the repository's root, after `bench.scale`. RESULTS is its measurement.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import vl_convert
+
+from bench.runs import ROOT
+from ftcluster.report.charts import THEME
+
+RESULTS = ROOT / "bench/results/2026-11-26-scale.json"
+PICTURE = ROOT / "docs/scale.svg"
+Rows = Sequence[dict[str, Any]]
+
+
+def read() -> dict[str, Any]:
+    """What was measured."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+    return found
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Rows as a Markdown table."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (heads, *rows)]
+    return "\n".join((lines[0], "|" + "---|" * len(heads), *lines[1:]))
+
+
+def tables(found: dict[str, Any]) -> str:
+    """All tables, with the machine that they are of."""
+    machine = found["machine"]
+    loads = [one["load"] for one in (*found["ranks"], *found["lines"])]
+    ranks = [
+        (
+            one["ranks"], f"{one['greeted']:.2g}", f"{one['supervisor_cpu']:.2%}",
+            f"{one['guardian_cpu']:.2%}", f"{one['memory_mb']:.0f}", one["files"],
+            f"{one['hung']['seconds']:.1f}", f"{one['stopped']['seconds']:.1f}",
+            f"{one['stopped']['again']:.1f}", f"{one['ended']:.1f}",
+        )
+        for one in found["ranks"]
+    ]  # fmt: skip
+    lines = [
+        (one["ranks"], f"{one['greeted']:.2g}", f"{one['supervisor_cpu']:.2%}",
+         f"{one['memory_mb']:.0f}", one["files"])
+        for one in found["lines"]
+    ]  # fmt: skip
+    parts = [
+        f"Measured on {machine['cores']} cores of {machine['cpu']}, of which other work used "
+        f"{min(loads):.1f} to {max(loads):.1f} (load), with all guardians and ranks beside the "
+        "supervisor.",
+        table(
+            ("ranks", "all greeted after, s", "supervisor, of a core", "a guardian, of a core",
+             "supervisor's memory, MB", "its files", "one that hangs is named after, s",
+             "one that is stopped", "all started again after, s", "stopped after, s"), ranks,
+        ),
+        "The supervisor alone, with connections on which one process sends what guardians send:",
+        table(
+            ("ranks", "all greeted after, s", "supervisor, of a core", "memory, MB", "files"), lines
+        ),
+        "What is read of runs: the page of the newest that `ftcluster ps` asks the head for, and "
+        "the events of a run, of many their ends, by a supervisor that takes it up again:",
+        table(
+            ("runs", "`ps` on the head, s"),
+            [(one["runs"], one["seconds"]) for one in found["runs"]],
+        ),
+        table(
+            ("events", "read after, s", "memory, MB"),
+            [(one["events"], one["seconds"], one["memory_mb"]) for one in found["events"]],
+        ),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def picture(found: dict[str, Any]) -> str:
+    """The costs as SVG, both axes logarithmic."""
+
+    def chart(title: str, x: str, curves: dict[str, Rows], y: str, scale: float = 1.0) -> alt.Chart:
+        rows = [
+            {"x": one[x], "y": max(one[y] * scale, 1e-3), "of": name}
+            for name, series in curves.items()
+            for one in series
+        ]
+        legend = alt.Legend(orient="bottom") if len(curves) > 1 else None
+
+        def axis(field: str, title: str | None) -> dict[str, Any]:
+            few = alt.Axis(tickCount=4, grid=False)
+            return {"shorthand": field, "title": title, "scale": alt.Scale(type="log"), "axis": few}
+
+        return (
+            alt.Chart(alt.Data(values=rows), title=title)
+            .mark_line(point=True)
+            .encode(
+                x=alt.X(**axis("x:Q", x)),
+                y=alt.Y(**axis("y:Q", None)),
+                color=alt.Color("of:N", title=None, legend=legend),
+            )
+            .properties(width=180, height=150)
+        )
+
+    supervisor = {"guardians": found["ranks"], "connections": found["lines"]}
+    charts = (
+        chart("supervisor, % of a core", "ranks", supervisor, "supervisor_cpu", 100),
+        chart("all greeted after, s", "ranks", supervisor, "greeted"),
+        chart("ps, s", "runs", {"runs": found["runs"]}, "seconds"),
+        chart("events read after, s", "events", {"events": found["events"]}, "seconds"),
+    )
+    spec = alt.hconcat(*charts).to_dict()
+    spec["config"] = {**THEME, "background": "white"}
+    svg: str = vl_convert.vegalite_to_svg(spec)
+    return svg
+
+
+def main() -> int:
+    """Write the picture, and the page that has the tables; returns the exit code."""
+    from tests.faults import table as faults  # which takes the tables from here
+
+    PICTURE.write_text(picture(read()) + "\n", encoding="utf-8")
+    page = faults.page(faults.read(ROOT / "tests/faults/results.jsonl"))
+    (ROOT / "docs/reliability.md").write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""How well each class is predicted, as scikit-learn's classification_report has it.
+
+Standard library only.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+MOST_CLASSES = 200  # in an event: readers of a run's first and last events take 64 kB
+MOST_CONFUSED = 400  # all cells of 20 classes
+
+
+@dataclass(frozen=True)
+class ClassScores:
+    """A class, by its rows.
+
+    Attributes:
+        support: rows that have it.
+        predicted: rows for which it is predicted.
+        right: rows of both kinds.
+        threshold: the probability from which it is predicted, where a row may have several.
+    """
+
+    name: str
+    support: int
+    predicted: int
+    right: int
+    threshold: float | None = None
+
+    @property
+    def precision(self) -> float:
+        """The share of what is predicted that is right; 0 where nothing is predicted."""
+        return self.right / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """The share of its rows that is found; 0 where there is none."""
+        return self.right / self.support if self.support else 0.0
+
+    @property
+    def f1(self) -> float:
+        """2 TP / (2 TP + FP + FN); 0 where the class is neither predicted nor true."""
+        both = self.predicted + self.support
+        return 2 * self.right / both if both else 0.0
+
+
+@dataclass(frozen=True)
+class ClassReport:
+    """The classes of a set's rows.
+
+    Attributes:
+        classes: in the order of their numbers; of very many those with the lowest F1 alone.
+        confused: the cells of the confusion matrix beside its diagonal, the largest first: class,
+            what is predicted for its rows, and how many. Empty where a row may have several.
+        rows: of the set.
+        positive: the class that the metric f1 is of; "" where there are more than two.
+        several: whether a row may have several classes, or none.
+        left_out: classes and cells that are not here.
+    """
+
+    classes: tuple[ClassScores, ...]
+    confused: tuple[tuple[str, str, int], ...]
+    rows: int
+    positive: str = ""
+    several: bool = False
+    left_out: int = 0
+
+    @property
+    def never_predicted(self) -> list[str]:
+        """The classes that have rows and are not predicted for any row."""
+        return [one.name for one in self.classes if one.support and not one.predicted]
+
+    @property
+    def averages(self) -> dict[str, tuple[float, float, float]]:
+        """Precision, recall and F1 over the classes, by the names of averages.
+
+        As in scikit-learn, classes that are neither predicted nor true do not count where a row
+        has one class.
+        """
+        counted = [c for c in self.classes if self.several or c.support or c.predicted]
+        equal, sizes = [1] * len(counted), [one.support for one in counted]
+        found = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
+        if self.several:  # else they are all the accuracy
+            return {"micro": _scores(_total(counted)), **found}
+        return found
+
+    @property
+    def matrix(self) -> list[list[int]] | None:
+        """The confusion matrix, a row a class; None where it is not whole, or there is none."""
+        if self.several or self.left_out:
+            return None
+        cells = {(true, predicted): count for true, predicted, count in self.confused}
+        cells |= {(one.name, one.name): one.right for one in self.classes}
+        names = [one.name for one in self.classes]
+        return [[cells.get((true, predicted), 0) for predicted in names] for true in names]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as JSON of an event."""
+        worst = sorted(self.classes, key=lambda one: one.f1)[:MOST_CLASSES]
+        kept = [one for one in self.classes if one in worst]
+        left = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
+        return {
+            "classes": [list(astuple(one)) for one in kept],
+            "confused": [list(one) for one in self.confused[:MOST_CONFUSED]],
+            "rows": self.rows,
+            "positive": self.positive,
+            "several": self.several,
+            "left_out": left,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The report for `--json`."""
+        return {
+            "classes": [
+                {
+                    "class": one.name,
+                    "precision": one.precision,
+                    "recall": one.recall,
+                    "f1": one.f1,
+                    "support": one.support,
+                    "predicted": one.predicted,
+                    **({"threshold": one.threshold} if self.several else {}),
+                }
+                for one in self.classes
+            ],
+            **{
+                name: dict(zip(("precision", "recall", "f1"), values, strict=True))
+                for name, values in self.averages.items()
+            },
+            "confusion_matrix": self.matrix,
+            "never_predicted": self.never_predicted,
+            "f1_is_of": self.positive or None,
+        }
+
+
+def read_report(data: Mapping[str, Any]) -> ClassReport:
+    """A report from the JSON of an event.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is none.
+    """
+    classes = tuple(
+        ClassScores(str(name), _count(n), _count(m), _count(k), None if at is None else float(at))
+        for name, n, m, k, at in data["classes"]
+    )
+    confused = tuple((str(a), str(b), _count(n)) for a, b, n in data["confused"])
+    several, positive = bool(data["several"]), str(data["positive"])
+    left = _count(data["left_out"])
+    return ClassReport(classes, confused, _count(data["rows"]), positive, several, left)
+
+
+def report_of_classes(
+    predictions: Sequence[int], labels: Sequence[int], names: Sequence[str]
+) -> ClassReport:
+    """The report of rows that have one class each.
+
+    Args:
+        names: of the classes, by their numbers.
+
+    >>> report_of_classes([0, 0, 0], [0, 1, 0], ["no", "yes"]).never_predicted
+    ['yes']
+    """
+    cells = Counter(zip(labels, predictions, strict=True))
+    support, predicted = Counter(labels), Counter(predictions)
+    classes = tuple(
+        ClassScores(name, support[n], predicted[n], cells[n, n]) for n, name in enumerate(names)
+    )
+    wrong = [(names[a], names[b], count) for (a, b), count in cells.most_common() if a != b]
+    positive = names[1] if len(names) == 2 else ""
+    return ClassReport(classes, tuple(wrong), len(labels), positive)
+
+
+def report_of_sets(
+    predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]], names: Sequence[str],
+    thresholds: Sequence[float],
+) -> ClassReport:  # fmt: skip
+    """The report of rows that have any number of classes each.
+
+    Args:
+        predictions: for each row the numbers of its classes.
+        names: of the classes, by their numbers; likewise thresholds.
+    """
+    support = Counter(n for row in labels for n in row)
+    predicted = Counter(n for row in predictions for n in row)
+    both = zip(predictions, labels, strict=True)
+    right = Counter(n for found, true in both for n in {*found} & {*true})
+    classes = tuple(
+        ClassScores(name, support[n], predicted[n], right[n], thresholds[n])
+        for n, name in enumerate(names)
+    )
+    return ClassReport(classes, (), len(labels), several=True)
+
+
+def _mean(classes: Sequence[ClassScores], weights: Sequence[int]) -> tuple[float, float, float]:
+    whole = sum(weights) or 1
+    scores = zip(*(_scores(one) for one in classes), strict=True)
+    means = [sum(w * s for w, s in zip(weights, column, strict=True)) / whole for column in scores]
+    precision, recall, f1 = means or (0.0, 0.0, 0.0)
+    return precision, recall, f1
+
+
+def _scores(one: ClassScores) -> tuple[float, float, float]:
+    return one.precision, one.recall, one.f1
+
+
+def _total(classes: Sequence[ClassScores]) -> ClassScores:
+    counts = ((one.support, one.predicted, one.right) for one in classes)
+    return ClassScores("", *map(sum, zip((0, 0, 0), *counts, strict=True)))
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no number of rows")
+    return value

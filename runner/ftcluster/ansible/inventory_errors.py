@@ -1,0 +1,120 @@
+"""Why ansible-inventory cannot read an inventory, by what it writes to stderr.
+
+Ansible tries all of its plugins on a file and tells each one's reason; the last is the INI
+parser's, whatever the file is. The reason that counts is that of the plugin which the file is for.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from ftcluster.ansible.private_ansible import ini_line
+from ftcluster.errors import InventoryError
+from ftcluster.text.printable import printable
+
+SOURCE = "Completely failed to parse inventory source "
+FAILED = re.compile(r"Failed to parse inventory with '([\w.]+)' plugin: (.*)")
+NOT_LOADED = re.compile(r"Error loading plugin '[\w.]+': (.*)")
+# those of ansible-core that read hosts from files themselves
+OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
+YAML = (".yml", ".yaml", ".json")
+PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
+PROGRAMS = (b"#!", b"\x7fE")  # on some file systems every file may be executed
+VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
+
+
+def unreadable(paths: Sequence[Path], stderr: str) -> InventoryError:
+    """The reason, with its file and where it is known the line.
+
+    Args:
+        paths: the inventories; folders as well, of which the error names the file.
+        stderr: all of ansible-inventory's.
+    """
+    lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
+    source = _after(SOURCE, lines)
+    if not source:  # all were read; their variables were not
+        (error, *_) = [
+            *(line.partition("]: ")[2] for line in lines if line.startswith("[ERROR]: ")),
+            *(lines[-1:] or ["ansible-inventory failed"]),
+        ]
+        return InventoryError(f"{named(paths)}: {error}", VAULT if "vault" in error else "")
+    path = next((path for path in paths if str(path.absolute()) == source), Path(source))
+    reasons = {found[1]: found[2] for line in lines if (found := FAILED.search(line))}
+    plugin = plugin_of(path)
+    if path.suffix in YAML and (broken := _after("YAML parsing failed: ", lines)):
+        return _with_line(path, broken, lines)
+    if plugin:
+        return _of_plugin(path, plugin, reasons, lines)
+    if "script" in reasons and path.read_bytes()[:2] in PROGRAMS:
+        return _of_script(path, reasons["script"], lines)
+    if path.suffix in YAML and "yaml" in reasons:
+        return _with_line(path, reasons["yaml"], lines)
+    return _of_ini(path, reasons.get("ini") or source)
+
+
+def plugin_of(path: Path) -> str:
+    """The inventory plugin whose settings a file has, as in `plugin: amazon.aws.aws_ec2`; or ""."""
+    if not path.is_file() or path.suffix not in YAML:
+        return ""
+    found = PLUGIN.search(path.read_text(encoding="utf-8", errors="replace"))
+    return found[1] if found else ""
+
+
+def named(paths: Sequence[Path]) -> str:
+    """Inventories, for messages."""
+    return ", ".join(map(str, paths))
+
+
+def warnings(stderr: str) -> str:
+    """What ansible-inventory warned of, in one line."""
+    lines = printable(stderr).splitlines()
+    return " ".join(line.partition("]: ")[2] for line in lines if line.startswith("[WARNING]: "))
+
+
+def _of_plugin(
+    path: Path, plugin: str, reasons: dict[str, str], lines: Sequence[str]
+) -> InventoryError:
+    said = next(
+        (reason for name, reason in reasons.items() if name.rpartition(".")[2] not in OF_FILES), ""
+    )
+    loading = next((found[1] for line in lines if (found := NOT_LOADED.search(line))), "")
+    hint = f"to see more: ansible-inventory -i {path} --list -vvv"
+    if not said:
+        said = f"no plugin takes it; {plugin} is not among enable_plugins of ansible.cfg"
+    elif "specifies unknown plugin" in said:
+        said = f"the plugin {plugin} is not installed here" + (f": {loading}" if loading else "")
+        collection = ".".join(plugin.split(".")[:2])
+        if plugin.count(".") > 1:
+            hint = f"install it: ansible-galaxy collection install {collection}"
+    elif "could not be verified by" in said:
+        said = f"the plugin {plugin} does not take a file of this name"
+        hint = f"which names it takes: ansible-doc -t inventory {plugin}"
+    return InventoryError(f"{path}: {said}", hint)
+
+
+def _of_script(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
+    said = next((b for a, b in pairwise(lines) if a.startswith("Standard error from inv")), "")
+    reason = "it printed no JSON" if "JSON" in reason else reason.rstrip(".")
+    hint = f"it says: {said}" if said else f"look at its output: {path} --list"
+    return InventoryError(f"{path}, a script: {reason}", hint)
+
+
+def _of_ini(path: Path, reason: str) -> InventoryError:
+    reason = reason.removeprefix("Failed to parse inventory: ")
+    line = ini_line(path) if path.is_file() else None
+    if not line:
+        return InventoryError(f"{path}: {reason}")
+    text = path.read_text(errors="replace").splitlines()[line - 1].strip()
+    if text.startswith("[") and "]" not in text:
+        reason = "the name of a group lacks its ]"
+    return InventoryError(f"{path}:{line}: {reason}", f"the line is: {text}")
+
+
+def _with_line(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
+    number = _after(f"Origin: {path.absolute()}:", lines).partition(":")[0]
+    return InventoryError(f"{path}:{number}: {reason}" if number else f"{path}: {reason}")
+
+
+def _after(marker: str, lines: Sequence[str]) -> str:
+    return next((line.partition(marker)[2] for line in lines if marker in line), "")

@@ -1,0 +1,77 @@
+"""Builds the wheels of a script's packages that package indexes have only as sources."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Target,
+    pip_command,
+    redacted,
+)
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+LAST_LINES = 5  # of what a failed build says
+OUTPUT_END = "[end of output]"  # in pip's messages
+# the times of the files in a wheel, so that the same sources give the same wheel: 1980, zip's first
+BUILD_TIME = {"SOURCE_DATE_EPOCH": "315532800"}
+
+
+def build_wheel(
+    requirement: Requirement, hashes: Collection[str], options: Sequence[str], folder: Path,
+    target: Target,
+) -> None:  # fmt: skip
+    """Build the wheel of a package into a folder, which has a folder "built" for wheels.
+
+    pip makes an environment with what builds it, and removes it afterwards. The code of the package
+    is run by this user, as pip does where it installs a package from sources.
+
+    Args:
+        hashes: the SHA-256 of the accepted sources; none: any.
+        options: lines for pip about indexes.
+
+    Raises:
+        DownloadError: its sources cannot be built, or the wheel is not for the target.
+    """
+    before = set((folder / "built").iterdir())
+    line = " ".join([str(requirement), *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
+    # a file, because there may be credentials in it
+    (folder / "build").write_text("\n".join([*options, line]) + "\n", encoding="utf-8")
+    done = subprocess.run(
+        [
+            *pip_command(), "wheel", "--quiet", "--no-input", "--disable-pip-version-check",
+            "--no-deps", "--use-pep517", f"--no-binary={requirement.name}",
+            "--wheel-dir", str(folder / "built"), f"--requirement={folder / 'build'}",
+        ],
+        env={**os.environ, **BUILD_TIME}, stdin=subprocess.DEVNULL, capture_output=True,
+        encoding="utf-8", errors="replace", check=False,
+    )  # fmt: skip
+    built = sorted(set((folder / "built").iterdir()) - before)
+    if done.returncode or not built:
+        said = done.stderr.partition(OUTPUT_END)[0].splitlines()
+        lines = [text for text in map(str.strip, said) if text and "WARNING" not in text]
+        raise DownloadError(
+            redacted("\n".join([f"building {requirement} from its sources:", *lines[-LAST_LINES:]]))
+        )
+    for path in built:
+        if problem := unsuited(path.name, target):
+            raise DownloadError(f"{path.name}, built from its sources, {problem}")
+
+
+def unsuited(name: str, target: Target) -> str:
+    """Why a wheel that was built here may not run on hosts; "" if it does."""
+    own = platform.libc_ver()[1] or "0"
+    wanted = f"cp{target.python.replace('.', '')}"
+    for tag in parse_wheel_filename(name)[3]:
+        if tag.platform == "any" and tag.abi == "none":
+            return ""
+        if tag.interpreter != wanted and tag.abi != "abi3":
+            return f"is for another Python than the hosts' {target.python}"
+        if Version(own) > Version(target.glibc):
+            return f"has code for glibc {own}, and hosts have {target.glibc}"
+    return ""

@@ -1,0 +1,72 @@
+"""Says how large the caches of hosts and of this control node are, and empties them."""
+
+import fcntl
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import cache_dir
+
+from ftcluster.launch.runs import clear_caches
+from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts
+from ftcluster.operations.result import Result
+from ftcluster.progress.view import View
+from ftcluster.text.table import aligned
+
+HERE, WHEELS = "this control node", "wheels"
+NEWEST = 200  # runs, of which those that are running come first
+
+
+def caches(connection: Connection, clear: bool, view: View) -> Result:
+    """The sizes of the caches; what a run uses that has not ended is never removed.
+
+    Hosts have models and data that were copied or downloaded, and token samples; this control node
+    has the wheels of stacks, of bundles and of scripts' packages.
+
+    Args:
+        clear: whether all that no run uses is removed.
+
+    Raises:
+        FtclusterError: a host does not answer.
+    """
+    run_hosts = cluster_run_hosts(connection, view)
+    runs, _ = all_runs(run_hosts, view, most=NEWEST)
+    running = [run.run for run in runs if run.state == "running"]
+    found = clear_caches(run_hosts, running, clear)
+    found[HERE] = {WHEELS: _wheels(cache_dir(), clear)}
+    sizes = [
+        {"host": host, "cache": name, "bytes": whole, "unused_bytes": unused}
+        for host, of_host in found.items()
+        for name, (whole, unused) in of_host.items()
+    ]
+    document = {"state": "done", "caches": sizes, "removed": clear}
+    return Result(document, tuple(_table(sizes, "removed" if clear else "unused")))
+
+
+def _wheels(folder: Path, clear: bool) -> tuple[int, int]:
+    """The bytes of all wheels, and of those that no command is downloading or unpacking."""
+    whole = unused = 0
+    for path in folder.glob("[!.]*"):
+        size = sum(512 * one.lstat().st_blocks for one in (path, *path.rglob("*")))
+        whole += size
+        with (folder / f".{path.name}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            unused += size
+            if clear:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return whole, unused
+
+
+def _table(sizes: Sequence[dict[str, object]], unused: str) -> list[str]:
+    rows = [
+        (str(one["host"]), str(one["cache"]), *map(_gb, (one["bytes"], one["unused_bytes"])))
+        for one in sizes
+    ]
+    return aligned([("host", "cache", "size", unused), *rows])
+
+
+def _gb(size: object) -> str:
+    return f"{int(str(size)) / 1e9:.2f} GB"

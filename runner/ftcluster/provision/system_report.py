@@ -1,0 +1,175 @@
+"""One file on the systems of hosts, to be sent: without names, addresses, keys and secrets.
+
+Hosts say what they are in `playbooks/files/system_report.sh`, whose answers have none of these. The
+findings of `check` may quote them, so each text is masked here as well.
+"""
+
+import ipaddress
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import answers
+
+from ftcluster.ansible.answers import SYSTEM, take
+from ftcluster.ansible.playbook import TaskEvent
+from ftcluster.ansible.playbooks import ClusterVariables, SystemReport
+from ftcluster.errors import FtclusterError, Interrupted, UsageError
+from ftcluster.progress.state import SetupProgress
+from ftcluster.progress.view import View
+from ftcluster.provision.check import Found
+from ftcluster.provision.stages import raise_timeout, show_playbook
+from ftcluster_common import __version__
+
+FORMAT = 1
+TIME_LIMIT_SECONDS = 120  # a package manager answers in a minute at most
+# of the facts, what says nothing of whom the host belongs to
+FACTS = (
+    "os", "kernel", "libc", "machine", "cpu_model", "cpu_generation", "cpu_flags", "amx", "threads",
+    "cores", "cpu_quota", "sockets", "numa_nodes", "numa", "memory_bytes", "free_bytes", "prefix",
+    "python", "pythons", "tcmalloc", "host_firewall", "firewall_rules", "local_ports", "current",
+    "locks_memory", "is_root", "can_become_root", "no_root_because", "root_refused", "ssh_port",
+)  # fmt: skip
+# accounts of images, which name nobody
+COMMON = {
+    "root", "admin", "almalinux", "azureuser", "centos", "cloud-user", "debian", "ec2-user", "ops",
+    "fedora", "ftcluster", "localhost", "opc", "rocky", "ubuntu", "vagrant",
+}  # fmt: skip
+IPV4 = r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-])"
+IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*"  # and times, and hardware addresses
+KEYS = r"SHA256:[\w+/=]{20,}|AAAA[\w+/=]{20,}"
+MARKED = re.compile(f"(?P<address>{IPV4}|{IPV6})|(?P<key>{KEYS})")
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise for a file that would be replaced.
+
+    Raises:
+        UsageError: it is there.
+    """
+    if path.exists():
+        raise UsageError(f"{path} exists already", "name another file for --system-report")
+
+
+def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, str]:
+    """What the hosts of a check say of their systems, by name; those that answer nothing lack.
+
+    Raises:
+        FtclusterError: Ansible could not begin, or it took too long.
+        Interrupted: the user stopped it.
+    """
+    systems: dict[str, str] = {}
+
+    def on_event(event: TaskEvent) -> None:
+        if answer := take(SYSTEM, event):
+            (systems[event.host],) = answer
+
+    progress, variables = SetupProgress(), ClusterVariables(found.inventory.pattern or None)
+    outcome = show_playbook(
+        SystemReport(), found.inventory, variables, options, view, progress, on_event,
+        TIME_LIMIT_SECONDS,
+    )  # fmt: skip
+    view.close()
+    raise_timeout("the report", outcome, progress, TIME_LIMIT_SECONDS)
+    if outcome.state == "stopped":
+        raise Interrupted("stopped: nothing was written")
+    if outcome.state == "failed" and not outcome.failures:
+        raise FtclusterError(f"the report failed; ansible said\n{outcome.output.strip()}")
+    return systems
+
+
+def report(found: Found, checked: Mapping[str, Any], systems: Mapping[str, str]) -> dict[str, Any]:
+    """The report as JSON-ready data.
+
+    Args:
+        checked: the document of `check --json`.
+        systems: the result of `read_systems`.
+    """
+    names = list(dict.fromkeys([*found.inventory.cluster, *found.facts, *systems]))
+    aliases = {name: f"host{number}" for number, name in enumerate(names, start=1)}
+    rows = {row["name"]: row for row in checked["hosts"]}
+    hosts = [
+        {
+            "name": aliases[name],
+            "system": answers(systems.get(name, "")),
+            "facts": {key: found.facts.get(name, {}).get(key) for key in FACTS},
+            "interfaces": [
+                {key: nic.get(key) for key in ("driver", "speed_mbits", "mtu")}
+                for nic in found.facts.get(name, {}).get("nics", [])
+            ],
+            **{key: rows.get(name, {}).get(key) for key in ("versions", "computes_with", "speed")},
+        }
+        for name in names
+        if name in found.inventory.hosts or name in systems
+    ]
+    for name, facts in found.facts.items():
+        aliases.setdefault(facts.get("hostname", ""), aliases[name])
+        aliases.setdefault(facts.get("user", ""), "USER")
+    document = {
+        "format": FORMAT,
+        "ftcluster": __version__,
+        "control_node": {
+            "python": platform.python_version(),
+            "ansible_core": version("ansible-core"),
+            "system": platform.platform(),
+        },
+        "state": checked["state"],
+        "hosts": hosts,
+        "problems": checked["problems"],
+        "warnings": checked["warnings"],
+    }
+    masked: dict[str, Any] = mask(document, aliases)
+    return masked
+
+
+def mask(value: Any, aliases: Mapping[str, str]) -> Any:
+    """Data with other words for names in its texts, and without addresses and keys.
+
+    >>> mask(["node7.example.org (10.1.2.3) is off"], {"node7": "host1"})
+    ['host1 (ADDRESS) is off']
+    """
+    names = sorted((name for name in aliases if name and name not in COMMON), key=len)[::-1]
+    known = "|".join(map(re.escape, names)) or r"(?!)"
+    named = re.compile(rf"(?<![\w.-])({known})(\.[\w.-]*\w)?(?![\w-])", re.IGNORECASE)
+    lower = {name.lower(): alias for name, alias in aliases.items()}
+
+    def masked(one: Any) -> Any:
+        if isinstance(one, str):
+            text = named.sub(lambda match: lower[match[1].lower()], one)
+            return MARKED.sub(_without, text)
+        if isinstance(one, Mapping):
+            return {key: masked(part) for key, part in one.items()}
+        return [masked(part) for part in one] if isinstance(one, Iterable) else one
+
+    return masked(value)
+
+
+def _without(match: re.Match[str]) -> str:
+    if match["key"]:
+        return "KEY"
+    text = match[0]
+    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):  # a colon beside it is a sentence's
+        inner = text[first : len(text) - last]
+        try:
+            address = ipaddress.ip_address(inner.rstrip("."))
+        except ValueError:
+            continue
+        local = address.is_loopback or address.is_unspecified
+        return text if local else text.replace(inner.rstrip("."), "ADDRESS")
+    return re.sub(r"\b\w\w(:\w\w){5}\b", "ADDRESS", text)  # of hardware
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write the report as a new file that others cannot read.
+
+    Raises:
+        OSError: it cannot be written, or is there meanwhile.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,61 @@
+"""A slow cable: frames that arrive later. Not all kernels have netem.
+
+    python delay.py plain INTERFACE             have it send frames that are whole, with checksums
+    python delay.py relay SECONDS ONE OTHER     carry the frames of two interfaces to each other
+
+Standard library only, and nothing of the testbed: it is started in other network namespaces.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+
+# Linux, include/uapi/linux: if_ether.h, if_packet.h, sockios.h, ethtool.h
+ETH_P_ALL, PACKET_OUTGOING = 3, 4
+SIOCETHTOOL, ETHTOOL_STXCSUM, ETHTOOL_STSO = 0x8946, 0x17, 0x1F
+
+
+def plain(interface: str) -> None:
+    """Without these offloads a frame is what a wire would carry: a socket can send it on."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for command in (ETHTOOL_STSO, ETHTOOL_STXCSUM):
+            value = ctypes.create_string_buffer(struct.pack("=II", command, 0))
+            request = struct.pack("16sP16x", interface.encode(), ctypes.addressof(value))
+            fcntl.ioctl(any_socket, SIOCETHTOOL, request)
+
+
+def relay(seconds: float, *interfaces: str) -> None:
+    """Carry frames until an interface is gone."""
+    ends = []
+    for interface in interfaces:
+        end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        end.bind((interface, 0))
+        end.setblocking(False)
+        ends.append(end)
+    to = dict(zip(ends, reversed(ends), strict=True))
+    waiting: deque[tuple[float, socket.socket, bytes]] = deque()
+    while True:
+        left = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for end in select.select(ends, [], [], left)[0]:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    frame, origin = end.recvfrom(1 << 16)
+                    if origin[2] != PACKET_OUTGOING:
+                        waiting.append((time.monotonic() + seconds, to[end], frame))
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, end, frame = waiting.popleft()
+            with contextlib.suppress(BlockingIOError):  # a full queue, as a wire's
+                end.send(frame)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "plain":
+        plain(sys.argv[2])
+    else:
+        relay(float(sys.argv[2]), *sys.argv[3:])

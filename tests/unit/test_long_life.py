@@ -1,0 +1,193 @@
+"""What watches a run for weeks takes no more memory or files after 100,000 messages."""
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.action import follow
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK
+
+from ftcluster.launch.events import EventReader, OutputPipe
+from ftcluster.progress import state
+from ftcluster.progress.state import RunProgress
+from ftcluster_common.launch import Launch, RankCores, RankHost
+from ftcluster_common.timeouts import Timeouts
+from ftcluster_train.host.guardian import _Guardian
+from ftcluster_train.host.heartbeats import Heartbeats
+from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_train.host.slow_hosts import SlowHostWatch
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.rank_status import hello_of
+
+MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2  # the part before the first look
+MOST_BYTES = 3 << 20  # less than 40 bytes a message
+BEAT = {"step": 7, "doing": "forward", "state": "R", "sleep": None, "cpu": 1.5, "wire": 10}
+
+
+def used() -> tuple[int, int]:
+    """Open files, and bytes of memory that this process has touched."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return len(list(Path("/proc/self/fd").iterdir())), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def grows(do: Callable[[int], object], count: int) -> None:
+    """Do something `count` times; after a while neither files nor memory may grow."""
+    for number in range(int(count * WARM_UP)):
+        do(number)
+    files, memory = used()
+    for number in range(int(count * WARM_UP), count):
+        do(number)
+    files_after, memory_after = used()
+    assert files_after == files
+    assert memory_after - memory < MOST_BYTES
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    path = tmp_path / "runs/r-1"
+    path.mkdir(parents=True)
+    return path
+
+
+STEP = {
+    "step": 1, "epoch": 0.1, "loss": 1.0, "grad_norm": 1.0, "learning_rate": 0.1,
+    "samples_per_second": 8.0, "train_seconds": 1.0, "remaining_seconds": 9.0,
+}  # fmt: skip
+TIMES: dict[str, Any] = {
+    "step": 1, "steps": 1, "train_seconds": 1.0, "tokens": 10, "useful_tokens": 9,
+    "waited_seconds": [0.1], "transfer_seconds": 0.1, "input_seconds": [0.1], "sent_bytes": 1.0,
+    "collectives": 1, "latency_seconds": 0.1,
+}  # fmt: skip
+
+
+def test_the_supervisor(run_dir: Path) -> None:
+    """It hears a guardian, writes the metrics and compares hosts; strangers come and go."""
+    host = RankHost("head", "127.0.0.1", (RankCores("0", 1),))
+    launch = Launch(
+        run_dir=str(run_dir), program=("x",), env={}, ssh_config="", stack="/s", hosts=(host,)
+    )
+    beats = Heartbeats("127.0.0.1", 0, "secret", [host], time.monotonic(), Timeouts())
+    address = beats.listens_at.rpartition(":")
+    guardian = socket.create_connection((address[0], int(address[2])))
+    guardian.sendall(hello_of("secret", 0))
+    guardian.settimeout(10)
+    line = json.dumps(BEAT).encode() + b"\n"
+    began = time.monotonic()
+    events, metrics = EventWriter(run_dir), MetricsFile(run_dir)
+    slow = SlowHostWatch(run_dir, events, beats.lives)
+    together = MESSAGES // POLLS
+
+    def poll(number: int) -> None:
+        guardian.sendall(line * together)
+        if number % 20 == 0:  # a port scan
+            socket.create_connection((address[0], int(address[2]))).close()
+        if number % 10 == 0:
+            events.write("step", **{**STEP, "step": number})
+            events.write("communication", **{**TIMES, "step": number})
+            metrics.write(launch, number)
+            slow.tick()
+        beats.poll(began + number)
+        with contextlib.suppress(BlockingIOError):
+            guardian.recv(4096, socket.MSG_DONTWAIT)
+
+    try:
+        grows(poll, POLLS)
+        assert beats.lives[0].heard is not None
+        assert beats.lives[0].step == 7
+    finally:
+        guardian.close()
+        beats.close()
+
+
+def test_a_guardian(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    ours, supervisor = socket.socketpair()
+    reads, writes = os.pipe()
+    guardian = _Guardian(ours, os.getpid(), reads, Timeouts())
+    report = json.dumps({"step": 7, "doing": "forward"}).encode() + b"\n"
+    together = MESSAGES // POLLS
+
+    def beat(number: int) -> None:
+        os.write(writes, report * together)
+        guardian._read(reads)
+        supervisor.sendall(b"beat\n" * together)
+        guardian._read(ours)
+        guardian._send(
+            {**guardian._doing, **(guardian._host(1e9 * number) if number % 10 == 0 else {})}
+        )
+        supervisor.recv(1 << 16)
+
+    try:
+        grows(beat, POLLS)
+        assert guardian._doing == {"step": 7, "doing": "forward"}
+    finally:
+        for one in (ours, supervisor):
+            one.close()
+        os.close(reads)
+        os.close(writes)
+
+
+def test_a_command_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The follower on the control node, and the command that reads what it copies."""
+    monkeypatch.setattr(ActionBase, "run", lambda *_: {})
+    monkeypatch.setattr(state, "MOST_LOSSES", 1000)
+    line = json.dumps({"event": "step", "time": 1.0, **STEP}) + "\n"
+    said = json.dumps({"event": "output", "time": 1.0, "rank": 0, "stream": "stdout", "text": "x"})
+    end = json.dumps({"event": "end", "time": 1.0, "state": "done", "exit_code": 0, "seconds": 1.0})
+    together = 10
+    copy, pipe, progress = tmp_path / "events.jsonl", OutputPipe(tmp_path), RunProgress("r")
+    pipe.begin()
+    reader, printed = EventReader(copy), 0
+
+    def answers() -> Iterator[str]:
+        """What the host says to each command: steps and output, in pieces."""
+        yield f"{MARK} alive 1-1 0 0\n"
+        events = output = 0
+        for number in range(POLLS):
+            data, text = line * together, (said + "\n") * together
+            if number == POLLS - 1:
+                data += end + "\n"
+            whole = f"alive 1-1 {events} {events + len(data)} 2-2 {output} {output + len(text)}"
+            yield f"{MARK} {whole}\n{data}{text}"
+            events, output = events + len(data), output + len(text)
+        yield f"{MARK} gone 2-2 {output} {output}\n"
+
+    host, looks = answers(), 0
+    files = memory = 0
+
+    def execute(*_: object, **__: object) -> dict[str, str]:
+        nonlocal printed, looks, files, memory
+        if looks:
+            for event in (*pipe.new_events(), *reader.new_events()):
+                printed += event["event"] == "output"
+                progress.add(event)
+        if looks == int(POLLS * WARM_UP):
+            files, memory = used()
+        looks += 1
+        return {"stdout": next(host)}
+
+    monkeypatch.setattr(follow, "execute", execute)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    action = follow.ActionModule.__new__(follow.ActionModule)
+    copy.touch()
+    action._task = SimpleNamespace(
+        args={"run_dir": "/r", "destination": str(copy), "output": str(pipe.path)}
+    )
+    assert action.run()["end"]["state"] == "done"
+    files_after, memory_after = used()
+    assert files_after == files
+    assert memory_after - memory < MOST_BYTES
+    for event in (*pipe.new_events(), *reader.new_events()):
+        printed += event["event"] == "output"
+        progress.add(event)
+    pipe.close()
+    assert (printed, progress.ended) == (10 * POLLS, True)
+    assert len(progress.losses) <= 1000
