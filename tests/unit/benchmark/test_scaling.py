@@ -1,6 +1,5 @@
 """The command `bench scaling` but for the trainings themselves."""
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import pytest
 from ftcluster.benchmark.modes import ALL
 from ftcluster.benchmark.scaling import Point, document, lines
 from ftcluster.benchmark.scaling_model import Mode
-from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
@@ -58,16 +56,14 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
     return runs
 
 
-def bench(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["bench", "scaling", "--json", *words]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def bench(shell: Shell, *words: str) -> Any:
+    return shell(["bench", "scaling", "--json", *words]).document
 
 
-def test_hosts(trained: list[TrainingRun], capsys: pytest.CaptureFixture[str]) -> None:
+def test_hosts(trained: list[TrainingRun], shell: Shell) -> None:
     hosts = cluster(*(host(f"node{number}", cores=16) for number in range(5)))
     remember(Cluster((Path("/inventory.ini"),), hosts))
-    found = bench(capsys, "quickstart", "--steps", "7", "batch_size=40")
+    found = bench(shell, "quickstart", "--steps", "7", "batch_size=40")
     assert [len(run.plan.hosts) for run in trained] == [1, 2, 4, 5]
     assert [run.recipe.batch_size for run in trained] == [8, 16, 32, 40]
     assert {run.recipe.training.max_steps for run in trained} == {7}
@@ -76,11 +72,11 @@ def test_hosts(trained: list[TrainingRun], capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.usefixtures("trained")
-def test_the_cost_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_cost_of_an_epoch(shell: Shell) -> None:
     """Of 3600 samples, of which a host's 2 ranks train 20 a second."""
     priced = [host(f"node{n}", cores=16, numa_nodes=2, price_per_hour="4 EUR") for n in (1, 2)]
     remember(Cluster((Path("/inventory.ini"),), cluster(*priced)))
-    found = bench(capsys, "quickstart", "--steps", "7")
+    found = bench(shell, "quickstart", "--steps", "7")
     epochs = [point["epoch"] for point in found["points"]]
     assert epochs == [{"seconds": 180.0, "cost": 0.2}, {"seconds": 90.0, "cost": 0.2}]
     head, one, two = list(lines(found))[2:5]
@@ -89,9 +85,9 @@ def test_the_cost_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r" 1:30 +0\.20 EUR ", two)
 
 
-def test_ranks_of_one_host(trained: list[TrainingRun], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_of_one_host(trained: list[TrainingRun], shell: Shell) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(VM)))
-    found = bench(capsys)
+    found = bench(shell)
     assert [point["ranks"] for point in found["points"]] == [1, 2]
     assert [run.recipe.batch_size for run in trained] == [16, 32]
     # with two ranks each has one of the two cores
@@ -99,13 +95,11 @@ def test_ranks_of_one_host(trained: list[TrainingRun], capsys: pytest.CaptureFix
     assert [point["efficiency"] for point in found["points"]] == [1, 2]
 
 
-def test_modes(
-    trained: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_modes(trained: list[TrainingRun], shell: Shell, tmp_path: Path) -> None:
     hosts = cluster(*(host(f"node{number}", cores=16) for number in range(4)))
     remember(Cluster((Path("/inventory.ini"),), hosts))
     picture = str(tmp_path / "scaling.svg")
-    found = bench(capsys, "--ranks-per-host", "1", "--modes", "all", "--svg", picture)
+    found = bench(shell, "--ranks-per-host", "1", "--modes", "all", "--svg", picture)
     assert [len(run.plan.hosts) for run in trained] == [1] + [2] * 12 + [4] * 12
     chosen = {
         (one.ddp_backend, one.gradient_dtype, one.shard_optimizer, one.sync, one.sync_dtype)

@@ -163,18 +163,12 @@ def test_options_without_a_meaning_in_a_job(
 
 
 @pytest.fixture
-def written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell) -> Callable[..., str]:
     monkeypatch.chdir(tmp_path)
     remember(Cluster((), NODES))
     monkeypatch.setattr("sys.argv", ["/none/ftcluster"])
 
-    def export(*words: str) -> str:
-        assert main(["export", "slurm", *words]) == 0
-        return capsys.readouterr().out
-
-    return export
+    return lambda *words: shell(["export", "slurm", *words]).out
 
 
 def test_the_script_trains_the_recipe_on_whole_nodes(written: Callable[..., str]) -> None:

@@ -10,33 +10,20 @@ import yaml
 from kubeflow.training import ApiClient
 from kubeflow_trainer_api import models
 
-from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.export.kubernetes import PYTORCH, TRAIN
 from ftcluster.export.pods import GIB
 from ftcluster_common.job import recipe_of
 from tests.unit.clusters import cluster, host
 from tests.unit.export import trainer_schema
+from tests.unit.shell import Shell
 
 KINDS = (PYTORCH, TRAIN)
 OPTIONS = [
-    "--image",
-    "registry/node:1",
-    "--name",
-    "pairs",
-    "--namespace",
-    "team",
-    "--claim",
-    "work",
-    "--token-secret",
-    "hub",
-    "--node-selector",
-    "cpu=spr",
-    "--node-selector",
-    "example.com/pool=",
-    "--max-restarts",
-    "5",
-]
+    "--image", "registry/node:1", "--name", "pairs", "--namespace", "team", "--claim", "work",
+    "--token-secret", "hub", "--node-selector", "cpu=spr", "--node-selector", "example.com/pool=",
+    "--max-restarts", "5",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +36,10 @@ def nodes() -> None:
 
 
 @pytest.fixture
-def export(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+def export(shell: Shell) -> Callable[..., dict[str, Any]]:
     def manifests(kind: str, *more: str) -> dict[str, Any]:
-        assert main(["export", "k8s", "quickstart", "--kind", kind, *OPTIONS, *more]) == 0
-        found = yaml.safe_load_all(capsys.readouterr().out)
-        return {document["kind"]: document for document in found}
+        text = shell(["export", "k8s", "quickstart", "--kind", kind, *OPTIONS, *more]).out
+        return {document["kind"]: document for document in yaml.safe_load_all(text)}
 
     return manifests
 
