@@ -251,11 +251,13 @@ def clear_caches(runs: Path, running: Sequence[str], keep: bool) -> dict[str, li
     Returns:
         By the cache's name: its bytes, and those that are, or would be, removed.
     """
-    now, alive = time.time(), {*running, *runs_alive()}
+    now, alive, index = time.time(), {*running, *runs_alive()}, _Index(runs)
     texts = []
     for path in runs.glob("[!.]*/"):
-        new = abs(now - _made(path)) < NEW_SECONDS and not has_ended(path)
-        if new or path.name in alive or in_slurm(path):
+        row = index.read(path.name, path.name in alive)
+        ended = (row.hosts and not row.doing) or has_ended(path)
+        new = abs(now - _made(path)) < NEW_SECONDS
+        if path.name in alive or row.state == "running" or (new and not ended):
             texts += [file.read_text("utf-8", errors="replace") for file in path.glob("*.json")]
             if not (path / "inputs.json").exists():  # it finds models and tokens meanwhile
                 texts.append(ALL)
