@@ -65,7 +65,7 @@ def tables(found: dict[str, Any]) -> str:
             ("ranks", "all greeted after, s", "supervisor, of a core", "memory, MB", "files"), lines
         ),
         "What is read of runs: the page of the newest that `ftcluster ps` asks the head for, and "
-        "all events of a run, by a supervisor that takes it up again:",
+        "the events of a run, of many their ends, by a supervisor that takes it up again:",
         table(
             ("runs", "`ps` on the head, s"),
             [(one["runs"], one["seconds"]) for one in found["runs"]],
@@ -87,13 +87,19 @@ def picture(found: dict[str, Any]) -> str:
             for name, series in curves.items()
             for one in series
         ]
+        legend = alt.Legend(orient="bottom") if len(curves) > 1 else None
+
+        def axis(field: str, title: str | None) -> dict[str, Any]:
+            few = alt.Axis(tickCount=4, grid=False)
+            return {"shorthand": field, "title": title, "scale": alt.Scale(type="log"), "axis": few}
+
         return (
             alt.Chart(alt.Data(values=rows), title=title)
             .mark_line(point=True)
             .encode(
-                x=alt.X("x:Q", title=x, scale=alt.Scale(type="log")),
-                y=alt.Y("y:Q", title=None, scale=alt.Scale(type="log")),
-                color=alt.Color("of:N", title=None, legend=alt.Legend(orient="bottom")),
+                x=alt.X(**axis("x:Q", x)),
+                y=alt.Y(**axis("y:Q", None)),
+                color=alt.Color("of:N", title=None, legend=legend),
             )
             .properties(width=180, height=150)
         )

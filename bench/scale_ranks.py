@@ -30,6 +30,7 @@ from ftcluster_train.host.heartbeats import StopRequest
 from ftcluster_train.io import rank_status
 
 STEP_SECONDS = 1.0
+LAST_STEP = 1_000_000
 GATE_FILE, RANKS_FILE = "gate", "ranks"
 # of a guardian on a busy host
 LINE = {"step": 0, "doing": "forward", "state": "S", "sleep": None, "cpu": 0.0, "wire": 0}
@@ -90,16 +91,17 @@ def be_guardian(rank: int, ranks: int, run_dir: Path, hung: mmap.mmap) -> NoRetu
         rank_status.write_stacks_on_signal()
         write(run_dir / RANKS_FILE, rank, os.getpid())
         step = 0
-        while True:
-            if not hung[0]:
-                step += 1
-                rank_status.report(step, "forward")
-            elif rank != ranks // 2:
-                rank_status.report(step, "all-reduce")
+        while not hung[0]:
+            step += 1
+            rank_status.report(step, "forward")
             time.sleep(STEP_SECONDS)
+        # all are in one step, as collectives have them
+        rank_status.report(LAST_STEP, "forward" if rank == ranks // 2 else "all-reduce")
+        while True:
+            signal.pause()
 
     guardian.execute = be_rank  # type: ignore[assignment]
-    os.environ["LOCAL_RANK"] = str(rank % 8)
+    os.environ["LOCAL_RANK"] = str(rank)  # the first rank reads what this host is like
     code = 1
     try:
         code = guardian.guard((), rank)

@@ -142,7 +142,7 @@ def read_report(data: Mapping[str, Any]) -> ClassReport:
         KeyError, TypeError, ValueError: it is none.
     """
     classes = tuple(
-        ClassScores(str(name), *map(_count, (n, m, k)), threshold=None if at is None else float(at))
+        ClassScores(str(name), _count(n), _count(m), _count(k), None if at is None else float(at))
         for name, n, m, k, at in data["classes"]
     )
     confused = tuple((str(a), str(b), _count(n)) for a, b, n in data["confused"])

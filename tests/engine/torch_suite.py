@@ -1,17 +1,17 @@
 """torch's own tests of a backend, which its wheel has, on the ranks of one launch.
 
-    mpirun -n 3 python -m tests.engine.torch_suite FOLDER [TEST ...]
+    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER PATTERN
 
-Each test runs with gloo, then with impi. A line of FOLDER/results for each: the backend, its name,
-its seconds, and passed, skipped, stuck or why it failed. Tests that are there are not run again, so
-that a launch after one that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs
-under their names.
+A line of FOLDER/results for each test that the pattern matches: its name, its seconds, and passed,
+skipped, stuck or why it failed. Tests that are there are not run again, so that a launch after one
+that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs under their names.
 """
 
 import contextlib
 import faulthandler
 import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -28,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 RANK, SIZE = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
-BACKENDS = ("gloo", "impi")
 STUCK_SECONDS = 90.0
 LIMIT = timedelta(seconds=30)  # of a group; less than half of the above
 BROKEN = 3  # exit code: start again, behind the test that broke
@@ -128,7 +127,7 @@ def at_most(seconds: float, say: Callable[[], None]) -> Iterator[None]:
     timer.cancel()
 
 
-def main(folder: Path, names: list[str]) -> None:
+def main(backend: str, folder: Path, pattern: str) -> None:
     """Run the tests."""
     faulthandler.enable()
     os.environ["TEMP_DIR"] = str(folder)
@@ -139,28 +138,26 @@ def main(folder: Path, names: list[str]) -> None:
         rank, world_size = RANK, str(SIZE)
 
     results = folder / "results"
-    done = {" ".join(line.split()[:2]) for line in results.read_text().splitlines()}
+    done = {line.split()[0] for line in results.read_text().splitlines()}
     port = int(os.environ["MASTER_PORT"])
     whole = dist.TCPStore("127.0.0.1", port, SIZE, RANK == 0, wait_for_workers=False)
-    all_names = names or unittest.TestLoader().getTestCaseNames(Suite)
-    for name, backend in itertools.product(all_names, BACKENDS):
-        case = f"{backend} {name}"
-        if case in done:
+    for name in unittest.TestLoader().getTestCaseNames(Suite):
+        if name in done or not re.fullmatch(pattern, name):
             continue
         began = time.monotonic()
 
-        def say(text: str = "stuck", case: str = case, began: float = began) -> None:
+        def say(text: str = "stuck", name: str = name, began: float = began) -> None:
             if RANK == 0:
                 with results.open("a") as file:
-                    file.write(f"{case} {time.monotonic() - began:.2f} {text}\n")
+                    file.write(f"{name} {time.monotonic() - began:.2f} {text}\n")
 
-        (folder / "running").write_text(case)
-        store = dist.PrefixStore(case, whole)
-        # for one that it does not know it has no model where gradients are accumulated
+        (folder / "running").write_text(name)
+        store = dist.PrefixStore(name, whole)
+        # of one that it does not know it has no model where gradients are accumulated
         suite.BACKEND = "gloo" if "no_sync" in name else backend
         suite.Barrier.sync = barriers(store)
+        Suite.init_method = f"file://{folder}/{name}"
         set_rng_seed(1234)  # a test may rely on it that all ranks draw the same
-        Suite.init_method = f"file://{folder}/rendezvous/{case}"
         with at_most(STUCK_SECONDS, say):
             dist.init_process_group(
                 backend, store=dist.PrefixStore("group", store), rank=RANK, world_size=SIZE,
@@ -179,4 +176,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

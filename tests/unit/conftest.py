@@ -13,6 +13,7 @@ import pytest
 from ansible.module_utils import basic
 
 from tests.programs import ROOT
+from tests.unit.shell import Output, Said, Shell
 
 # The collection's files import each other by the name that they have once installed; here that name
 # is the checkout, so that each is one module in this process, whatever loader of Ansible's is used.
@@ -80,6 +81,19 @@ def run_module(
     return run
 
 
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    """Run a command, given as words or as a line, that has to end with this code."""
+
+    def run(words: str | Sequence[str], code: int = 0) -> Output:
+        from ftcluster.cli.main import main
+
+        assert main(words.split() if isinstance(words, str) else list(words)) == code
+        return Output(*capsys.readouterr())
+
+    return run
+
+
 # What is said to users, by the test that sees it: the one place where whole sentences are compared.
 # FTCLUSTER_RENEW_SENTENCES=1 ./test unit writes it anew; read the difference.
 SENTENCES = Path(__file__).with_name("sentences.json")
@@ -88,7 +102,7 @@ RENEWED = pytest.StashKey[dict[str, list[list[str]]]]()
 
 
 @pytest.fixture
-def said(request: pytest.FixtureRequest) -> Iterator[Callable[[object], None]]:
+def said(request: pytest.FixtureRequest) -> Iterator[Said]:
     """Compare text with the golden file: `said(error)`, once or several times in a test."""
     key = request.node.nodeid.removeprefix("tests/unit/")
     golden: dict[str, list[list[str]]] = json.loads(SENTENCES.read_text(encoding="utf-8"))

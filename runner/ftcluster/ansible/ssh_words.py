@@ -37,8 +37,8 @@ def of_host_key(message: str) -> str:
 def of_sshd(message: str) -> str:
     """Why an sshd ended a connection before anybody logged in, in one line; "" for another failure.
 
-    >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-61:]
-    ' (kex_exchange_identification: Connection closed by remote host)'
+    >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
+    'Connection closed by remote host)'
     """
     said = TURNED_AWAY.search(message)
     return (

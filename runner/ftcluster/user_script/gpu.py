@@ -13,7 +13,8 @@ def gpu_lines(tree: ast.AST) -> list[int]:
 
     Comparisons with such names are none, nor what `init_process_group` is given.
     """
-    lines, pending = set(), [tree]
+    lines: set[int] = set()
+    pending = [tree]
     while pending:  # and not by recursion: a script may be nested deeply
         node = pending.pop()
         if isinstance(node, ast.If | ast.IfExp | ast.While) and _guards(node.test):

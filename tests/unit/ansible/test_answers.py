@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import MOST_ROWS_BYTES, RunState, pack
 from tests.fuzz.parsers import DATA_SAID
 from tests.unit.answers import answer_event
+from tests.unit.shell import Said
 
 RUN = "quickstart-20260131-101500-7f3a"
 STATE = RunState(RUN, "done", "quickstart", ("a",), 1, 2, 3, time.time(), 9.5, "", "", "me")
@@ -161,7 +161,7 @@ def test_clean_takes_only_what_it_asked_for() -> None:
             take(answer, event(answer, value))
 
 
-def test_an_answer_that_is_too_large_says_so(said: Callable[[object], None]) -> None:
+def test_an_answer_that_is_too_large_says_so(said: Said) -> None:
     # what ansible-runner brings of a result above its limit
     with pytest.raises(FtclusterError) as caught:
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, [], result={}))

@@ -10,6 +10,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.firewall_facts import
 from jinja2 import Environment
 
 from tests.programs import ROOT
+from tests.unit.shell import Said
 
 HOSTS = ["10.0.0.1", "10.0.0.2", "fd00::2"]
 VERDICT = {"counter": {"packets": 0, "bytes": 0}}
@@ -73,7 +74,7 @@ def notice(ruleset: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("program", [ufw, firewalld])
 def test_the_commands_that_let_all_hosts_in(
-    program: Callable[..., list[dict[str, Any]]], said: Callable[[object], None]
+    program: Callable[..., list[dict[str, Any]]], said: Said
 ) -> None:
     said(notice(program()))
     assert notice(program(*HOSTS)) == ""

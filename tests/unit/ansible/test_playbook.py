@@ -53,24 +53,19 @@ def test_events(name: str, data: dict[str, Any], kind: Any, message: str) -> Non
     assert event.result == (data["res"] if kind in ("ok", "changed") else {})
 
 
-def test_a_failure_of_any_size_is_shown_within_bounds() -> None:
+def test_a_failure_of_any_size_and_a_diff_are_shown() -> None:
     event = read_event(raw("runner_on_failed", res={"msg": "x" * 5000 + "\ny" * 5000}))
     assert event is not None
     first, *others = event.message.splitlines()
     assert first == "x" * 4000 + " ..."
     assert others == ["y"] * 199 + ["... and 4801 more lines"]
-
-
-def test_the_text_of_a_diff_is_an_event() -> None:
+    # the text of a diff is an event
     text = "\x1b[31m--- before: /etc/a\x1b[0m\r\n+++ after: /etc/a\r\n+x\r\n\r\n"
     event = read_event({**raw("runner_on_file_diff", diff=[]), "stdout": text})
     assert event is not None
     assert (event.kind, event.host, event.task) == ("diff", "n1", "Install")
     assert event.message == "--- before: /etc/a\n+++ after: /etc/a\n+x"
     assert read_event({**raw("runner_on_file_diff", diff=[]), "stdout": "\r\n"}) is None
-
-
-def test_other_events_are_ignored() -> None:
     assert read_event({"event": "verbose", "stdout": "hello"}) is None
 
 

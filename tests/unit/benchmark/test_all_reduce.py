@@ -1,7 +1,6 @@
 """The command `bench allreduce` but for what the ranks do."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ from ftcluster.errors import UsageError
 from ftcluster.launch import follow
 from ftcluster.planning.plan import plan
 from tests.unit.clusters import STACKS, VM, cluster, host
+from tests.unit.shell import Said, Shell
 
 MIB = 2**20
-Said = Callable[[object], None]
 
 
 def prepared(facts: ClusterFacts, *backends: str, size: int = MIB, ranks: int = 2) -> Bench:
@@ -146,10 +145,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ended", "head")
-def test_the_plan_chooses_by_the_result(capsys: pytest.CaptureFixture[str], said: Said) -> None:
+def test_the_plan_chooses_by_the_result(shell: Shell, said: Said) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(VM)))
-    assert main(["bench", "allreduce", "--ranks-per-host", "2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["state"] == "done"
+    assert shell("bench allreduce --ranks-per-host 2 --json").document["state"] == "done"
     facts = recall().facts
     assert facts.all_reduce
     assert (facts.all_reduce.ms, facts.all_reduce.bytes) == ({"gloo": 40.0, "impi": 16.0}, 25 * MIB)
@@ -163,11 +161,10 @@ def test_the_plan_chooses_by_the_result(capsys: pytest.CaptureFixture[str], said
 
 
 @pytest.mark.usefixtures("ended")
-def test_a_part_of_the_hosts_says_nothing_of_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_of_the_hosts_says_nothing_of_all(shell: Shell) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a"), host("b"))))
     options = ("--ranks-per-host", "2", "--nodes", "1", "--backends", "gloo,impi")
-    assert main(["bench", "allreduce", *options]) == 0
-    assert "from 25 MiB up impi is the fastest" in capsys.readouterr().out
+    assert "from 25 MiB up impi is the fastest" in shell(["bench", "allreduce", *options]).out
     assert recall().facts.all_reduce is None
 
 

@@ -20,8 +20,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import bench_scaling
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import VM, cluster, host
-
-Said = Callable[[object], None]
+from tests.unit.shell import Said, Shell
 
 
 @pytest.fixture
@@ -134,9 +133,8 @@ def test_modes(
     ElementTree.parse(tmp_path / "scaling.svg")
 
 
-def test_an_unknown_mode_is_wrong_usage(capsys: pytest.CaptureFixture[str], said: Said) -> None:
-    assert main(["bench", "scaling", "--modes", "impi-fp16-whole"]) == 2
-    said(capsys.readouterr().err)
+def test_an_unknown_mode_is_wrong_usage(shell: Shell, said: Said) -> None:
+    said(shell("bench scaling --modes impi-fp16-whole", 2).err)
 
 
 def test_each_point_is_as_fast_as_with_the_tokens_of_the_first() -> None:

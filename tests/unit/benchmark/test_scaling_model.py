@@ -38,6 +38,14 @@ def test_a_step_is_never_shorter_than_its_computing() -> None:
     model = fit([step(FP32, 1), step(FP32, 2), Step(BF16, 2, COMPUTE, 1e6)])
     assert model
     assert model.seconds(BF16, 2) >= COMPUTE
+    # no bandwidth is negative, though the larger exchanges were the faster ones
+    steps = [step(FP32, 1), Step(FP32, 2, 2.4, 5e8), Step(FP32, 4, 2.2, 5e8)]
+    model = fit(steps)
+    assert model
+    assert model.per_byte["gloo"] >= 0
+    # without several hosts there is none
+    assert fit([step(FP32, 1)]) is None
+    assert fit([step(FP32, 2)]) is None
 
 
 def test_few_points_give_few_parameters() -> None:
@@ -51,14 +59,6 @@ def test_few_points_give_few_parameters() -> None:
     assert two.fixed["gloo", "whole"] < 0
 
 
-def test_no_bandwidth_is_negative() -> None:
-    """Though the larger exchanges were the faster ones."""
-    steps = [step(FP32, 1), Step(FP32, 2, 2.4, 5e8), Step(FP32, 4, 2.2, 5e8)]
-    model = fit(steps)
-    assert model
-    assert model.per_byte["gloo"] >= 0
-
-
 def test_rows_that_grow_with_the_hosts_end_at_all_rows() -> None:
     growing = [
         replace(step(FP32, hosts), exchanged=1e8 + 1e7 * hosts, most=1.6e8) for hosts in (2, 4)
@@ -67,11 +67,6 @@ def test_rows_that_grow_with_the_hosts_end_at_all_rows() -> None:
     assert model
     size = model.exchanged[FP32]
     assert [size(hosts) for hosts in (2, 5, 8)] == pytest.approx([1.2e8, 1.5e8, 1.6e8])
-
-
-def test_without_several_hosts_there_is_none() -> None:
-    assert fit([step(FP32, 1)]) is None
-    assert fit([step(FP32, 2)]) is None
 
 
 def test_each_point_is_predicted_from_the_others() -> None:

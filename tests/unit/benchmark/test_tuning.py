@@ -1,7 +1,7 @@
 """The search of `tune` on hosts whose speed is known: what each setting is worth, and the noise."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from tests.unit.clusters import STACKS, cluster, host
+from tests.unit.shell import Said
 
 POOL: list[Settings] = [
     {"ranks_per_host": 1}, {"training.ddp_backend": "gloo"}, {"communication_cores": 0},
@@ -178,7 +179,7 @@ def test_candidates_are_what_has_an_effect_and_is_not_set() -> None:
     ]  # fmt: skip
 
 
-def test_the_result_as_text(said: Callable[[object], None]) -> None:
+def test_the_result_as_text(said: Said) -> None:
     hosts = Hosts({"communication_cores=0": 1.1, "ranks_per_host=1": 0.7}, noise=0.01)
     search = hosts.search()
     verdict = decide(search.trials)

@@ -1,5 +1,3 @@
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from ftcluster.cli.main import main
 from ftcluster.errors import UsageError
 from ftcluster.operations import bundle as verb
 from tests.unit.clusters import STACKS
+from tests.unit.shell import Said, Shell
 from tests.unit.wheels import write_wheel
 
 Calls = list[tuple[Wanted, Target, Sources]]
@@ -74,20 +73,17 @@ def test_options_of_the_download(calls: Calls, tmp_path: Path) -> None:
     assert target == Target("3.12", "2.36", "x86_64")
     assert (sources.index_url, sources.find_links) == ("https://mirror/simple", ("x", "y"))
     assert (tmp_path / "a" / "b.ftbundle").is_file()
-
-
-def test_a_stack_that_is_only_documented_is_resolved(calls: Calls) -> None:
+    # a stack that is only documented is resolved
     assert main(["bundle", "--stack", "intel-2.6", "--allow-unverified"]) == 0
-    wanted = calls[0][0]
+    wanted = calls[1][0]
     assert wanted.resolve
     assert wanted.allow_unverified
     assert "torch==2.6.0\n" in wanted.lock
     assert "uv==" in wanted.lock
 
 
-def test_json(calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bundle", "--json", "-o", "my.ftbundle"]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_json(calls: Calls, tmp_path: Path, shell: Shell) -> None:
+    document = shell("bundle --json -o my.ftbundle").document
     assert document["seconds"] >= 0
     del document["seconds"]
     path = tmp_path / "my.ftbundle"
@@ -116,7 +112,7 @@ native
 
 
 def test_wrong_usage_is_2_and_downloads_nothing(
-    calls: Calls, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+    calls: Calls, capsys: pytest.CaptureFixture[str], said: Said
 ) -> None:
     messages = []
     for words in WRONG.split("\n")[1:-1]:
@@ -128,9 +124,8 @@ def test_wrong_usage_is_2_and_downloads_nothing(
     said("".join(messages))
 
 
-def test_yanked_releases_need_an_option(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bundle", "--stack", "intel-2.5"]) == 1
-    captured = capsys.readouterr()
+def test_yanked_releases_need_an_option(calls: Calls, shell: Shell) -> None:
+    captured = shell("bundle --stack intel-2.5", 1)
     assert "intel_extension_for_pytorch 2.5.0" in captured.err
     assert "--allow-yanked" in captured.err
     assert calls == []
@@ -140,33 +135,28 @@ def test_yanked_releases_need_an_option(calls: Calls, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("stack", ["intel-2.7", "intel-2.6"])
-def test_packages_without_a_hash_need_an_option(
-    stack: str, calls: Calls, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["bundle", "--stack", stack]) == 1
-    assert "--allow-unverified" in capsys.readouterr().err
+def test_packages_without_a_hash_need_an_option(stack: str, calls: Calls, shell: Shell) -> None:
+    assert "--allow-unverified" in shell(["bundle", "--stack", stack], 1).err
     assert calls == []
     assert main(["bundle", "--stack", stack, "--allow-unverified"]) == 0
 
 
 def test_a_failed_download_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: Shell
 ) -> None:
     def refuse(*_: object) -> None:
         raise WheelhouseError("native: no index answers")
 
     monkeypatch.setattr(verb, "get_wheels", refuse)
-    assert main(["bundle", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"] == "native: no index answers"
+    assert shell("bundle --json", 1).document["error"] == "native: no index answers"
     assert not list(tmp_path.glob("*.ftbundle"))
 
 
 def test_a_folder_that_cannot_be_written_is_named(
-    calls: Calls, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calls: Calls, tmp_path: Path, shell: Shell
 ) -> None:
     (tmp_path / "file").touch()
-    assert main(["bundle", "-o", "file/my.ftbundle"]) == 1
-    assert capsys.readouterr().err.startswith("error: file: ")
+    assert shell("bundle -o file/my.ftbundle", 1).err.startswith("error: file: ")
     assert len(calls) == 1
 
 

@@ -17,6 +17,7 @@ from ftcluster.launch.record import record_dir
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import caches, clean
 from ftcluster_common.run_state import RunState
+from tests.unit.shell import Shell
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")
 DAY = 86400.0
@@ -76,21 +77,17 @@ def test_without_names_only_own_runs_that_cannot_be_resumed(
     assert record_dir("recorded-1").exists() == ("recorded-1" not in names)
 
 
-def test_named_runs_go_without_a_question(removed: list[str]) -> None:
+def test_named_runs_go_without_a_question_unless_one_runs(removed: list[str]) -> None:
+    assert main(["clean", "failed-1", "running-1"]) == 1
+    assert removed == []
     assert main(["clean", "others-1", "resumable-1"]) == 0
     assert removed == ["others-1", "resumable-1"]
 
 
-def test_a_run_that_runs_stays(removed: list[str]) -> None:
-    assert main(["clean", "failed-1", "running-1"]) == 1
-    assert removed == []
-
-
 def test_without_a_terminal_nothing_goes_that_is_not_named(
-    removed: list[str], capsys: pytest.CaptureFixture[str]
+    removed: list[str], shell: Shell
 ) -> None:
-    assert main(["clean"]) == 2
-    shown = capsys.readouterr().err
+    shown = shell("clean", 2).err
     assert "3 runs would be removed" in shown
     assert "failed-1" in shown
     assert removed == []

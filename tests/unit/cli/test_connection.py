@@ -51,9 +51,7 @@ def test_a_run_is_found_on_the_head_that_took_over() -> None:
     assert found() == ("node1", "mrpc-2")
     assert found("mrpc-2") == ("node1", "mrpc-2")
     assert found("mrpc-1") == ("node0", "mrpc-1")
-
-
-def test_the_beginning_of_an_id_is_enough() -> None:
+    # the beginning of an id is enough
     (record_dir("mrpc-1") / "run.json").unlink()
     assert found("mr") == ("node1", "mrpc-2")
 

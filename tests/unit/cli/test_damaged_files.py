@@ -64,10 +64,7 @@ COMMANDS = (
     "plan quickstart", "train quickstart --dry-run --json", "hosts",
 )  # fmt: skip
 
-READERS = {
-    "run.json": ("ps", f"attach {RUN}", "plan quickstart"),
-    "checks.json": ("check",),
-}
+READERS = {"run.json": ("ps", f"attach {RUN}", "plan quickstart"), "checks.json": ("check",)}
 
 
 def broken(text: str) -> list[bytes]:

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.operations import data
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
+from tests.unit.shell import Shell
 
 REPORT = {
     "columns": {"text": ["body"], "label": ["label"], "not read": ["title"]},
@@ -42,16 +42,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / f"{name}.JSONL").write_text("\n".join(lines))
 
 
-def told(capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    assert (
-        main(["data", "classify", "text_columns=body", "--data", ".", "--model", "model", *more])
-        == 0
-    )
-    return capsys.readouterr().out
+def told(shell: Shell, *more: str) -> str:
+    given = ("--data", ".", "--model", "model")
+    return shell(["data", "classify", "text_columns=body", *given, *more]).out
 
 
-def test_rows_classes_and_duplicates_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(told(capsys, "--json"))
+def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
+    found = json.loads(told(shell, "--json"))
     assert found["host"] is None
     assert found["columns"] == {"text": ["body"], "label": ["label"], "not read": ["title"]}
     assert found["sets"] == [
@@ -59,13 +56,11 @@ def test_rows_classes_and_duplicates_without_a_cluster(capsys: pytest.CaptureFix
         {"set": "validation", "rows": 2, "classes": {"good": 1, "bad": 1}, "duplicates": 2},
     ]
     assert found["notes"] == ["NOT READ, although it holds texts: column title"]
-    text = told(capsys)
+    text = told(shell)
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
 
 
-def test_the_head_says_what_the_model_sees(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_head_says_what_the_model_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
     def read_data(place: Any, job: Any, folders: Any, token: str) -> Any:
@@ -75,7 +70,7 @@ def test_the_head_says_what_the_model_sees(
     monkeypatch.setattr(data, "read_data", read_data)
     many = cluster(host("node0", cores=8), host("node1", cores=8))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=many))
-    text = told(capsys)
+    text = told(shell)
     assert text.startswith(f"note: {NOTICES[0]}\n")
     assert "train: 3 rows, 2 classes (good 2, bad 1), 5 tokens (median)" in text
     assert "  [CLS] so\\n«it is» -> good" in text
@@ -83,23 +78,20 @@ def test_the_head_says_what_the_model_sees(
     assert (head, token) == ("node0", "")
     assert sorted(source for source, _ in folders) == [f"{Path.cwd()}", f"{Path.cwd()}/model"]
     assert path in [copied for _, copied in folders]
-    assert json.loads(told(capsys, "--here", "--json"))["host"] is None
+    assert json.loads(told(shell, "--here", "--json"))["host"] is None
     assert len(asked) == 1
 
 
-def test_data_that_the_head_refuses(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_the_head_refuses(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any) -> Any:
         raise FtclusterError("node0: train.jsonl:3: the chat template leaves out message 1")
 
     monkeypatch.setattr(data, "read_data", refused)
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(host("node0", cores=8))))
-    assert main(["data", "classify", "--data", ".", "--model", "model", "text_columns=body"]) == 1
-    assert "train.jsonl:3: the chat template leaves out" in capsys.readouterr().err
+    err = shell("data classify --data . --model model text_columns=body", 1).err
+    assert "train.jsonl:3: the chat template leaves out" in err
 
 
-def test_rows_that_are_wrong_are_refused_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_that_are_wrong_are_refused_here(shell: Shell) -> None:
     Path("bad.csv").write_text("text,label\na,\n")
-    assert main(["data", "classify", "--data", "bad.csv", "--model", "model"]) == 1
-    assert "bad.csv:2: label is ''" in capsys.readouterr().err
+    assert "bad.csv:2: label is ''" in shell("data classify --data bad.csv --model model", 1).err

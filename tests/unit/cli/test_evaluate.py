@@ -1,7 +1,6 @@
 """The commands `evaluate` and `predict`; what the ranks do is in tests/engine/test_formats.py."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ftcluster_common.recipe import TextClassification
 from ftcluster_common.trained_model import FILE, trained_document
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
+from tests.unit.shell import Said, Shell
 
 RESULT = {
     "model": "", "metrics": {"accuracy": 0.75}, "samples_per_second": 12.5, "train_seconds": 2.0,
@@ -55,16 +55,12 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRu
     return runs
 
 
-def document(capsys: pytest.CaptureFixture[str], words: str) -> dict[str, Any]:
-    assert main([*words.split(), "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def document(shell: Shell, words: str) -> Any:
+    return shell(f"{words} --json").document
 
 
-def test_a_model_is_evaluated_on_all_ranks(
-    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = document(capsys, "evaluate classify --model model --data old.csv --bf16")
+def test_a_model_is_evaluated_on_all_ranks(launched: list[TrainingRun], shell: Shell) -> None:
+    found = document(shell, "evaluate classify --model model --data old.csv --bf16")
     assert found.pop("run").startswith("classify-")
     assert found == {
         "state": "done", "model": "model", "metrics": {"accuracy": 0.75}, "classes": {},
@@ -93,10 +89,8 @@ def test_a_trained_model_has_its_own_configuration_and_tokenizer(
         ("out.jsonl", "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS)),
     ],
 )
-def test_predictions_are_written_here(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, text: str
-) -> None:
-    found = document(capsys, f"predict classify --model model --data new.csv -o {name}")
+def test_predictions_are_written_here(shell: Shell, tmp_path: Path, name: str, text: str) -> None:
+    found = document(shell, f"predict classify --model model --data new.csv -o {name}")
     assert (found["rows"], found["output"]) == (2, str(tmp_path / name))
     assert (tmp_path / name).read_text(encoding="utf-8") == text
 
@@ -131,11 +125,12 @@ def remembers(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("remembers")
 @pytest.mark.parametrize("recipe", [[], ["classify"]])
 def test_a_trained_model_remembers_what_it_reads(
-    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str],
+    launched: list[TrainingRun], shell: Shell,
     recipe: list[str],
 ) -> None:  # fmt: skip
-    assert main(["evaluate", *recipe, "--model", "model", "--data", "tickets.csv"]) == 0
-    err = capsys.readouterr().err.replace("\n", " ")
+    err = shell(["evaluate", *recipe, "--model", "model", "--data", "tickets.csv"]).err.replace(
+        "\n", " "
+    )
     assert "note: as the model was trained (model/ftcluster.json): text_columns=subject,body" in err
     run = launched[0]
     options = run.recipe.options
@@ -164,29 +159,28 @@ def test_what_a_model_remembers_can_be_overridden_or_not_be_there(
 
 
 def test_a_model_of_a_recipe_that_is_not_here_needs_data(
-    launched: list[TrainingRun], remembers: Path, capsys: pytest.CaptureFixture[str]
+    launched: list[TrainingRun], remembers: Path, shell: Shell
 ) -> None:
     remembers.write_text(remembers.read_text().replace('"classify"', '"ours"'))
-    assert main(["evaluate", "--model", "model"]) == 2
-    assert "name the data" in capsys.readouterr().err
+    assert "name the data" in shell("evaluate --model model", 2).err
     assert main(["evaluate", "--model", "model", "--data", "tickets.csv"]) == 0
     assert launched[0].recipe.name == "classify"
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict --output out.csv"])
 def test_a_run_that_is_detached_from_goes_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+    monkeypatch: pytest.MonkeyPatch, shell: Shell, command: str
 ) -> None:
     monkeypatch.setattr(training_run, "train", lambda run, *_: RunProgress(run.id))
     name, *options = command.split()
-    found = document(capsys, " ".join([name, "classify --model model --data old.csv", *options]))
+    found = document(shell, " ".join([name, "classify --model model --data old.csv", *options]))
     assert found == {"run": found["run"], "state": "running"}
     assert not Path("out.csv").exists()
 
 
 def test_what_is_refused_before_anything_starts(
-    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str], tmp_path: Path,
-    said: Callable[[object], None],
+    launched: list[TrainingRun], shell: Shell, tmp_path: Path,
+    said: Said,
 ) -> None:  # fmt: skip
     for words, code in (
         ("evaluate classify --data new.csv --model model", 1),
@@ -196,13 +190,10 @@ def test_what_is_refused_before_anything_starts(
         ("predict classify --model model --data new.csv --output none/out.csv", 2),
         ("predict clm --model model --data book.txt --output out.csv", 1),
     ):
-        assert main(words.split()) == code
-        said(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+        said(shell(words, code).err.replace(str(tmp_path), "FOLDER"))
     (tmp_path / "book.txt").write_text("to be")
-    assert main(["predict", "clm", "--model", "model", "--data", "book.txt", "-o", "out.csv"]) == 2
-    assert "evaluate" in capsys.readouterr().err
+    assert "evaluate" in shell("predict clm --model model --data book.txt -o out.csv", 2).err
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    assert main(["evaluate", "dpo", "--model", "OWNER/model", "--data", "pairs.jsonl"]) == 2
-    said(capsys.readouterr().err)
+    said(shell("evaluate dpo --model OWNER/model --data pairs.jsonl", 2).err)
     assert not launched

@@ -11,6 +11,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.export import node_image
 from ftcluster.stacks.catalog import load_stacks
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Said, Shell
 
 TWO = [host(name, cores=16, network_address=name) for name in ("n1", "n2")]
 
@@ -50,9 +51,7 @@ def k8s(
         "mrpc --image x --facts missing.json",
     ],
 )
-def test_wrong_input(
-    words: str, k8s: Callable[..., tuple[int, str, str]], said: Callable[[object], None]
-) -> None:
+def test_wrong_input(words: str, k8s: Callable[..., tuple[int, str, str]], said: Said) -> None:
     code, out, err = k8s(*words.split())
     assert out == ""
     said(f"{code} {err}")
@@ -70,7 +69,7 @@ def test_nodes_without_an_image_or_of_several_kinds(
     facts: ClusterFacts,
     tmp_path: Path,
     k8s: Callable[..., tuple[int, str, str]],
-    said: Callable[[object], None],
+    said: Said,
 ) -> None:
     path = write_facts(tmp_path, facts)
     code, out, err = k8s("quickstart", "ranks_per_host=1", "--image", "x", "--facts", path)
@@ -78,9 +77,8 @@ def test_nodes_without_an_image_or_of_several_kinds(
     said(err)
 
 
-def test_no_facts_at_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "k8s", "quickstart", "--image", "x"]) == 1
-    assert "no cluster has been set up" in capsys.readouterr().err
+def test_no_facts_at_all(shell: Shell) -> None:
+    assert "no cluster has been set up" in shell("export k8s quickstart --image x", 1).err
 
 
 def test_folders_of_this_machine_are_to_be_copied_to_the_volume(

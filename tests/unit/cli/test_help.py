@@ -19,13 +19,13 @@ from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Training
+from tests.unit.shell import Shell
 
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 
-def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(words) == 0
-    return capsys.readouterr().out
+def output(shell: Shell, *words: str) -> str:
+    return shell(words).out
 
 
 def test_every_command_is_in_a_group_and_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,10 +52,14 @@ def test_examples_are_valid_and_in_the_help(name: str, capsys: pytest.CaptureFix
             assert callable(read_arguments(words[1:]).run)
 
 
-def test_a_command_with_a_recipe_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_to_begin_and_which_recipes_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["plan", "--help"])
     assert f"\nrecipes:\n  {', '.join(known_recipes())}\n" in capsys.readouterr().out
+    assert main([]) == 2
+    out = capsys.readouterr().out
+    assert "ftcluster demo" in out
+    assert "ftcluster setup inventory.ini" in out
 
 
 def test_help_fits_a_narrow_terminal(
@@ -71,37 +75,30 @@ def test_help_fits_a_narrow_terminal(
     assert max(map(len, plain.splitlines())) <= 50
 
 
-def test_the_bare_command_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    out = capsys.readouterr().out
-    assert "ftcluster demo" in out
-    assert "ftcluster setup inventory.ini" in out
-
-
-def test_recipes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    out = output(capsys, "recipes")
+def test_recipes(shell: Shell, tmp_path: Path) -> None:
+    out = output(shell, "recipes")
     assert [line.split()[0] for line in out.splitlines()[1:-4]] == list(known_recipes())
-    found = json.loads(output(capsys, "recipes", "--json"))
+    found = json.loads(output(shell, "recipes", "--json"))
     assert [one["name"] for one in found] == list(known_recipes())
     assert all(one["description"] and "Needs:" not in one["description"] for one in found)
     text = known_recipes()["mrpc"].read_text()
-    assert output(capsys, "recipes", "mrpc") == text
-    assert json.loads(output(capsys, "recipes", "mrpc", "--json"))["text"] == text
+    assert output(shell, "recipes", "mrpc") == text
+    assert json.loads(output(shell, "recipes", "mrpc", "--json"))["text"] == text
     (tmp_path / "my.yml").write_text("model: m\ndata: d\n")
-    own = json.loads(output(capsys, "recipes", str(tmp_path / "my.yml"), "--json"))
+    own = json.loads(output(shell, "recipes", str(tmp_path / "my.yml"), "--json"))
     assert (own["name"], own["description"]) == ("my", "")
     assert main(["recipes", "none"]) == 2
 
 
-def test_fields_of_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fields_of_recipes(shell: Shell) -> None:
     found = {
-        one["field"]: one for one in json.loads(output(capsys, "recipes", "--fields", "--json"))
+        one["field"]: one for one in json.loads(output(shell, "recipes", "--fields", "--json"))
     }
     rate = found["training.learning_rate"]
     assert (rate["default"], rate["value"]) == (f"{Training().learning_rate:g}", "a number")
     assert found["model"]["default"] == "(needed)"
     assert {"text_columns", "doc_stride", "block_size"} <= found.keys()
-    out = output(capsys, "recipes", "squad", "--fields")
+    out = output(shell, "recipes", "squad", "--fields")
     assert "\ndoc_stride " in out
     assert "\nblock_size " not in out
 
@@ -154,26 +151,24 @@ def test_the_schema_takes_what_recipes_take(capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("words", ["recipes", "recipes --fields", "stacks", "stacks native"])
 def test_results_fit_a_narrow_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    lines = re.sub(r"\x1b\[\d*m", "", output(capsys, *words.split())).splitlines()
+    lines = re.sub(r"\x1b\[\d*m", "", output(shell, *words.split())).splitlines()
     assert [line for line in lines if len(line) > 60 and " " in line.strip()] == []
 
 
-def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(output(capsys, "version", "--json"))
+def test_versions(shell: Shell) -> None:
+    found = json.loads(output(shell, "version", "--json"))
     assert found.keys() == {"ftcluster", "python", "ansible-core"}
     assert found["ftcluster"] == __version__
-    assert output(capsys, "version").startswith(f"ftcluster {__version__}, python ")
+    assert output(shell, "version").startswith(f"ftcluster {__version__}, python ")
 
 
 @pytest.mark.parametrize("line", ["ftcluster tr", "ftcluster train --da", "ftcluster bench sc"])
-def test_bash_completes_commands_and_options(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str
-) -> None:
-    (tmp_path / "completion").write_text(output(capsys, "completion", "bash"))
+def test_bash_completes_commands_and_options(shell: Shell, tmp_path: Path, line: str) -> None:
+    (tmp_path / "completion").write_text(output(shell, "completion", "bash"))
     words = line.split()
     done = subprocess.run(
         ["bash", "-c", 'source ./completion; COMP_WORDS=("$@"); COMP_CWORD=$(($#-1)); '

@@ -17,6 +17,7 @@ from ftcluster.launch.record import begin_record, record_dir
 from ftcluster_common.run_state import RunState, pack
 from tests.fuzz.parsers import EVENTS_SEEN
 from tests.unit.clusters import VM, cluster
+from tests.unit.shell import Shell
 
 RUN = "quickstart-20260131-101500-7f3a"
 STATE = RunState(RUN, "failed", "quickstart", ("localhost",), 1, 0, 9, time.time() - 99, 5.0, "")
@@ -83,7 +84,7 @@ def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Head:
     ],
 )
 def test_what_is_refused_changes_nothing_here(
-    command: list[str], answers: dict[str, Any], head: Head, capsys: pytest.CaptureFixture[str]
+    command: list[str], answers: dict[str, Any], head: Head, shell: Shell
 ) -> None:
     outside = json.dumps(str(head.folder / "outside"))
     for verb, answer in answers.items():
@@ -92,8 +93,7 @@ def test_what_is_refused_changes_nothing_here(
         rows = verb == "list" and text != answer
         head.answers(**{verb: {"runs": pack(json.loads(text)), "left": 0} if rows else text})
     before = head.snapshot()
-    assert main(command) == 1
-    said = capsys.readouterr().err
+    said = shell(command, 1).err
     assert "Traceback" not in said
     assert "error: localhost" in said
     assert len(said.strip().splitlines()) <= 3
@@ -102,7 +102,7 @@ def test_what_is_refused_changes_nothing_here(
     assert record_dir(RUN).exists()
 
 
-def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_events_and_escapes(head: Head, shell: Shell) -> None:
     end = {"event": "end", "time": 9.0, "state": "done", "exit_code": 0, "seconds": 2.0}
     notice = {"event": "notice", "time": 1.0, "message": "\x1b[2J\u202etxt"}
     lines = [
@@ -115,8 +115,7 @@ def test_damaged_events_and_escapes(head: Head, capsys: pytest.CaptureFixture[st
     (head.run_dir / "events.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     (head.run_dir / "ranks.log").write_bytes(b"a\x1b]0;title\x07\xff \xe2\x80\xae\n")
     assert main(["attach", RUN]) == 0
-    assert main(["logs", RUN]) == 0
-    shown = "".join(capsys.readouterr())
+    shown = "".join(shell(["logs", RUN]))
     assert "line 1 of events.jsonl" in shown
     assert "\\x1b]0;title\\x07" in shown
     assert not {"\x1b", "\u202e", "\x07"} & set(shown)

@@ -33,10 +33,7 @@ def variants() -> list[RunFiles]:
 
 @pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.more)])
 def test_a_page_or_one_line_with_the_host(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    each: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], each: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
     refused = 0

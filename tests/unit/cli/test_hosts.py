@@ -1,7 +1,6 @@
 """The command `hosts`: what becomes of the saved cluster, and which stages run where."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.provision.stages import StagesResult
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Said, Shell
 
-Said = Callable[[object], None]
 Paths = tuple[Path, ...]
 Played = list[tuple[str, tuple[str, ...]]]
 RUN = RunState("mrpc-1", "running", "mrpc", ("xeon1", "xeon2"), 2, 3, 9, 0.0, 1.0, "")
@@ -76,42 +75,37 @@ def played(monkeypatch: pytest.MonkeyPatch, head: Path) -> Played:
     return found
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["hosts", *words, "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def run(shell: Shell, *words: str, code: int = 0) -> Any:
+    return shell(["hosts", *words, "--json"], code).document
 
 
 def names() -> list[str]:
     return [one.name for one in recall().facts.hosts]
 
 
-def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run(capsys, "drain", "xeon2", "--why", "memory errors")
+def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(shell: Shell) -> None:
+    run(shell, "drain", "xeon2", "--why", "memory errors")
     decided = RecipeRequest(("quickstart",)).prepared(recall()).plan
     assert [one.name for one in decided.hosts] == ["xeon1", "xeon3"]
     [why] = [one.why for one in decided.decisions if (one.what, one.value) == ("drained", "xeon2")]
     assert "memory errors" in why
     with pytest.raises(FtclusterError, match="--nodes 3"):
         RecipeRequest(("quickstart",), nodes=3).prepared(recall())
-    assert [row["state"] for row in run(capsys)["hosts"]] == [
+    assert [row["state"] for row in run(shell)["hosts"]] == [
         "head",
         "drained",
         "ready",
         "not set up",
     ]
-    run(capsys, "return", "xeon2")
+    run(shell, "return", "xeon2")
     assert len(RecipeRequest(("quickstart",)).prepared(recall()).plan.hosts) == 3
 
 
 def test_the_others_let_added_hosts_in_before_these_are_verified(
-    played: Played, capsys: pytest.CaptureFixture[str]
+    played: Played, shell: Shell
 ) -> None:
-    run(capsys, "drain", "xeon3")
-    assert run(capsys, "add", "xeon4")["hosts"] == ["xeon1", "xeon2", "xeon3", "xeon4"]
+    run(shell, "drain", "xeon3")
+    assert run(shell, "add", "xeon4")["hosts"] == ["xeon1", "xeon2", "xeon3", "xeon4"]
     user = ("--user", "ops")
     pattern = ("--extra-vars", "ftcluster_hosts=xeon1,xeon2,xeon3,xeon4")
     assert played == [
@@ -123,18 +117,14 @@ def test_the_others_let_added_hosts_in_before_these_are_verified(
     assert list(recall().drained) == ["xeon3"]
 
 
-def test_where_the_pattern_names_the_new_host_it_stays(
-    played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_pattern_names_the_new_host_it_stays(played: Played, shell: Shell) -> None:
     remember(replace(recall(), pattern=""))
-    run(capsys, "add", "xeon4")
+    run(shell, "add", "xeon4")
     assert [options[2] for _, options in played] == ["--tags", "--limit", "--tags"]
 
 
-def test_removed_hosts_are_forgotten_by_the_others(
-    played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = run(capsys, "remove", "xeon3")
+def test_removed_hosts_are_forgotten_by_the_others(played: Played, shell: Shell) -> None:
+    found = run(shell, "remove", "xeon3")
     assert "--limit xeon3" in found["stays"]
     pattern = ("--extra-vars", "ftcluster_hosts=xeon1,xeon2")
     assert played == [
@@ -144,24 +134,22 @@ def test_removed_hosts_are_forgotten_by_the_others(
     assert (names(), recall().pattern) == (["xeon1", "xeon2"], "xeon1,xeon2")
 
 
-def test_teardown_goes_before_a_host_is_forgotten(
-    played: Played, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(capsys, "remove", "xeon3", "--teardown")["stays"] == ""
+def test_teardown_goes_before_a_host_is_forgotten(played: Played, shell: Shell) -> None:
+    assert run(shell, "remove", "xeon3", "--teardown")["stays"] == ""
     assert played[0] == ("teardown", ("--user", "ops", "--limit", "xeon3"))
 
 
 def test_what_is_refused_changes_nothing(
-    of_inventory: list[str], played: Played, capsys: pytest.CaptureFixture[str], said: Said
+    of_inventory: list[str], played: Played, shell: Shell, said: Said
 ) -> None:
     before = recall()
     words = ("add xeon9", "add xeon2", "remove xeon1", "remove xeon2", "remove xeon4,xeon5",
              "drain xeon1", "return xeon2")  # fmt: skip
     for one in words:
-        found = run(capsys, *one.split(), code=1)
+        found = run(shell, *one.split(), code=1)
         said(f"{found['error']}\n{found['hint']}")
     of_inventory.append("xeon1,xeon2,xeon3")
-    found = run(capsys, "add", "xeon4", code=1)
+    found = run(shell, "add", "xeon4", code=1)
     said(f"{found['error']}\n{found['hint']}")
     asked = replace(recall(), as_of="", record="")  # by return, whether xeon2 is drained by now
     assert (asked, played) == (before, [])

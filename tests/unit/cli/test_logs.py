@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli.main import main
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import connection, runs
 from ftcluster_common.run_state import RunState
+from tests.unit.shell import Said, Shell
 
 RUN_HOSTS = RunHosts((), ("head",), "", "/opt/ftcluster", ())
 RUN = RunState("mrpc-1", "running", "mrpc", ("head",), 2, 3, 9, 0.0, 1.0, "")
@@ -35,43 +35,35 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return pieces
 
 
-def test_no_such_rank(written: list[bytes], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_such_rank_and_no_json_of_a_log(shell: Shell, written: list[bytes]) -> None:
+    assert "--json" in shell("logs --json", 2).err
     written.append(b"hello\n")
-    assert main(["logs", "--rank", "1"]) == 0
-    assert capsys.readouterr().out == "hello\n"
-    assert main(["logs", "--rank", "2"]) == 2
-    said = capsys.readouterr()
+    assert shell("logs --rank 1").out == "hello\n"
+    said = shell("logs --rank 2", 2)
     assert (said.out, "mrpc-1 has no rank 2, it has 2 ranks: 0 to 1" in said.err) == ("", True)
 
 
-def test_there_is_no_json_of_a_log(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["logs", "--json"]) == 2
-    assert "--json" in capsys.readouterr().err
-
-
 def test_what_is_cut_into_pieces_is_shown_whole_and_without_colours(
-    written: list[bytes], capsys: pytest.CaptureFixture[str]
+    written: list[bytes], shell: Shell
 ) -> None:
     written += [b"[0] \x1b[1mbo", b"ld\x1b", b"[0m \xc3", b"\xbc\x1b[2J\n[1] half"]
-    assert main(["logs", "-f"]) == 0
-    assert capsys.readouterr().out == "[0] bold ü\\x1b[2J\n[1] half"
+    assert shell("logs -f").out == "[0] bold ü\\x1b[2J\n[1] half"
 
 
 def test_a_line_without_end_is_shown_as_it_comes(
-    written: list[bytes], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    written: list[bytes], monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.setattr(runs, "PIECE_BYTES", 8)
     written += [b"a\nb" + b"x" * 20, b"x" * 5 + b"\nc\nd", b"e"]
     shown: list[str] = []
     monkeypatch.setattr(runs, "printable", lambda text: shown.append(text) or text)
-    assert main(["logs"]) == 0
-    assert capsys.readouterr().out == "a\nb" + "x" * 25 + "\nc\nde"
+    assert shell("logs").out == "a\nb" + "x" * 25 + "\nc\nde"
     assert max(map(len, shown)) == 8
 
 
 def test_the_log_of_a_run_whose_head_is_off(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    said: Callable[[object], None],
+    monkeypatch: pytest.MonkeyPatch, shell: Shell,
+    said: Said,
 ) -> None:  # fmt: skip
     """On the first host that answers there is nothing but its job."""
     run_hosts, lost = replace(RUN_HOSTS, hosts=("node1",)), replace(RUN, hosts=(), state="failed")
@@ -79,7 +71,6 @@ def test_the_log_of_a_run_whose_head_is_off(
     monkeypatch.setattr(connection, "find_run", lambda *_: lost)
     for known in (RUN_HOSTS, None):
         monkeypatch.setattr(connection, "recorded_run_hosts", lambda _, known=known: known)
-        assert main(["logs", "mrpc-1", "-i", "hosts.ini"]) == 1
-        shown = capsys.readouterr()
+        shown = shell("logs mrpc-1 -i hosts.ini", 1)
         assert shown.out == ""
         said(shown.err)

@@ -21,6 +21,7 @@ from ftcluster.launch.follow import new_run_id
 from ftcluster.operations.prepare import RecipeRequest
 from tests.programs import ROOT
 from tests.unit.clusters import VM, cluster, host
+from tests.unit.shell import Shell
 
 
 @pytest.fixture(autouse=True)
@@ -44,29 +45,15 @@ def test_options_of_ansible_go_through_unchanged() -> None:
     assert "--check" not in passed_on(vars(options))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["setup", "--wrong"],
-        ["train", "--ranks-per-host", "0"],
-        ["train", "--ranks-per-host", "x"],
-    ],
-)
-def test_wrong_usage_is_2(arguments: list[str]) -> None:
-    assert main(arguments) == 2
+def test_wrong_usage_is_2() -> None:
+    ranks = ("train --ranks-per-host 0", "train --ranks-per-host x")
+    for words in ("setup --wrong", "run --wrong -- train.py", *ranks):
+        assert main(words.split()) == 2, words
 
 
 # commands for which several words mean something: runs, hosts, the words of a script
-TAKE_MANY = {
-    "stop",
-    "report",
-    "clean",
-    "run",
-    "hosts add",
-    "hosts remove",
-    "hosts drain",
-    "hosts return",
-}
+HOSTS = ("hosts add", "hosts remove", "hosts drain", "hosts return")
+TAKE_MANY = {"stop", "report", "clean", "run", *HOSTS}
 
 
 def kinds_of_commands() -> Iterator[str]:
@@ -80,18 +67,14 @@ def kinds_of_commands() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", sorted({*kinds_of_commands()} - TAKE_MANY))
-def test_words_that_mean_nothing_are_never_ignored(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_that_mean_nothing_are_never_ignored(command: str, shell: Shell) -> None:
     remembered()
-    assert main([*command.split(), "mrpc", "quickstart", "third"]) == 2
-    assert "error: " in capsys.readouterr().err
+    assert "error: " in shell([*command.split(), "mrpc", "quickstart", "third"], 2).err
 
 
-def test_arguments_may_come_after_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_may_come_after_options(shell: Shell) -> None:
     remembered()
-    assert main(["train", "--ranks-per-host", "1", "mrpc", "--dry-run", "precision=fp32"]) == 0
-    out = capsys.readouterr().out
+    out = shell("train --ranks-per-host 1 mrpc --dry-run precision=fp32").out
     assert "\nprecision: fp32 (set in recipe mrpc)" in out
     assert "\nranks on localhost: 1 (set with --ranks-per-host)" in out
 
@@ -123,19 +106,15 @@ def test_a_launch_asks_before_it_copies() -> None:
         assert first == [f"tasks/{one}.yml" for one in names]
 
 
-def test_bad_data_and_bad_model_are_reported_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_data_and_bad_model_are_reported_together(tmp_path: Path, shell: Shell) -> None:
     remembered()
     (tmp_path / "data").mkdir()
     (tmp_path / "model").mkdir()
-    assert main(["train", "mrpc", "--data", "data", "--model", "./model"]) == 1
-    err = capsys.readouterr().err
+    err = shell("train mrpc --data data --model ./model", 1).err
     assert "data has no data in .csv" in err
     assert "no config.json" in err
     # a name with ./ or / at an end can only mean a folder
-    assert main(["train", "mrpc", "--data", "./none"]) == 1
-    assert "none" in capsys.readouterr().err
+    assert "none" in shell("train mrpc --data ./none", 1).err
 
 
 def test_data_of_another_name_drops_the_recipes_configuration() -> None:

@@ -79,10 +79,7 @@ def test_answers_go_away_when_the_command_or_a_question_is_interrupted(
         raise KeyboardInterrupt
 
     answers(monkeypatch, "secret")
-    with (
-        pytest.raises(KeyboardInterrupt),
-        ask_passwords({"--ask-vault-pass": True}) as arguments,
-    ):
+    with pytest.raises(KeyboardInterrupt), ask_passwords({"--ask-vault-pass": True}) as arguments:
         interrupted()
     assert not Path(arguments[1]).exists()
     monkeypatch.setattr(getpass, "getpass", interrupted)

@@ -1,16 +1,15 @@
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, remember
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.planning.test_memory import write_weights
+from tests.unit.shell import Said, Shell
 
 GOLDEN = Path(__file__).parents[1] / "planning/golden"
 TWO = cluster(
@@ -25,15 +24,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=TWO))
 
 
-def document(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["plan", *words, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def document(shell: Shell, *words: str) -> Any:
+    return shell(["plan", *words, "--json"]).document
 
 
-def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "mrpc", "precision=fp32", "--commands"]) == 0
-    out = capsys.readouterr().out
+def test_hosts_decisions_and_the_command(shell: Shell) -> None:
+    out = shell("plan mrpc precision=fp32 --commands").out
     lines = out.splitlines()
     assert lines[:7] == [
         "# train bert-base-uncased (Hugging Face Hub), on nyu-mll/glue, mrpc (Hugging Face Hub)",
@@ -53,7 +49,7 @@ def test_hosts_decisions_and_the_command(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
+    tmp_path: Path, shell: Shell, said: Said
 ) -> None:
     (tmp_path / "reviews.csv").write_text("id,review,stars\n1,a,b\n")
     (tmp_path / "book.txt").write_text("to be")
@@ -62,27 +58,24 @@ def test_what_is_trained_comes_first_and_commands_only_when_asked_for(
         "gpt2 --data book.txt tokenizer=null num_train_epochs=1 max_steps=-1 batch_size=16",
         "quickstart --nodes 1",
     ):
-        assert main(["plan", *words.split()]) == 0
-        out = capsys.readouterr().out
+        out = shell(["plan", *words.split()]).out
         assert "mpirun" not in out
         said("\n".join(out.splitlines()[:4]).replace(str(tmp_path), "FOLDER"))
 
 
-def test_columns_and_seed_are_in_the_document(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_and_seed_are_in_the_document(tmp_path: Path, shell: Shell) -> None:
     (tmp_path / "reviews.csv").write_text("id,review,stars\n1,a,b\n")
-    found = document(capsys, "classify", "--data", "reviews.csv", "seed=7")
+    found = document(shell, "classify", "--data", "reviews.csv", "seed=7")
     assert found["columns"] == {"text": ["review"], "label": ["stars"], "not read": ["id"]}
     assert found["recipe"]["seed"] == 7
-    assert document(capsys, "mrpc")["columns"] is None
+    assert document(shell, "mrpc")["columns"] is None
 
 
 def test_the_size_of_a_model_in_this_machines_cache_of_the_hub_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     def memory() -> str:
-        decisions = document(capsys, "mrpc", "--model", "own/big")["decisions"]
+        decisions = document(shell, "mrpc", "--model", "own/big")["decisions"]
         [found] = [one["value"] for one in decisions if one["what"] == "memory per rank"]
         return str(found)
 
@@ -96,41 +89,34 @@ def test_the_size_of_a_model_in_this_machines_cache_of_the_hub_is_known(
     (model / "snapshots/c0ffee/config.json").write_text(json.dumps(config))
     assert memory().startswith("up to ")  # from its shape, where the weights are no safetensors
     write_weights(model / "snapshots/c0ffee/model.safetensors", a=("F32", [20_000, 1_000_000]))
-    assert main(["plan", "mrpc", "--model", "own/big"]) == 1
-    assert "not enough memory" in capsys.readouterr().err
+    assert "not enough memory" in shell("plan mrpc --model own/big", 1).err
 
 
 def test_lines_fit_a_terminal_and_have_no_colour_where_it_is_unwanted(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"COLUMNS": "60", "FORCE_COLOR": "1", "TERM": "xterm"}.items():
         monkeypatch.setenv(name, value)
-    assert main(["plan", "mrpc"]) == 0
-    coloured = capsys.readouterr().out
+    coloured = shell("plan mrpc").out
     assert "\x1b[1m" in coloured
-    assert main(["plan", "unknown"]) == 2
-    assert "\x1b[1;31merror: \x1b[0m" in capsys.readouterr().err
+    assert "\x1b[1;31merror: \x1b[0m" in shell("plan unknown", 2).err
     monkeypatch.setenv("NO_COLOR", "1")
-    assert main(["plan", "mrpc"]) == 0
-    plain = re.sub(r"\x1b\[[12]?m|\x1b\[0m", "", capsys.readouterr().out)
+    plain = re.sub(r"\x1b\[[12]?m|\x1b\[0m", "", shell("plan mrpc").out)
     assert "\x1b" not in plain  # bold and dim at most
     assert max(map(len, plain.splitlines())) <= 60
     assert "\n  " in plain
 
 
-def test_train_with_dry_run_shows_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_with_dry_run_shows_the_same(shell: Shell) -> None:
     shown = []
     for words in (["plan", "mrpc"], ["train", "mrpc", "--dry-run"]):
-        assert main(words) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = shell(words).out.splitlines()
         shown.append([line for line in lines if "runs/mrpc-" not in line and "_RUN=" not in line])
     assert shown[0] == shown[1]
 
 
-def test_the_json_document_can_be_planned_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = document(capsys, "mrpc", "--nodes", "1", "--ranks-per-host", "4")
+def test_the_json_document_can_be_planned_again(tmp_path: Path, shell: Shell) -> None:
+    first = document(shell, "mrpc", "--nodes", "1", "--ranks-per-host", "4")
     assert (first["state"], first["world_size"], first["backend"]) == ("planned", 4, "impi")
     assert [rank["cpus"] for rank in first["hosts"][0]["ranks"]] == [
         "0-15", "16-31", "32-47", "48-63",
@@ -139,22 +125,20 @@ def test_the_json_document_can_be_planned_again(
     assert {"what", "value", "why", "hosts"} == set(first["decisions"][0])
     assert first["launch"]["argv"][0] == "/opt/ftcluster/current/bin/mpirun"
     (tmp_path / "one.json").write_text(json.dumps(first))
-    again = document(capsys, "mrpc", "--facts", "one.json", "--ranks-per-host", "4")
+    again = document(shell, "mrpc", "--facts", "one.json", "--ranks-per-host", "4")
     for part in ("hosts", "decisions", "facts"):
         assert again[part] == first[part]
 
 
-def test_facts_of_other_clusters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_facts_of_other_clusters(tmp_path: Path, shell: Shell) -> None:
     bare = tmp_path / "bare.json"
     bare.write_text(json.dumps(ClusterFacts((VM,)).to_dict()))
     remembered = tmp_path / "state/ftcluster/cluster.json"
     for file, hosts in ((bare, 1), (remembered, 2), (GOLDEN / "mixed.json", 6)):
-        assert len(document(capsys, "mrpc", "--facts", str(file))["hosts"]) == hosts
+        assert len(document(shell, "mrpc", "--facts", str(file))["hosts"]) == hosts
 
 
-def test_files_without_valid_facts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
-) -> None:
+def test_files_without_valid_facts(tmp_path: Path, shell: Shell, said: Said) -> None:
     facts = ClusterFacts((VM,)).to_dict()["hosts"][0]
     node = {"node": 0, "cores": 2, "memory_bytes": 1, "cpus": "0-x"}
     changes: tuple[dict[str, Any], ...] = (
@@ -175,22 +159,17 @@ def test_files_without_valid_facts(
         *({**facts, **change} for change in changes),
     ]
     (tmp_path / "f.json").write_text(json.dumps({"hosts": hosts}))
-    assert main(["plan", "--facts", "f.json"]) == 1
-    said(capsys.readouterr().err.replace(str(tmp_path), "FOLDER"))
+    said(shell("plan --facts f.json", 1).err.replace(str(tmp_path), "FOLDER"))
     for text in ("{", "[1]", "{}", '{"facts": {"hosts": []}}'):
         (tmp_path / "f.json").write_text(text)
-        assert main(["plan", "--facts", "f.json"]) == 1
-        assert "f.json" in capsys.readouterr().err
+        assert "f.json" in shell("plan --facts f.json", 1).err
 
 
-def test_the_size_of_a_model_folder_is_planned_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_size_of_a_model_folder_is_planned_for(tmp_path: Path, shell: Shell) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
     (model / "tokenizer.json").write_text("{}")
     write_weights(model / "model.safetensors", a=("F32", [20_000, 1_000_000]))
-    assert main(["plan", "mrpc", "--model", "model"]) == 1
-    err = capsys.readouterr().err
+    err = shell("plan mrpc --model model", 1).err
     assert "a rank needs 281 GB: 10 bytes (weights in bf16, and 1/2 of fp32 weights" in err

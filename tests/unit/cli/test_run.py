@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ftcluster.launch import ask, follow
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster_common.launch import label_pattern
 from tests.unit.clusters import VM, cluster, host
+from tests.unit.shell import Said, Shell
 from tests.unit.wheels import write_wheel
 
 
@@ -33,10 +33,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def planned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert main(["run", "--dry-run", "--json", *words]) == 0
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
+def planned(shell: Shell, *words: str) -> Any:
+    return shell(["run", "--dry-run", "--json", *words]).document
 
 
 def program(document: dict[str, Any]) -> list[str]:
@@ -52,18 +50,16 @@ def program(document: dict[str, Any]) -> list[str]:
         ["--ranks-per-host", "2", "train.py", "--nodes", "3", "--json", "--", "-h"],
     ],
 )
-def test_options_after_the_script_are_its_own(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    document = planned(capsys, *words)
+def test_options_after_the_script_are_its_own(shell: Shell, words: list[str]) -> None:
+    document = planned(shell, *words)
     assert document["world_size"] == 2
     folder, *rest = program(document)
     assert folder == f"/opt/ftcluster/runs/{document['run']}/script"
     assert rest == ["train.py", "--nodes", "3", "--json", "--", "-h"]
 
 
-def test_what_every_rank_gets(capsys: pytest.CaptureFixture[str], project: Path) -> None:
-    document = planned(capsys, "--", "train.py")
+def test_what_every_rank_gets(shell: Shell, project: Path) -> None:
+    document = planned(shell, "--", "train.py")
     run, launch = document["run"], document["launch"]
     assert run.startswith("train-")
     assert launch["env"]["ACCELERATE_USE_CPU"] == "true"
@@ -76,10 +72,8 @@ def test_what_every_rank_gets(capsys: pytest.CaptureFixture[str], project: Path)
     assert document["script"]["copied_to"].startswith("/opt/ftcluster/scripts/project-")
 
 
-def test_arguments_of_the_script_are_not_in_those_of_mpirun(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    document = planned(capsys, "--", "train.py", "--key", "s3cret", ":")
+def test_arguments_of_the_script_are_not_in_those_of_mpirun(shell: Shell) -> None:
+    document = planned(shell, "--", "train.py", "--key", "s3cret", ":")
     assert program(document)[1:] == ["train.py", "--key", "s3cret", ":"]
     assert "s3cret" not in json.dumps(document["launch"])
     run_dir = f"/opt/ftcluster/runs/{document['run']}"
@@ -107,32 +101,31 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_a_dry_run_asks_the_hosts_for_what_only_they_have(
-    capsys: pytest.CaptureFixture[str], asked: list[dict[str, Any]]
+    shell: Shell, asked: list[dict[str, Any]]
 ) -> None:
-    assert main(["run", "--dry-run", "--", "-m", "no_such"]) == 1
-    assert "there is no module no_such" in capsys.readouterr().err
-    document = planned(capsys, "--", "-m", "perhaps.it")
+    assert "there is no module no_such" in shell("run --dry-run -- -m no_such", 1).err
+    document = planned(shell, "--", "-m", "perhaps.it")
     assert document["notes"] == ["whether localhost has perhaps.it is not known"]
     assert [one["run_script"]["look"] for one in asked] == [["-m", "no_such"], ["-m", "perhaps.it"]]
-    assert planned(capsys, "--", "-m", "json.tool")["notes"] == []
+    assert planned(shell, "--", "-m", "json.tool")["notes"] == []
 
 
 def test_packages_of_its_own(
-    capsys: pytest.CaptureFixture[str], asked: list[dict[str, Any]], hosts: "Hosts",
+    shell: Shell, asked: list[dict[str, Any]], hosts: "Hosts",
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     write_wheel(tmp_path / "wheels", "tool", "1.0", "torch")
     (tmp_path / "own.txt").write_text("tool\n")
     words = ("--requirements", str(tmp_path / "own.txt"), "--wheels", str(tmp_path / "wheels"))
-    document = planned(capsys, *words, "--", "-m", "tool.inner")
+    document = planned(shell, *words, "--", "-m", "tool.inner")
     layer = document["layer"]
     assert layer["packages"] == {"tool": "1.0"}
     folder = f"/opt/ftcluster/layers/{layer['name']}"
     assert document["launch"]["env"]["FTCLUSTER_LAYER"] == folder
     assert len(asked) == 1  # the module is in its own packages
-    assert main(["run", "--dry-run", "--commands", *words, "--", "train.py"]) == 0
-    assert f"# packages in {folder} on the hosts: tool 1.0\n" in capsys.readouterr().out
+    out = shell(["run", "--dry-run", "--commands", *words, "--", "train.py"]).out
+    assert f"# packages in {folder} on the hosts: tool 1.0\n" in out
     hosts.events = [{"event": "end", "state": "done", "exit_code": 0, "seconds": 1.0}]
     assert main(["run", *words, "--", "train.py"]) == 0
     assert hosts.variables["run_layer"]["path"] == folder
@@ -143,76 +136,58 @@ def test_packages_of_its_own(
 
 @pytest.mark.parametrize("words", [["--wheels", "."], ["--requirements", "none.txt"],
                                    ["--requirements", "train.py", "--wheels", "none"]])  # fmt: skip
-def test_requirements_that_cannot_be(
-    words: list[str], capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
-) -> None:
-    assert main(["run", "--dry-run", *words, "--", "train.py"]) == 2
-    said(capsys.readouterr().err)
+def test_requirements_that_cannot_be(words: list[str], shell: Shell, said: Said) -> None:
+    said(shell(["run", "--dry-run", *words, "--", "train.py"], 2).err)
 
 
 def test_a_module_and_a_path_of_the_hosts(
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
     asked: list[dict[str, Any]],  # noqa: ARG001
 ) -> None:
-    document = planned(capsys, "--", "-m", "trl.scripts.sft", "--lr", "1")
+    document = planned(shell, "--", "-m", "trl.scripts.sft", "--lr", "1")
     assert program(document)[1:] == ["-m", "trl.scripts.sft", "--lr", "1"]
     assert document["script"]["folder"] is None
-    document = planned(capsys, "--on-hosts", "--", "/shared/glue.py", "x")
+    document = planned(shell, "--on-hosts", "--", "/shared/glue.py", "x")
     assert program(document) == ["/shared", "/shared/glue.py", "x"]
 
 
-def test_our_kernels(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "FTCLUSTER_FAST" not in planned(capsys, "--", "train.py")["launch"]["env"]
-    assert planned(capsys, "--fast", "--", "train.py")["launch"]["env"]["FTCLUSTER_FAST"] == "1"
-    assert main(["run", "--dry-run", "--fast", "--", "train.py"]) == 0
-    assert "--fast: dropout, attention" in capsys.readouterr().out
+def test_our_kernels(shell: Shell) -> None:
+    assert "FTCLUSTER_FAST" not in planned(shell, "--", "train.py")["launch"]["env"]
+    assert planned(shell, "--fast", "--", "train.py")["launch"]["env"]["FTCLUSTER_FAST"] == "1"
+    assert "--fast: dropout, attention" in shell("run --dry-run --fast -- train.py").out
 
 
-def test_our_kernels_with_an_old_torch(
-    capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
-) -> None:
+def test_our_kernels_with_an_old_torch(shell: Shell, said: Said) -> None:
     old = cluster(replace(VM, stack="intel-2.4"))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=old))
-    assert main(["run", "--dry-run", "--fast", "--", "train.py"]) == 2
-    said(capsys.readouterr().err)
+    said(shell("run --dry-run --fast -- train.py", 2).err)
 
 
-def test_a_dry_run_as_text(capsys: pytest.CaptureFixture[str], project: Path) -> None:
+def test_a_dry_run_as_text(shell: Shell, project: Path) -> None:
     (project / ".git").mkdir()
-    assert main(["run", "--dry-run", "--", "train.py", "a b"]) == 0
-    out = capsys.readouterr().out
+    out = shell(["run", "--dry-run", "--", "train.py", "a b"]).out
     assert "mpirun" not in out
     assert f"copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
     assert "\nranks on localhost: " in out
-    assert main(["run", "--dry-run", "--commands", "--", "train.py", "a b"]) == 0
-    out = capsys.readouterr().out
+    out = shell(["run", "--dry-run", "--commands", "--", "train.py", "a b"]).out
     assert f"# copied to the hosts: {project} (1 files, 0.0 MB, without .git)" in out
     assert '"program": ["train.py", "a b"]' in out
     assert "/opt/ftcluster/current/bin/mpirun" in out
     assert "# ranks on localhost: " in out
 
 
-def test_an_unknown_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--wrong", "--", "train.py"]) == 2
-    assert "--wrong" in capsys.readouterr().err
-
-
-def test_a_script_that_would_fail_is_not_started(
-    capsys: pytest.CaptureFixture[str], project: Path, said: Callable[[object], None]
-) -> None:
+def test_a_script_that_would_fail_is_not_started(shell: Shell, project: Path, said: Said) -> None:
     (project / "old.py").write_text("from transformers import HfArgumentParser\nimport torch_ccl\n")
-    assert main(["run", "--", "old.py", "--no_cuda"]) == 2
-    said(capsys.readouterr().err)
-    assert len(planned(capsys, "--force", "--", "old.py")["notes"]) == 1
+    said(shell("run -- old.py --no_cuda", 2).err)
+    assert len(planned(shell, "--force", "--", "old.py")["notes"]) == 1
     (project / "start.sh").write_text("#!/bin/sh\necho hello\n")
-    assert main(["run", "--", "start.sh"]) == 2
-    said(capsys.readouterr().err)
+    said(shell("run -- start.sh", 2).err)
 
 
-def test_notes_do_not_prevent_the_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_notes_do_not_prevent_the_run(shell: Shell, tmp_path: Path) -> None:
     remember(Cluster((Path("/i.ini"),), cluster(host("node1"), host("node2"))))
     (tmp_path / "model").mkdir()
-    [note] = planned(capsys, "--", "train.py", str(tmp_path / "model"))["notes"]
+    [note] = planned(shell, "--", "train.py", str(tmp_path / "model"))["notes"]
     assert str(tmp_path / "model") in note
 
 
@@ -256,20 +231,15 @@ FAILED = [
 ]  # fmt: skip
 
 
-def test_the_output_of_rank_0_is_shown(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_rank_0_is_shown(hosts: Hosts, shell: Shell) -> None:
     hosts.events = [*OUTPUT, {"event": "end", "state": "done", "exit_code": 0, "seconds": 7.5}]
-    assert main(["run", "--", "train.py"]) == 0
-    captured = capsys.readouterr()
+    captured = shell("run -- train.py")
     assert captured.out == "loss 1\nloss 0, grün\n"
     assert "50 %\r" in captured.err
     assert re.match(r"done: run train-\S+ on 1 rank, backend gloo, ", captured.err.splitlines()[-1])
     assert hosts.playbooks == ["run"]
-
-
-def test_the_result_as_json(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
-    hosts.events = [*OUTPUT, {"event": "end", "state": "done", "exit_code": 0, "seconds": 7.5}]
-    assert main(["run", "--json", "--", "train.py"]) == 0
-    captured = capsys.readouterr()
+    # the result as JSON
+    captured = shell("run --json -- train.py")
     result = json.loads(captured.out)
     run = result.pop("run")
     assert result == {
@@ -279,28 +249,23 @@ def test_the_result_as_json(hosts: Hosts, capsys: pytest.CaptureFixture[str]) ->
     assert captured.err.startswith("loss 1\nlo50 %\rss 0, grün\n")  # all that is not the result
 
 
-def test_the_exit_code_is_the_scripts(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_is_the_scripts(hosts: Hosts, shell: Shell) -> None:
     hosts.events, hosts.state = FAILED, "failed"
     arguments = ["run", "--json", "--ranks-per-host", "2", "--", "train.py"]
-    assert main(arguments) == 3
-    captured = capsys.readouterr()
+    captured = shell(arguments, 3)
     result = json.loads(captured.out)
     assert (result["state"], result["exit_code"], result["world_size"]) == ("failed", 3, 2)
     # by the inventory's name of the host, not by its own
     assert (
         "failed: rank 1 on localhost: ended with exit code 3; it last said:\n  odd" in captured.err
     )
-
-
-def test_a_run_that_could_not_be_started(hosts: Hosts, capsys: pytest.CaptureFixture[str]) -> None:
-    hosts.state = "failed"
+    # a run that could not be started
     hosts.events = [
         {"event": "error", "message": "node2 (b): no route", "rank": None, "host": "node2",
          "hint": "no rank was started"},
         {"event": "end", "state": "failed", "exit_code": 255, "seconds": 0.0},
     ]  # fmt: skip
-    assert main(["run", "--json", "--", "train.py"]) == 1
-    assert json.loads(capsys.readouterr().out)["state"] == "failed"
+    assert shell("run --json -- train.py", 1).document["state"] == "failed"
 
 
 def test_a_closed_stdout_ends_the_run(
@@ -364,6 +329,5 @@ def test_a_token_for_the_hub_is_sent_only_with_its_option(
 
 
 @pytest.mark.parametrize("option", ["--timeout=3", "--timeout=x", "--hang-seconds=-1"])
-def test_time_outs_that_cannot_be(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--dry-run", option, "--", "train.py"]) == 2
-    assert "is not a whole number" in capsys.readouterr().err
+def test_time_outs_that_cannot_be(option: str, shell: Shell) -> None:
+    assert "is not a whole number" in shell(["run", "--dry-run", option, "--", "train.py"], 2).err

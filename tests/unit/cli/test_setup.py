@@ -16,6 +16,7 @@ from ftcluster.operations import setup as verb
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import StagesResult
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Shell
 
 HOSTS = ("a", "b", "c")
 TABLE = ["host  answers as"]
@@ -60,57 +61,47 @@ def names() -> list[str]:
 
 
 def test_a_verified_cluster_is_saved_in_the_inventorys_order(setup: Setup) -> None:
+    setup(host("b"), options=("--limit", "b"))
+    assert names() == ["b"]
+    # in the inventory's order
     setup(host("c"), host("a"), host("b"), options=("--user", "ops", "--tags", "all"))
     assert names() == ["a", "b", "c"]
     assert recall().inventories == (Path("/inventory.ini"),)
     assert recall().options == ("--user", "ops")
-
-
-def test_with_limit_the_other_hosts_stay_saved(setup: Setup) -> None:
+    # with --limit the other hosts stay saved
     setup(host("a"), host("b"), host("c"))
     setup(host("b", cores=64), options=("--limit", "b"))
     assert names() == ["a", "b", "c"]
     assert [one.cores for one in recall().facts.hosts] == [2, 64, 2]
-
-
-def test_with_tags_the_facts_stay_saved(setup: Setup) -> None:
-    setup(host("a"), host("b"), host("c"))
+    # with tags all facts do
     setup(options=("--tags", "mesh"), table=False)
     assert names() == ["a", "b", "c"]
-
-
-def test_with_limit_a_host_that_was_never_set_up_is_not_saved(setup: Setup) -> None:
-    setup(host("b"), options=("--limit", "b"))
-    assert names() == ["b"]
-
-
-def test_a_host_that_left_the_inventory_is_forgotten(setup: Setup) -> None:
-    setup(host("a"), host("b"), host("c"))
+    # a host that left the inventory is forgotten
     setup(host("a"), options=("--limit", "a"), everyone=("a", "c"))
     assert names() == ["a", "c"]
-
-
-def test_without_verify_nothing_is_saved(setup: Setup) -> None:
-    setup(host("a"), host("b"), host("c"), table=False)
-    with pytest.raises(FtclusterError, match="no cluster has been set up"):
-        recall()
-    setup(host("a"), path="/one.ini", everyone=("a",))
-    setup(host("b"), path="/two.ini", everyone=("b",), table=False)
-    assert recall().inventories == (Path("/one.ini"),)
-
-
-def test_another_inventory_replaces_the_former(setup: Setup) -> None:
+    # another inventory replaces the former
     setup(host("a"), host("b"), host("c"), options=("--user", "ops"))
     setup(host("b", cores=8), path="/other.ini", everyone=("b", "d"))
     assert recall().inventories == (Path("/other.ini"),)
     assert [(one.name, one.cores) for one in recall().facts.hosts] == [("b", 8)]
     assert recall().options == ()
+    # the pattern of hosts is saved
+    setup(host("a"), host("b"), pattern="a,b", everyone=("a", "b"))
+    assert recall().pattern == "a,b"
+    assert names() == ["a", "b"]
 
 
 def test_check_mode_saves_nothing(setup: Setup) -> None:
     setup(host("a"), host("b"), host("c"), options=("--check",))
     with pytest.raises(FtclusterError, match="no cluster has been set up"):
         recall()
+    # nor does a setup without verify
+    setup(host("a"), host("b"), host("c"), table=False)
+    with pytest.raises(FtclusterError, match="no cluster has been set up"):
+        recall()
+    setup(host("a"), path="/one.ini", everyone=("a",))
+    setup(host("b"), path="/two.ini", everyone=("b",), table=False)
+    assert recall().inventories == (Path("/one.ini"),)
 
 
 def test_passwords_are_not_saved(setup: Setup, tmp_path: Path) -> None:
@@ -127,11 +118,7 @@ WRONG = (
 
 @pytest.mark.parametrize("text", WRONG, ids=range(len(WRONG)))
 def test_a_damaged_saved_cluster_never_means_this_machine(
-    text: str,
-    setup: Setup,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    text: str, setup: Setup, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_stages(*_: object) -> StagesResult:
         raise AssertionError("something is set up")
@@ -141,8 +128,7 @@ def test_a_damaged_saved_cluster_never_means_this_machine(
     file.parent.mkdir(parents=True)
     file.write_bytes(text.encode("latin-1"))
     for command in ("setup", "check", "plan", "ps", "hosts") if text == "{" else ("setup",):
-        assert main([command]) == 1
-        said = capsys.readouterr().err
+        said = shell([command], 1).err
         assert said.startswith(f"error: {file} cannot be read: ")
         assert "ftcluster setup INVENTORY" in said
         assert len(said) < 1000
@@ -180,9 +166,7 @@ def test_the_same_cluster_uses_the_saved_connection_options(given: Callable[...,
     assert given() == ("setup", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert given("--rollback") == ("rollback", (Path("/inventory.ini"),), ("--user", "ops"), {})
     assert recall().options == ("--user", "ops")
-
-
-def test_options_override_saved_ones(given: Callable[..., Given]) -> None:
+    # options override saved ones
     remember(Cluster((Path("/inventory.ini"),), cluster(host("a")), ("--user", "ops")))
     words = ("--user", "me", "--check", "-e", "torch_stack_name=intel-2.8")
     _, _, options, variables = given(*words)
@@ -204,7 +188,7 @@ def test_with_an_inventory_saved_connection_options_are_not_used(
 
 def test_the_same_inventories_are_the_same_cluster_by_any_path(
     given: Callable[..., Given], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    shell: Shell,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     known = Cluster((tmp_path / "a", tmp_path / "b"), cluster(host("x")))
@@ -216,14 +200,7 @@ def test_the_same_inventories_are_the_same_cluster_by_any_path(
     remember(replace(known, facts=cluster(host("a", stack="intel-2.8"))))
     given("-i", "b", "-i", "a", "--rollback")
     assert recall().facts.head.stack == "intel-2.8"
-    assert main(["setup", "a", "-i", "b"]) == 2
-    assert "-i a -i b" in capsys.readouterr().err
-
-
-def test_the_pattern_of_hosts_is_saved(setup: Setup) -> None:
-    setup(host("a"), host("b"), pattern="a,b", everyone=("a", "b"))
-    assert recall().pattern == "a,b"
-    assert names() == ["a", "b"]
+    assert "-i a -i b" in shell("setup a -i b", 2).err
 
 
 def test_without_a_saved_cluster_setup_is_for_this_machine(given: Callable[..., Given]) -> None:
@@ -255,10 +232,10 @@ def test_options_of_the_stack(
     }
 
 
-@pytest.mark.parametrize("name", ["none.ftbundle", "."])
-def test_a_missing_bundle_is_wrong_usage(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=str(tmp_path)):
-        verb.SetupRequest(bundle=str(tmp_path / name)).playbook()
+def test_a_missing_bundle_is_wrong_usage(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.ftbundle", tmp_path):
+        with pytest.raises(UsageError, match=str(tmp_path)):
+            verb.SetupRequest(bundle=str(path)).playbook()
 
 
 def test_nothing_of_the_saved_cluster_overrides_the_inventory(given: Callable[..., Given]) -> None:

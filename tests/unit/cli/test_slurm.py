@@ -1,6 +1,5 @@
 """`ftcluster train` in a Slurm job, and `ftcluster export slurm`."""
 
-import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from ftcluster.operations import slurm_job, train
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Shell
 
 RECIPE = load_recipe("quickstart")
 NODES = cluster(host("xeon1", connection="local"), host("xeon2", connection="local"))
@@ -88,7 +88,7 @@ def test_a_requeued_job_continues_its_own_run_of_the_same_command(
 
 
 def test_a_run_of_the_job_that_is_done_is_not_trained_again(
-    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     begin_record("r-1", {"slurm_job": "12", "command": ["ftcluster", *WORDS]})
     job(monkeypatch, restarts=1)
@@ -105,8 +105,7 @@ def test_a_run_of_the_job_that_is_done_is_not_trained_again(
     state = type("State", (), {"state": "done"})
     monkeypatch.setattr(train, "find_run", lambda *_: state)
     monkeypatch.setattr(train, "attach", lambda *_: Followed(done, None))  # type: ignore[arg-type]
-    assert main([*WORDS, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "/ft/runs/r-1/model"
+    assert shell([*WORDS, "--json"]).document["model"] == "/ft/runs/r-1/model"
     assert launched == []
 
 
@@ -154,10 +153,9 @@ def test_outside_of_its_nodes_the_command_becomes_srun(
 
 @pytest.mark.parametrize("word", ["--detach", "--watch", "--spares=1", "--min-nodes=1"])
 def test_options_without_a_meaning_in_a_job(
-    launched: list[TrainingRun], capsys: pytest.CaptureFixture[str], word: str
+    launched: list[TrainingRun], shell: Shell, word: str
 ) -> None:
-    assert main([*WORDS, word]) == 2
-    assert word.partition("=")[0] in capsys.readouterr().err
+    assert word.partition("=")[0] in shell([*WORDS, word], 2).err
     assert launched == []
 
 
@@ -214,9 +212,7 @@ def test_the_script_as_a_file(written: Callable[..., str], tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("written")
-def test_all_that_is_wrong_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "slurm", "--time=soon", "--partition=a b", "--spares=1"]) == 2
-    said = capsys.readouterr().err
+def test_all_that_is_wrong_is_reported(shell: Shell) -> None:
+    said = shell(["export", "slurm", "--time=soon", "--partition=a b", "--spares=1"], 2).err
     assert all(name in said for name in ("--time: 'soon'", "--partition: 'a b'", "--spares"))
-    assert main(["export", "slurm", "mrcp"]) == 2
-    assert "mrpc" in capsys.readouterr().err
+    assert "mrpc" in shell("export slurm mrcp", 2).err

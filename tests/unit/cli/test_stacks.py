@@ -1,6 +1,5 @@
 """The command `stacks`."""
 
-import json
 import re
 import shlex
 from typing import Any
@@ -12,17 +11,17 @@ from ftcluster.operations.stacks import cautions, install_command
 from ftcluster.stacks.catalog import Stack
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS
+from tests.unit.shell import Shell
 
 
-def document(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:
-    assert main(["stacks", "--json", *arguments]) == code
-    return json.loads(capsys.readouterr().out)
+def document(shell: Shell, *arguments: str, code: int = 0) -> Any:
+    return shell(["stacks", "--json", *arguments], code).document
 
 
-def test_json_of_all_stacks_and_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    everything = document(capsys)["stacks"]
+def test_json_of_all_stacks_and_of_one(shell: Shell) -> None:
+    everything = document(shell)["stacks"]
     assert [stack["name"] for stack in everything] == list(STACKS)
-    one = document(capsys, "intel-2.5")
+    one = document(shell, "intel-2.5")
     assert one in everything
     assert set(one) == {
         "name", "summary", "state", "python", "packages", "backends", "cpu_flags", "yanked",
@@ -33,34 +32,27 @@ def test_json_of_all_stacks_and_of_one(capsys: pytest.CaptureFixture[str]) -> No
     assert all(set(warning) == {"text", "source"} for warning in one["warnings"])
 
 
-def test_json_of_stacks_that_meet_requirements(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "--ipex", "none")
+def test_json_of_stacks_that_meet_requirements(shell: Shell) -> None:
+    found = document(shell, "--ipex", "none")
     assert found["wish"] == {"ipex": False}
     assert found["possible"] is True
     assert [stack["name"] for stack in found["stacks"]] == ["native", "native-trackers"]
     assert (found["nearest"], found["reasons"]) == ([], [])
-
-
-def test_json_where_no_stack_meets_requirements(capsys: pytest.CaptureFixture[str]) -> None:
-    found = document(capsys, "--torch", "2.13", "--ipex", code=1)
+    # where none does
+    found = document(shell, "--torch", "2.13", "--ipex", code=1)
     assert (found["possible"], found["stacks"]) == (False, [])
     assert found["wish"] == {"torch": "2.13", "ipex": True}
     assert found["nearest"][0]["name"] == "native"
     assert found["nearest"][0]["missed"] == ["no IPEX"]
     assert set(found["reasons"][0]) == {"text", "source"}
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["intel2.8"], ["intel2.8", "--ipex"], ["native", "intel-2.8"], ["--torch", "abc"]],
-)
-def test_wrong_usage_is_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert document(capsys, *arguments, code=2)["error"]
-
-
-def test_a_name_may_come_after_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    wish = document(capsys, "--python", "3.12", "intel-2.7")["wish"]
+    # a name may come after the options
+    wish = document(shell, "--python", "3.12", "intel-2.7")["wish"]
     assert wish == {"stack": "intel-2.7", "python": "3.12"}
+
+
+def test_wrong_usage_is_2(shell: Shell) -> None:
+    for words in ("intel2.8", "intel2.8 --ipex", "native intel-2.8", "--torch abc"):
+        assert document(shell, *words.split(), code=2)["error"]
 
 
 @pytest.mark.parametrize("stack", STACKS.values(), ids=list(STACKS))
@@ -75,9 +67,8 @@ def test_options_that_a_stack_needs_are_in_its_command_and_its_cautions(stack: S
 OLD = ("intel-1.9", "intel-1.10")  # for no Python that the hosts' package runs on
 
 
-def test_one_stack_with_its_warnings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stacks", "intel-2.7"]) == 0
-    out = capsys.readouterr().out
+def test_one_stack_with_its_warnings(shell: Shell) -> None:
+    out = shell("stacks intel-2.7").out
     assert "ftcluster setup --stack intel-2.7 --allow-unverified\n" in out
     for note in STACKS["intel-2.7"].warnings:
         assert f"{note.text} ({note.source})" in out

@@ -1,6 +1,5 @@
 """`ftcluster stop`: each run that is named, or none."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ftcluster.launch import follow
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.operations import runs
 from ftcluster_common.run_state import RunState
+from tests.unit.shell import Shell
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")
 STOPPED = RunState("a-1", "stopped", "mrpc", ("node0",), 3, 20, 99, 100.0, 5.0, "")
@@ -41,26 +41,20 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ended
 
 
-def test_each_run_is_ended_once(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stop", "a", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["run"] == "a-1"
-    assert main(["stop", "a-1", "c", "a", "--json"]) == 0
-    assert [one["run"] for one in json.loads(capsys.readouterr().out)] == ["a-1", "c-1"]
+def test_each_run_is_ended_once(ended: list[str], shell: Shell) -> None:
+    assert shell("stop a --json").document["run"] == "a-1"
+    assert [one["run"] for one in shell("stop a-1 c a --json").document] == ["a-1", "c-1"]
     assert ended == ["a-1", "a-1", "c-1"]
 
 
-def test_a_misspelt_run_stops_none(ended: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stop", "a", "x"]) == 1
-    assert "there is no run 'x'" in capsys.readouterr().err
+def test_a_misspelt_run_stops_none(ended: list[str], shell: Shell) -> None:
+    assert "there is no run 'x'" in shell("stop a x", 1).err
     assert main(["stop"]) == 2
     assert ended == []
 
 
-def test_one_that_cannot_be_ended_keeps_no_other_from_it(
-    ended: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["stop", *RUNS, "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+def test_one_that_cannot_be_ended_keeps_no_other_from_it(ended: list[str], shell: Shell) -> None:
+    document = shell(["stop", *RUNS, "--json"], 1).document
     assert document == {
         "state": "failed",
         "error": "run b-1 could not be stopped",

@@ -1,6 +1,5 @@
 """The command `train`: a run that is resumed, by the user or because its head is lost."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations import train
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Said, Shell
 
 RECIPE = load_recipe("quickstart")
 
@@ -69,14 +69,13 @@ def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[Traini
 
 
 def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
-    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     def find_job(_place: object, run: str) -> FoundJob:
         return FoundJob(run, RECIPE, ("node0",), 1, saved=False)
 
     monkeypatch.setattr(train, "find_job", find_job)
-    assert main(["train", "--resume", "r-1"]) == 1
-    assert "run r-1 has no checkpoint or snapshot on node0" in capsys.readouterr().err
+    assert "run r-1 has no checkpoint or snapshot on node0" in shell("train --resume r-1", 1).err
     assert not launched
     # where the head is lost before the first one, the run may begin again
     assert main(["train", "quickstart", "--watch", "--max-restarts", "1"]) == 1
@@ -85,10 +84,9 @@ def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
 
 def test_a_run_with_ipex_is_not_resumed(
     launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str], said: Callable[[object], None],
+    shell: Shell, said: Said,
 ) -> None:  # fmt: skip
     found = FoundJob("r-1", RECIPE, ("node0",), 1, ipex=True)
     monkeypatch.setattr(train, "find_job", lambda *_: found)
-    assert main(["train", "--resume", "r-1"]) == 1
-    said(capsys.readouterr().err)
+    said(shell("train --resume r-1", 1).err)
     assert not launched

@@ -1,6 +1,5 @@
 """The command `tune` but for the trainings themselves, and what plans make of its result."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
@@ -17,6 +15,7 @@ from ftcluster.operations import prepare, tune
 from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host
+from tests.unit.shell import Said, Shell
 
 WORDS = (
     "quickstart", "ranks_per_host=null", "training.ddp_backend=impi",
@@ -59,11 +58,8 @@ def trained(monkeypatch: pytest.MonkeyPatch, head: Path) -> list[TrainingRun]:
     return runs
 
 
-def tuned(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert main(["tune", "--json", *WORDS, "--budget", "1h", *words]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+def tuned(shell: Shell, *words: str) -> Any:
+    return shell(["tune", "--json", *WORDS, "--budget", "1h", *words]).document
 
 
 def decisions(*words: str, ranks_per_host: int | None = None) -> dict[str, tuple[str, str]]:
@@ -71,11 +67,37 @@ def decisions(*words: str, ranks_per_host: int | None = None) -> dict[str, tuple
     return {one.what: (one.value, one.why) for one in run.plan.decisions}
 
 
-def test_the_winner_is_used_for_the_same_training(
-    capsys: pytest.CaptureFixture[str], trained: list[TrainingRun]
-) -> None:
+def test_what_is_fixed_is_not_tried(shell: Shell) -> None:
+    found = tuned(shell, "--ranks-per-host", "1", "allocator=tcmalloc")
+    assert (found["settings"], found["trials"][1:]) == ({}, [])
+    assert not recall().tunings
+
+
+def test_on_other_hosts_it_is_not_used_and_the_plan_says_why(shell: Shell, said: Said) -> None:
+    tuned(shell)
+    for other in (replace(FOUR, stack="intel-2.8"), host("xeon2", cores=4)):
+        remember(replace(recall(), facts=cluster(other)))
+        value, why = decisions()["tuning"]
+        said(f"{value}: {why}".replace(recall().tunings[0].date, "DATE"))
+
+
+def test_a_default_that_is_the_fastest_is_known_too(shell: Shell) -> None:
+    remember(Cluster((Path("/inventory.ini"),), cluster(replace(VM, tcmalloc=""))))
+    words = ["tune", "--json", "quickstart", "--budget", "1h"]
+    found = shell(words).document
+    assert (found["settings"], found["speed_up"]) == ({}, None)
+
+
+def test_a_larger_batch_only_if_asked(shell: Shell) -> None:
+    assert not any("batch_size" in one["settings"] for one in tuned(shell)["trials"])
+    assert any("batch_size" in one["settings"] for one in tuned(shell, "--batch")["trials"])
+
+
+def test_the_winner_is_used_for_the_same_training(shell: Shell, trained: list[TrainingRun]) -> None:
+    assert tuned(shell, "--dry-run")["trials"][0] == {"ranks_per_host": 2}
+    assert trained == []
     assert "tuning" not in decisions()
-    found = tuned(capsys)
+    found = tuned(shell)
     assert found["settings"] == {"ranks_per_host": 4, "allocator": "libc"}
     assert found["speed_up"] == pytest.approx(4 / 0.9, rel=1e-3)
     assert {run.recipe.training.eval_strategy for run in trained} == {"no"}
@@ -85,65 +107,18 @@ def test_the_winner_is_used_for_the_same_training(
     assert used["ranks"][1] == used["allocator"][1]
     assert used["tuning"][0].startswith("4.44 x")
     assert RecipeRequest((*WORDS,)).prepared(recall()).plan.hosts[0].allocator == ""
-
-
-def test_what_is_set_goes_before_what_was_tuned(capsys: pytest.CaptureFixture[str]) -> None:
-    tuned(capsys)
+    # what is set goes before what was tuned
     assert "tuning" not in decisions("training.ddp_backend=auto")
     assert "tuning" not in decisions("batch_size=64")
     assert decisions(ranks_per_host=2)["ranks"][0] == "2"
-
-
-def test_what_is_fixed_is_not_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    found = tuned(capsys, "--ranks-per-host", "1", "allocator=tcmalloc")
-    assert (found["settings"], found["trials"][1:]) == ({}, [])
-    assert not recall().tunings
-
-
-def test_on_other_hosts_it_is_not_used_and_the_plan_says_why(
-    capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
-) -> None:
-    tuned(capsys)
-    for other in (replace(FOUR, stack="intel-2.8"), host("xeon2", cores=4)):
-        remember(replace(recall(), facts=cluster(other)))
-        value, why = decisions()["tuning"]
-        said(f"{value}: {why}".replace(recall().tunings[0].date, "DATE"))
-
-
-def test_a_default_that_is_the_fastest_is_known_too(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    remember(Cluster((Path("/inventory.ini"),), cluster(replace(VM, tcmalloc=""))))
-    capsys.readouterr()
-    words = ["tune", "--json", "quickstart", "--budget", "1h"]
-    assert main(words) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["settings"], found["speed_up"]) == ({}, None)
-
-
-def test_a_larger_batch_only_if_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not any("batch_size" in one["settings"] for one in tuned(capsys)["trials"])
-    assert any("batch_size" in one["settings"] for one in tuned(capsys, "--batch")["trials"])
-
-
-def test_forget(capsys: pytest.CaptureFixture[str]) -> None:
-    tuned(capsys)
-    assert main(["tune", "--forget", "--json", *WORDS, "learning_rate=1e-3"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["forgotten"]) == 1
+    # what is forgotten is not used
+    forget = ["tune", "--forget", "--json", *WORDS]
+    assert len(shell([*forget, "learning_rate=1e-3"]).document["forgotten"]) == 1
     assert "tuning" not in decisions()
-    assert main(["tune", "--forget", *WORDS]) == 0
+    assert shell(forget).document["forgotten"] == []
 
 
-def test_a_dry_run_starts_nothing(
-    capsys: pytest.CaptureFixture[str], trained: list[TrainingRun]
-) -> None:
-    assert tuned(capsys, "--dry-run")["trials"][0] == {"ranks_per_host": 2}
-    assert trained == []
-
-
-def test_a_stopped_search_says_what_is_known(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_search_says_what_is_known(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, count = training_run.train, 0
 
     def train(*given: Any, **more: Any) -> RunProgress:
@@ -154,16 +129,15 @@ def test_a_stopped_search_says_what_is_known(
         return usual(*given, **more)
 
     monkeypatch.setattr(training_run, "train", train)
-    assert main(["tune", "--json", *WORDS]) == 130
-    found = json.loads(capsys.readouterr().out)
+    found = shell(["tune", "--json", *WORDS], 130).document
     assert (found["state"], len(found["trials"]), found["settings"]) == ("stopped", 2, {})
     assert not recall().tunings
 
 
 def test_what_one_control_node_has_found_is_used_by_all(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: Path
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, head: Path
 ) -> None:
-    tuned(capsys)
+    tuned(shell)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     remember(
         Cluster((Path("/inventory.ini"),), cluster(FOUR)).with_record(head.read_text().strip())
@@ -171,10 +145,6 @@ def test_what_one_control_node_has_found_is_used_by_all(
     assert decisions()["tuning"][0].startswith("4.44 x")
 
 
-def test_what_the_head_refuses_is_shown_all_the_same(
-    capsys: pytest.CaptureFixture[str], head: Path
-) -> None:
+def test_what_the_head_refuses_is_shown_all_the_same(shell: Shell, head: Path) -> None:
     head.write_text("{")
-    capsys.readouterr()
-    assert main(["tune", *WORDS, "--budget", "1h"]) == 0
-    assert "not saved" in capsys.readouterr().out
+    assert "not saved" in shell(["tune", *WORDS, "--budget", "1h"]).out

@@ -1,17 +1,15 @@
 """Flags that people type, and what is misspelt."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ftcluster.cli.commands import read_arguments
-from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
 from ftcluster.operations.prepare import RecipeRequest
 from tests.unit.clusters import VM, cluster, host
+from tests.unit.shell import Said, Shell
 
 
 def words_of(*arguments: str) -> list[str]:
@@ -37,7 +35,7 @@ def test_flags_that_are_fields_of_a_recipe(arguments: str, words: list[str]) -> 
 
 
 def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
-    said: Callable[[object], None],
+    said: Said,
 ) -> None:
     for arguments in (
         "trian mrpc",
@@ -56,22 +54,17 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
 
 
 @pytest.mark.parametrize("command", ["export", "bench"])
-def test_a_command_that_needs_a_word_lists_them(
-    command: str, capsys: pytest.CaptureFixture[str], said: Callable[[object], None]
-) -> None:
-    assert main([command]) == 2
-    said(capsys.readouterr().err)
+def test_a_command_that_needs_a_word_lists_them(command: str, shell: Shell, said: Said) -> None:
+    said(shell([command], 2).err)
 
 
-def test_wrong_usage_with_json_is_a_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--json", "--foo"]) == 2
-    found = json.loads(capsys.readouterr().out)
+def test_wrong_usage_with_json_is_a_document(shell: Shell) -> None:
+    found = shell("train --json --foo", 2).document
     assert (found["state"], found["error"]) == ("failed", "unknown option --foo")
-    assert main(["train", "--nodes", "x"]) == 2
-    assert capsys.readouterr().out == ""
+    assert shell("train --nodes x", 2).out == ""
 
 
-def test_samples_of_a_rank_are_taken_times_the_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_of_a_rank_are_taken_times_the_ranks(shell: Shell) -> None:
     hosts = cluster(host("a", cores=8, numa_nodes=2), host("b", cores=8, numa_nodes=2))
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=hosts))
     words = ["mrpc", "per_device_train_batch_size=6", "gradient_accumulation_steps=2"]
@@ -84,5 +77,5 @@ def test_samples_of_a_rank_are_taken_times_the_ranks(capsys: pytest.CaptureFixtu
         "batch_size",
     )
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
-    assert main(["plan", "mrpc", "--per_device_train_batch_size", "8"]) == 0
-    assert "batch: 8 samples (per_device_train_batch_size 8 x 1 rank" in capsys.readouterr().out
+    out = shell("plan mrpc --per_device_train_batch_size 8").out
+    assert "batch: 8 samples (per_device_train_batch_size 8 x 1 rank" in out

@@ -36,8 +36,8 @@ from ftcluster.provision.shared import change_record
 from ftcluster.provision.stages import StagesResult
 from tests.unit.answers import answer_event
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Shell
 
-Said = Callable[[object], None]
 THREE = ("xeon1", "xeon2", "xeon3")
 GOOD: dict[str, Any] = {
     "format": 1,
@@ -257,12 +257,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str,
 
 
 def test_a_plan_for_what_the_cluster_was_is_made_again(
-    launched: tuple[list[Any], list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    launched: tuple[list[Any], list[dict[str, Any]]], shell: Shell
 ) -> None:
     says, launches = launched
     says.append({"stack": "native-trackers", "record": json.dumps(GOOD)})
-    assert main(["train", "quickstart", "--detach", "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = shell("train quickstart --detach --json")
     assert "stack native -> native-trackers; drained: xeon3; planning again" in err
     assert launches[0]["train_known"] == known().known
     assert launches[1]["train_known"] == recall().known
@@ -281,22 +280,18 @@ def test_a_plan_for_what_the_cluster_was_is_made_again(
     ],
 )  # fmt: skip
 def test_an_answer_that_is_none_starts_and_changes_nothing(
-    launched: tuple[list[Any], list[dict[str, Any]]],
-    capsys: pytest.CaptureFixture[str],
-    answer: Any,
+    launched: tuple[list[Any], list[dict[str, Any]]], shell: Shell, answer: Any
 ) -> None:
     before = recall()
     launched[0].append(answer)
-    assert main(["train", "quickstart", "--detach"]) == 1
-    said = capsys.readouterr().err.splitlines()[-2:]
+    said = shell("train quickstart --detach", 1).err.splitlines()[-2:]
     assert said[0].startswith("error: xeon1")
     assert (recall(), recorded_runs(), len(launched[1])) == (before, [], 1)
 
 
 def test_a_cluster_that_changes_all_the_time_is_given_up(
-    launched: tuple[list[Any], list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]
+    launched: tuple[list[Any], list[dict[str, Any]]], shell: Shell
 ) -> None:
     launched[0].extend({"stack": name, "record": ""} for name in ("native-trackers", "native") * 3)
-    assert main(["train", "quickstart", "--detach"]) == 1
-    assert "nothing was started" in capsys.readouterr().err
+    assert "nothing was started" in shell("train quickstart --detach", 1).err
     assert (len(launched[1]), recorded_runs()) == (3, [])

@@ -74,13 +74,11 @@ def test_values_may_have_any_character(tmp_path: Path) -> None:
     setvars = tmp_path / "a folder's setvars.sh"
     setvars.write_text("export ODD=$'two\\nlines = \\'quoted\\''\nUNEXPORTED=1\n")
     assert sourced_variables(setvars, PATH) == {"ODD": "two\nlines = 'quoted'"}
-
-
-def test_a_script_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
-    setvars = tmp_path / "setvars.sh"
-    setvars.write_text("echo first >&2; echo 'no MPI here' >&2; return 3\n")
+    # a script that fails is told with its last words
+    fails = tmp_path / "setvars.sh"
+    fails.write_text("echo first >&2; echo 'no MPI here' >&2; return 3\n")
     with pytest.raises(TrainError, match="failed: no MPI here") as caught:
-        sourced_variables(setvars, PATH)
+        sourced_variables(fails, PATH)
     assert "training.ddp_backend=gloo" in caught.value.hint
 
 

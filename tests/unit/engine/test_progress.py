@@ -15,12 +15,7 @@ import pytest
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine import tracker_packages
-from ftcluster_train.engine.progress import (
-    MLFLOW_SETTINGS,
-    ProgressLog,
-    Trackers,
-    make_trackers,
-)
+from ftcluster_train.engine.progress import MLFLOW_SETTINGS, ProgressLog, Trackers, make_trackers
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
 
@@ -118,6 +113,8 @@ def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
     made.log(1, {"loss": 1.0})
     made.close()
     assert not list(tmp_path.iterdir())
+    # nor do the other ranks
+    ProgressLog().write("step", **STEP)
 
 
 def test_tensorboard(tmp_path: Path, tensorboard: Calls) -> None:
@@ -255,7 +252,3 @@ def test_trackers_get_steps_and_evaluations_by_trainers_names(tmp_path: Path) ->
         (10, {name: value for name, value in STEP.items() if name != "step"}),
         (10, {"eval_accuracy": 0.9, "epoch": 1.0}),
     ]
-
-
-def test_the_other_ranks_write_nothing() -> None:
-    ProgressLog().write("step", **STEP)

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from ftcluster_train.health.consistency import (
     package_differences,
 )
 from ftcluster_train.health.open_ports import HostFirewall
+from tests.unit.shell import Said
 
 HOSTS = (Host("node1", "10.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
 PACKAGES = {"torch": "2.8.0+cpu", "transformers": "4.57.0", "ftcluster-train": "0.1.0"}
@@ -33,9 +33,12 @@ def test_hosts_that_are_alike_have_no_problems() -> None:
     assert find_problems(HOSTS, [answer(0), answer(1), answer(2)]) == []
     assert find_problems(HOSTS, [answer(1)]) == []
     assert find_problems(HOSTS, []) == []
+    # without known flags every kernel is right
+    answers = [answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")]
+    assert find_problems(HOSTS, answers) == []
 
 
-def test_all_problems_are_reported_together(said: Callable[[object], None]) -> None:
+def test_all_problems_are_reported_together(said: Said) -> None:
     answers = [
         answer(0, sum_right=False),
         answer(1, has_address=False, kernel="brg_matmul:avx512_core_bf16"),
@@ -74,11 +77,6 @@ def test_the_best_flag_is_what_a_cpu_promises(flags: list[str], kernel: str) -> 
     assert expected_kernel(flags) == kernel
 
 
-def test_without_known_flags_every_kernel_is_right() -> None:
-    answers = [answer(0, flags=[], kernel="gemm:jit"), answer(1, kernel="x:amx")]
-    assert find_problems(HOSTS, answers) == []
-
-
 def test_a_pair_without_a_connection_is_one_problem() -> None:
     apart = {"unreached": [[], [2], [1]]}
     found = find_problems(HOSTS, [answer(0, **apart), answer(1, **apart), answer(2, **apart)])
@@ -88,7 +86,7 @@ def test_a_pair_without_a_connection_is_one_problem() -> None:
 
 
 def test_firewalls_between_hosts_have_the_commands_that_open_them(
-    said: Callable[[object], None],
+    said: Said,
 ) -> None:
     ports = ("29500-29999", "32768-60999")
     firewalls = {"node2": HostFirewall("ufw", ports), "node3": HostFirewall("firewalld", ports)}
@@ -117,9 +115,7 @@ def test_a_row_has_the_inventorys_name_and_the_versions_that_are_shown() -> None
             "calls": None,
         }
     ]  # fmt: skip
-
-
-def test_speeds_come_with_what_they_are_beside_the_others() -> None:
+    # speeds come with what they are beside the others
     slow = {**SPEED, "bf16_gflops": 60.0}
     found = host_rows(
         HOSTS, [answer(0, speed=SPEED), answer(1, speed=slow), answer(2, speed=SPEED)]

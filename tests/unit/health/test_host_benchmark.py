@@ -10,7 +10,4 @@ def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
     assert speed is not None
     assert 0 < speed < 1e5
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_has_no_speed(tmp_path: Path) -> None:
     assert measure_disk(tmp_path / "missing") is None

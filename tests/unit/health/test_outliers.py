@@ -41,6 +41,14 @@ def test_hosts_that_are_alike_are_not_named() -> None:
     assert slow_hosts(four()) == []
     assert slow_hosts(four(bf16_gflops=3300.0)) == []  # less than a fifth
     assert set(relative_speeds(four()).values()) == {1.0}
+    # by the core
+    half = {"threads": 16, "bf16_gflops": 2000.0, "fp32_gflops": 800.0}
+    assert slow_hosts(four(**half)) == []
+    assert relative_speeds(four(**half))["node3"] == 1.0
+    # only those with the same CPU are compared
+    hosts = [host("node0"), host("node1"), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
+    assert slow_hosts(hosts) == []
+    assert relative_speeds(hosts) == {"node0": 1.0, "node1": 1.0, "old": None}
 
 
 def test_a_host_slower_by_more_than_a_fifth_is_named_with_its_numbers() -> None:
@@ -73,18 +81,6 @@ def test_slow_memory_is_named_beside_the_same_cpu_and_a_slow_disk_beside_any() -
     assert other.what.startswith("90 MB/s")
     assert slow_memory_and_disks(four(disk_mb_per_second=None)) == []
     assert slow_memory_and_disks([host("alone")]) == []
-
-
-def test_only_hosts_with_the_same_cpu_are_compared() -> None:
-    hosts = [host("node0"), host("node1"), host("old", cpu=OTHER_XEON, bf16_gflops=None)]
-    assert slow_hosts(hosts) == []
-    assert relative_speeds(hosts) == {"node0": 1.0, "node1": 1.0, "old": None}
-
-
-def test_speeds_are_compared_by_the_core() -> None:
-    half = {"threads": 16, "bf16_gflops": 2000.0, "fp32_gflops": 800.0}
-    assert slow_hosts(four(**half)) == []
-    assert relative_speeds(four(**half))["node3"] == 1.0
 
 
 def test_hosts_that_were_not_measured_are_left_out() -> None:
@@ -141,6 +137,11 @@ def test_links_that_are_alike_are_not_named() -> None:
     assert slow_links([], MBITS) == []
     noise = {"latency_us": 70.0, "mb_per_second": 600.0}
     assert slow_links(mesh(4, a_b=noise, c_d=noise), MBITS) == []
+    # half of the nominal speed is not slow
+    links = mesh(3, a_b={"mb_per_second": 400.0})
+    assert len(slow_links(links, MBITS)) == 1
+    assert len(slow_links(links, dict.fromkeys("abc", 10_000))) == 1
+    assert slow_links(links, {**dict.fromkeys("bc", 10_000), "a": 5_000}) == []
 
 
 @pytest.mark.parametrize("count", [3, 4, 8])
@@ -154,9 +155,7 @@ def test_one_slow_pair_is_named(count: int) -> None:
 def test_a_pair_that_answers_late_is_named() -> None:
     (finding,) = slow_links(mesh(4, b_d={"latency_us": 5040.0}), MBITS)
     assert finding.what.startswith("its link to d is slow: 1000 MB/s, 5040 us")
-
-
-def test_some_microseconds_more_do_not_matter() -> None:
+    # some microseconds more do not matter
     assert slow_links(mesh(4, b_d={"latency_us": 539.0}), MBITS) == []
     assert len(slow_links(mesh(4, b_d={"latency_us": 541.0}), MBITS)) == 1
 
@@ -200,13 +199,6 @@ def test_one_pair_is_compared_with_its_nominal_speed() -> None:
         found = slow_links(mesh(2, a_b={"mb_per_second": speed}), {"a": 1000, "b": 1000})
         assert bool(found) == slow
     assert slow_links(links, {"a": 1000, "b": None}) == []
-
-
-def test_half_of_the_nominal_speed_is_not_slow() -> None:
-    links = mesh(3, a_b={"mb_per_second": 400.0})
-    assert len(slow_links(links, MBITS)) == 1
-    assert len(slow_links(links, dict.fromkeys("abc", 10_000))) == 1
-    assert slow_links(links, {**dict.fromkeys("bc", 10_000), "a": 5_000}) == []
 
 
 def test_if_all_links_are_slow_there_is_one_finding() -> None:

@@ -35,9 +35,7 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
     ]
     assert kernel_of("\n".join(log)) == "brg_matmul:avx10_1_512_amx"
     assert kernel_of(log[0]) == kernel_of("") == ""
-
-
-def test_a_line_that_was_cut_tells_of_no_kernel() -> None:
+    # a line that was cut tells of none
     whole = EXECUTED.format("brg_matmul:avx10_1_512_amx")
     cut = "onednn_verbose,v1,primitive,exec,cpu,matmul"
     assert kernel_of(f"{whole}\n{cut}") == "brg_matmul:avx10_1_512_amx"
@@ -96,6 +94,12 @@ def test_answers_are_found_among_other_lines() -> None:
     output = ["a warning\n", *lines({"rank": 1}), f"{MARK} x\n", f"[0] {lines({'rank': 0})[0]}"]
     assert read_answers(output) == [{"rank": 0}, {"rank": 1}]
     assert read_answers([]) == []
+    # one with a piece missing or cut is none
+    first, *rest = lines({"rank": 0, "text": "x" * 2 * PIECE})
+    assert read_answers(rest) == []
+    assert read_answers([first, *rest[:-1], *lines({"rank": 3})]) == [{"rank": 3}]
+    (line,) = lines({"rank": 0, "text": "abc"})
+    assert read_answers([line[:-5]]) == []
 
 
 def test_long_answers_come_in_pieces_that_may_be_mixed() -> None:
@@ -104,14 +108,6 @@ def test_long_answers_come_in_pieces_that_may_be_mixed() -> None:
     assert all(len(line) < 4096 for line in printed)
     assert len(printed) > 4
     assert read_answers(sorted(printed, key=lambda line: line[::-1])) == long
-
-
-def test_an_answer_with_a_piece_missing_or_cut_is_none() -> None:
-    first, *rest = lines({"rank": 0, "text": "x" * 2 * PIECE})
-    assert read_answers(rest) == []
-    assert read_answers([first, *rest[:-1], *lines({"rank": 3})]) == [{"rank": 3}]
-    (line,) = lines({"rank": 0, "text": "abc"})
-    assert read_answers([line[:-5]]) == []
 
 
 # --- other runs

@@ -5,6 +5,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ftcluster_train.host.activity import activity, descendants, sockets_of, tcp_bytes
@@ -18,34 +20,33 @@ TREE = (
 )
 
 
-def tree(work: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, "-c", TREE, work], start_new_session=True)
+@contextmanager
+def program(*words: object) -> Iterator["subprocess.Popen[bytes]"]:
+    """A program of Python, which is killed at the end with all that it has started."""
+    other = subprocess.Popen([sys.executable, "-c", *map(str, words)], start_new_session=True)
+    try:
+        yield other
+    finally:
+        os.killpg(other.pid, signal.SIGKILL)
+        other.wait()
 
 
 def test_the_whole_tree_counts() -> None:
-    other = tree("import time\nwhile time.process_time() < 0.5: pass")
-    try:
+    with program(TREE, "import time\nwhile time.process_time() < 0.5: pass") as other:
         wait_for(lambda: any(pid != other.pid for pid in descendants(os.getpid())))
         wait_for(lambda: activity(os.getpid(), ())["cpu"] >= 0.5)
         before = activity(os.getpid(), ())["cpu"]
         wait_for(lambda: descendants(os.getpid()) == [other.pid])  # the work has ended
         assert activity(os.getpid(), ())["cpu"] >= before
-    finally:
-        os.killpg(other.pid, signal.SIGKILL)
-        other.wait()
 
 
 def test_a_stop_is_that_of_a_main_process() -> None:
-    other = tree("import time; time.sleep(60)")
-    try:
+    with program(TREE, "import time; time.sleep(60)") as other:
         wait_for(lambda: len(descendants(os.getpid())) == 2)
         (work,) = set(descendants(os.getpid())) - {other.pid}
         os.kill(work, signal.SIGSTOP)
         wait_for(lambda: activity(os.getpid(), (other.pid, work))["state"] == "T")
         wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "S")
-    finally:
-        os.killpg(other.pid, signal.SIGKILL)
-        other.wait()
     assert activity(os.getpid(), ()) == {}
 
 
@@ -59,15 +60,11 @@ THREAD = (
 
 
 def test_a_thread_that_others_leave_no_cpu_is_not_idle() -> None:
-    other = subprocess.Popen([sys.executable, "-c", THREAD], start_new_session=True)
-    try:
+    with program(THREAD) as other:
         wait_for(lambda: len(list(Path(f"/proc/{other.pid}/task").iterdir())) == 2)
         # as if they had used no CPU time since
         starved = {"cpu": 1e9, "wire": 0}
         wait_for(lambda: activity(os.getpid(), (other.pid,), starved)["state"] == "R")
-    finally:
-        os.killpg(other.pid, signal.SIGKILL)
-        other.wait()
 
 
 # vfork: its parent is in state D until the child executes, and that waits for the FIFO
@@ -89,22 +86,16 @@ IN_A_THREAD = (
 def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
     """As those in which transformers loads weights, while the main thread waits for them."""
     os.mkfifo(tmp_path / "fifo")
-    command = [sys.executable, "-c", IN_A_THREAD, tmp_path / "fifo"]
-    other = subprocess.Popen(command, start_new_session=True)
-    try:
+    with program(IN_A_THREAD, tmp_path / "fifo") as other:
         wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "D")
         main = Path(f"/proc/{other.pid}/task/{other.pid}/stat").read_text()
         assert main.rpartition(")")[2].split()[0] == "S"
-    finally:
-        os.killpg(other.pid, signal.SIGKILL)
-        other.wait()
 
 
 def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    other = subprocess.Popen([sys.executable, "-c", ASLEEP, fifo], start_new_session=True)
-    try:
+    with program(ASLEEP, fifo) as other:
         wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"])
         first = activity(os.getpid(), (other.pid,))["sleep"]
         assert first[0] == other.pid
@@ -112,9 +103,6 @@ def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Pa
         assert activity(os.getpid(), ())["sleep"] is None  # none of its main processes
         os.close(os.open(fifo, os.O_WRONLY))
         wait_for(lambda: activity(os.getpid(), (other.pid,))["sleep"] not in (None, first))
-    finally:
-        os.killpg(other.pid, signal.SIGKILL)
-        other.wait()
 
 
 def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
@@ -129,15 +117,11 @@ def test_bytes_on_the_wire_are_those_of_the_processes_own_connections() -> None:
         wait_for(lambda: tcp_bytes(sender) - sent >= 50_000)
         assert tcp_bytes({os.fstat(listener.fileno()).st_ino}) == idle
         assert tcp_bytes(set()) == 0
-        other = tree("import time; time.sleep(60)")
-        try:
+        with program(TREE, "import time; time.sleep(60)"):
             wait_for(lambda: len(descendants(os.getpid())) == 2)
             before = activity(os.getpid(), ())
             assert activity(os.getpid(), (), {**before, "wire": -1})["wire"] == before["wire"]
             # it is not looked at while they compute
             assert activity(os.getpid(), (), {"cpu": before["cpu"] - 1, "wire": -1})["wire"] == -1
-        finally:
-            os.killpg(other.pid, signal.SIGKILL)
-            other.wait()
         ours.close()
         theirs.close()

@@ -45,9 +45,7 @@ def test_every_rank_finds_its_own_entry() -> None:
     assert places[4].env == {}
     with pytest.raises(ValueError, match="there is no rank 7, the plan has 7"):
         find_place(PLACEMENT, 7)
-
-
-def test_what_scripts_for_torchrun_find() -> None:
+    # what scripts for torchrun find
     assert variables(find_place(PLACEMENT, 5), threads=3) == {
         "LD_PRELOAD": "/lib/a.so", "OMP_NUM_THREADS": "3", "RANK": "5", "WORLD_SIZE": "7",
         "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "3",

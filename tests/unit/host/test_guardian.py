@@ -34,13 +34,13 @@ RANK = (
 class Guarded:
     """A guardian with its rank, and the supervisor's end of its connection."""
 
-    def __init__(self, folder: Path, *program: str) -> None:
+    def __init__(self, folder: Path, *program: str, guard: str = GUARD) -> None:
         self.pids = folder / "pids"
         rank = (sys.executable, "-c", RANK, str(self.pids))
         (folder / "secret").write_text("secret\n")
         self.beats = Heartbeats("127.0.0.1", 0, "secret", [HOST], time.monotonic(), Timeouts(1.4))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", GUARD, *(program or rank)],
+            [sys.executable, "-c", guard, *(program or rank)],
             env={
                 **os.environ, "PYTHONPATH": NODE_PATH,
                 "FTCLUSTER_SUPERVISOR": self.beats.listens_at,
@@ -80,6 +80,40 @@ def test_the_supervisors_end_is_the_ranks(guarded: Guarded) -> None:
     guarded.beats.close()
     guarded.until(lambda: gone(pids), poll=False)
     assert guarded.process.wait(5) == 128 + signal.SIGKILL
+
+
+def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
+    """It sends a sign of life a second, and gets one."""
+    guarded.started()
+    status = Path(f"/proc/{guarded.process.pid}/status")
+
+    def slept() -> int:
+        return int(status.read_text().partition("\nvoluntary_ctxt_switches:")[2].split()[0])
+
+    before, until = slept(), time.monotonic() + 2
+    guarded.until(lambda: time.monotonic() > until)
+    assert slept() - before < 15
+
+
+def test_it_may_have_inherited_a_thousand_files(tmp_path: Path) -> None:
+    """Of mpirun, on the head of hundreds of hosts."""
+    files = (
+        "import os, resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard)); "
+        "[os.dup(0) for _ in range(1100)]; "
+    )
+    one = Guarded(tmp_path, "sleep", "0.5", guard=files + GUARD)
+    one.until(lambda: one.beats.lives[0].exit == 0)
+    one.beats.close()
+    assert one.process.wait(15) == 0
+
+
+def test_where_the_kernel_does_not_tell_of_a_ranks_end_it_looks(tmp_path: Path) -> None:
+    old = GUARD.replace("guardian.GRACE", "guardian.open_end = lambda pid: None; guardian.GRACE")
+    one = Guarded(tmp_path, "sleep", "0.5", guard=old)
+    one.until(lambda: one.beats.lives[0].exit == 0)
+    one.beats.close()
+    assert one.process.wait(15) == 0
 
 
 def test_a_silent_supervisor_is_gone(guarded: Guarded) -> None:

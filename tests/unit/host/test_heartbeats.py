@@ -184,9 +184,7 @@ def test_a_rank_that_computes_or_uses_disk_or_network_is_not_idle() -> None:
     for second, state in enumerate("RRSRRRR", 20):  # others leave it no CPU
         one.take({"cpu": 0.9, "wire": 5000, "state": state}, float(second))
         assert one.busy == (second if second >= 25 else 12.0)
-
-
-def test_an_hour_of_idling_does_not_hide_that_a_rank_computes_again() -> None:
+    # an hour of idling does not hide that it computes again
     one = RankLife(0, "head", "10.0.0.1")
     for second in range(3600):  # a thread that wakes up now and then
         one.take({"cpu": second * 0.005, "wire": second * 50, "state": "S"}, float(second))

@@ -1,5 +1,6 @@
 """The supervisor with as many ranks and hosts as a large cluster has."""
 
+import os
 import resource
 import signal
 import subprocess
@@ -123,6 +124,21 @@ def test_an_account_that_may_not_open_as_many_files_is_told(
     ) as error:
         make_room_for_files(4096, 512)
     assert "nofile" in error.value.hint
+
+
+def test_the_last_of_many_hosts_is_asked_too() -> None:
+    """Its pipes have numbers that select() does not take."""
+    make_room_for_files(2 * RANKS, 0)
+    first = os.open(os.devnull, os.O_RDONLY)
+    held = [os.dup(first) for _ in range(1024)]
+    try:
+        holder = _Holder(HOSTS[0], ["sh", "-c", "read ask; echo held"], Timeouts())
+        assert holder.ask() is None
+        assert holder.held
+        holder.process.communicate()
+    finally:
+        for descriptor in (first, *held):
+            os.close(descriptor)
 
 
 def test_a_host_whose_connection_hangs_does_not_keep_the_others_leases_waiting() -> None:

@@ -56,6 +56,11 @@ def test_every_cut_gives_the_same() -> None:
     for at in range(len(data) + 1):
         assert split([data[:at], data[at:]]) == BY_RANK
     assert split([bytes([byte]) for byte in data]) == BY_RANK
+    # thousands of ranks
+    count = 3000
+    data = "".join(f"{label(rank)}{rank} {label(rank)}again\n" for rank in range(count)).encode()
+    found = split([data[i : i + 4096] for i in range(0, len(data), 4096)])
+    assert found == {rank: f"{rank} again\n" for rank in range(count)}
 
 
 def test_what_may_be_half_a_label_waits_and_everything_else_does_not() -> None:
@@ -65,13 +70,6 @@ def test_what_may_be_half_a_label_waits_and_everything_else_does_not() -> None:
     assert splitter.feed(b"7] x") == [(17, b"x")]
     assert splitter.feed(b"[") == []
     assert splitter.close() == [(17, b"[")]
-
-
-def test_thousands_of_ranks() -> None:
-    count = 3000
-    data = "".join(f"{label(rank)}{rank} {label(rank)}again\n" for rank in range(count)).encode()
-    found = split([data[i : i + 4096] for i in range(0, len(data), 4096)])
-    assert found == {rank: f"{rank} again\n" for rank in range(count)}
 
 
 ENDS = [RankEnd(3, "node2", 1), RankEnd(0, "node1", 137, "SIGKILL")]
@@ -90,9 +88,6 @@ def test_lines_that_only_look_like_an_end() -> None:
     assert read_end("hello") is None
     assert read_end("FTCLUSTER-RANK {") is None
     assert read_end('FTCLUSTER-RANK {"rank": 1}') is None
-
-
-def test_an_end_in_words() -> None:
     assert RankEnd(0, "a", 3).description == "ended with exit code 3"
     assert RankEnd(0, "a", 139, "SIGSEGV").description == "was killed by signal 11 (SIGSEGV)"
 

@@ -78,14 +78,11 @@ def test_hosts_of_a_restart(
     assert hosts_of_restart(launch, gone) == (wanted or None)
 
 
-def test_the_notice_of_other_hosts() -> None:
+def test_the_launch_on_other_hosts_and_its_notice() -> None:
     assert change_notice(HOSTS[:3], HOSTS[:2]) == "continuing without node2"
     assert change_notice(HOSTS[:2], HOSTS[:3]) == "using node2 again"
     assert change_notice(HOSTS[:2], HOSTS[:2]) == ""
     assert change_notice(HOSTS[:2], (HOSTS[0], HOSTS[3])) == "using node3 in place of node1"
-
-
-def test_a_launch_on_other_hosts() -> None:
     moved = LAUNCH.on((HOSTS[0], HOSTS[1], HOSTS[3]))
     assert (len(moved.rank_hosts), moved.nodes, moved.idle) == (6, 3, HOSTS[2:3])
     fewer = moved.on(HOSTS[:2])

@@ -80,6 +80,26 @@ def test_the_newest_run_is_first_and_damage_is_survived(tmp_path: Path) -> None:
     assert (runs[RUN].recipe, runs[RUN].hosts) == ("quickstart", ())
 
 
+def test_the_last_step_of_thousands_of_ranks_is_seen(tmp_path: Path) -> None:
+    """The event after it has two times of each rank."""
+    times = [12345.678901] * 4096
+    events = []
+    for number in range(1, 10):
+        events += [
+            {**STEP, "step": number},
+            {
+                "event": "communication",
+                "time": 1.0,
+                "waited_seconds": times,
+                "input_seconds": times,
+            },
+        ]
+    found = read_events(make_run(tmp_path, RUN, START, *events))
+    assert found[0]["event"] == "start"
+    assert [one["step"] for one in found if one["event"] == "step"][-1] == 9
+    assert [one["event"] for one in found].count("start") == 1
+
+
 @pytest.mark.parametrize("steps", [0, 10, 5000])
 def test_both_ends_of_a_long_file_are_read(tmp_path: Path, steps: int) -> None:
     events = [{**STEP, "step": number, "more": "x" * 100} for number in range(steps)]
@@ -210,6 +230,9 @@ def test_an_event_after_a_torn_line_begins_on_its_own(tmp_path: Path) -> None:
     events.write("end", **FINISH)
     assert has_ended(tmp_path)
     assert [event["event"] for event in read_events(tmp_path)] == ["phase", "end"]
+    # an end that is torn is none
+    file.write_bytes(file.read_bytes()[:-1])
+    assert not has_ended(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -228,13 +251,6 @@ def test_an_end_is_found_beside_damaged_lines(tmp_path: Path, line: bytes) -> No
     assert read_run(tmp_path, False).state == "done"
 
 
-def test_an_end_that_is_torn_is_none(tmp_path: Path) -> None:
-    EventWriter(tmp_path).write("end", **FINISH)
-    file = tmp_path / "events.jsonl"
-    file.write_bytes(file.read_bytes()[:-1])
-    assert not has_ended(tmp_path)
-
-
 def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
@@ -245,8 +261,7 @@ def test_the_end_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    "document",
-    ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hosts": [{"name": "a", "ranks": 1}]}'],
+    "document", ["[1]", '{"hosts": 1}', '{"hosts": [1]}', '{"hosts": [{"name": "a", "ranks": 1}]}']
 )
 def test_a_damaged_run_hides_no_other(tmp_path: Path, document: str) -> None:
     for name in ("a-1", "b-1", "no run", "..."):

@@ -43,15 +43,11 @@ def test_a_host_that_is_slower_than_the_others_is_named_once() -> None:
     assert slow.add(interval(even)) == []
     (again,) = slow.add(interval(even, 60))
     assert (again.host, again.ratio) == ("b", 0.0)
-
-
-def test_a_moment_or_a_tenth_is_not_named() -> None:
+    # a moment or a tenth is not named
     slow = SlowHosts(["a", "b"])
     for work in ([1.0, 2.0], [1.0, 1.0], [1.0, 2.0], [1.0, 1.1], [1.0, 1.1], [1.0, 1.1]):
         assert slow.add(interval(work)) == []
-
-
-def test_a_host_that_becomes_slower_than_it_was_is_named() -> None:
+    # one that becomes slower than it was is
     slow = SlowHosts(["old", "new"])
     for _ in range(3):
         assert slow.add(interval([1.0, 0.9])) == []
@@ -67,9 +63,7 @@ def test_a_single_host_is_compared_with_itself_by_tokens() -> None:
     assert found[0] == []
     (one,) = found[1]
     assert (one.host, one.others, round(one.ratio, 3)) == ("a", False, 1.3)
-
-
-def test_short_intervals_make_a_window_together() -> None:
+    # short intervals make a window together
     slow = SlowHosts(["a", "b"])
     ranks = (RankTimes(1.0, 0, 0, 0), RankTimes(2.0, 0, 0, 0))
     third = Interval(1, 1, 0.0, WINDOW_SECONDS / 3 + 0.1, ranks, 10, 0.0)

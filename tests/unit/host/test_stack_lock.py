@@ -126,17 +126,15 @@ def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> No
                 continue
 
 
-def test_a_run_is_also_known_by_its_folder(stack: Path) -> None:
-    with run_on(stack, f"/opt/ftcluster/runs/{RUN}", variable="OTHER"):
-        assert runs_on(stack) == [RUN]
-
-
 def test_who_locks_a_stack_without_being_a_run_is_named_by_process_and_user(stack: Path) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
     with run_on(stack, variable="OTHER") as process:
         named = f"^process {process.pid} of {user} has a lock on the stack native-1 here"
         with pytest.raises(InUse, match=named), without_runs(stack):
             pass
+    # a run is also known by its folder
+    with run_on(stack, f"/opt/ftcluster/runs/{RUN}", variable="OTHER"):
+        assert runs_on(stack) == [RUN]
 
 
 def test_a_rank_waits_for_a_setup_and_gives_up_by_the_stacks_name(

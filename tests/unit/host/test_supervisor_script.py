@@ -41,7 +41,8 @@ def ended(run_dir: Path, rank: int, code: int = 0, name: str = "") -> str:
 def output(run_dir: Path) -> dict[str, str]:
     """What rank 0 said, by stream, as the control node gets it."""
     said = {"stdout": "", "stderr": ""}
-    for line in (run_dir / "output.jsonl").read_text().splitlines():
+    file = run_dir / "output.jsonl"
+    for line in file.read_text().splitlines() if file.exists() else ():
         event = json.loads(line)
         assert (event["event"], event["rank"]) == ("output", 0)
         said[event["stream"]] += event["text"]

@@ -3,12 +3,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_train.io import machine
-from ftcluster_train.io.machine import (
-    counters,
-    cpuinfo_field,
-    megahertz,
-    one_thread_per_core,
-)
+from ftcluster_train.io.machine import counters, cpuinfo_field, megahertz, one_thread_per_core
 
 
 @pytest.fixture
@@ -20,16 +15,13 @@ def files(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_one_thread_of_each_core(files: dict[str, str]) -> None:
+    assert files == {}
+    assert one_thread_per_core({3, 5}) == {3, 5}
     for thread in range(4):
         name = f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list"
         files[name] = f"{thread % 2},{thread % 2 + 2}"
     assert one_thread_per_core({0, 1, 2, 3}) == {0, 1}
     assert one_thread_per_core({2, 3}) == {2, 3}
-
-
-def test_without_a_topology_every_thread_is_a_core(files: dict[str, str]) -> None:
-    assert files == {}
-    assert one_thread_per_core({3, 5}) == {3, 5}
 
 
 def test_the_frequency_is_that_of_the_threads_in_use(files: dict[str, str]) -> None:
@@ -41,9 +33,7 @@ def test_the_frequency_is_that_of_the_threads_in_use(files: dict[str, str]) -> N
     assert megahertz({7}) is None
     files["/proc/cpuinfo"] = "processor : 0\n"
     assert megahertz({0}) is None
-
-
-def test_fields_of_the_first_cpu(files: dict[str, str]) -> None:
+    # fields of the first CPU
     files["/proc/cpuinfo"] = "model name\t: Xeon: one\n\nmodel name\t: another\n"
     assert cpuinfo_field("model name") == "Xeon: one"
     assert cpuinfo_field("bugs") == ""

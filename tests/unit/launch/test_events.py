@@ -103,13 +103,20 @@ def test_whatever_bytes_come_the_end_is_found(data: bytes, cut: int) -> None:
 def test_kinds_of_a_later_version_are_passed_on() -> None:
     later = {"event": "later", "time": 1, "x": [1]}
     assert read_event_line(json.dumps(later).encode()) == later
-
-
-def test_a_loss_that_is_no_number_any_more() -> None:
+    # a loss that is no number any more
     line = json.dumps({**STEP, "loss": float("nan"), "grad_norm": float("inf")})
     found = read_event_line(line.encode())
     assert found
     assert str(found["loss"]) == "nan"
+    # what a user's own script prints is as it is
+    output = {
+        "event": "output",
+        "time": 1,
+        "rank": 0,
+        "stream": "stdout",
+        "text": "50 %\r\x1b[1mdone",
+    }
+    assert read_event_line(json.dumps(output).encode()) == output
 
 
 def test_no_terminal_obeys_a_host() -> None:
@@ -122,14 +129,3 @@ def test_no_terminal_obeys_a_host() -> None:
     event = read_event({"event": "runner_on_failed", "event_data": data})
     assert event is not None
     assert event.message == SHOWN
-
-
-def test_what_a_users_own_script_prints_is_as_it_is() -> None:
-    output = {
-        "event": "output",
-        "time": 1,
-        "rank": 0,
-        "stream": "stdout",
-        "text": "50 %\r\x1b[1mdone",
-    }
-    assert read_event_line(json.dumps(output).encode()) == output

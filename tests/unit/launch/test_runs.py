@@ -14,6 +14,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch import runs
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.recipe.recipe import load_recipe
+from tests.unit.shell import Said
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
 RECIPE = load_recipe("quickstart")
@@ -66,7 +67,7 @@ def test_a_training_with_a_spare_continues_on_as_many_hosts(
 
 
 def test_a_head_that_is_off_is_named_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Callable[[object], None]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Said
 ) -> None:
     off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
     monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))

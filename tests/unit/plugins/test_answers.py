@@ -31,9 +31,7 @@ def test_answers_are_found_among_what_login_scripts_and_sudo_print() -> None:
     )
     assert answers(text) == {"uid": ["0"], "missing": ["/a b", "/c"], "port": [""]}
     assert answers(NOISE) == {}
-
-
-def test_a_trace_of_the_commands_is_no_answer() -> None:
+    # a trace of the commands is no answer
     shell = f"set -x\n{TELL}\ntell uid 0\ntell 'list' '{{\"a\": \"$b\\\\n\"}}'"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
     assert answers(done.stderr) == {}

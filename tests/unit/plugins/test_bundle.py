@@ -80,7 +80,9 @@ def rewrite(
 # --- round trip
 
 
-def test_what_was_written_is_read(path: Path, house: Wheelhouse, cache: Path) -> None:
+def test_what_was_written_is_read(
+    path: Path, house: Wheelhouse, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = open_bundle(path, cache)
     assert (opened.stack, opened.digest, opened.target) == ("native", "1b2c3d", TARGET)
     assert opened.house.wheels == house.wheels
@@ -88,25 +90,18 @@ def test_what_was_written_is_read(path: Path, house: Wheelhouse, cache: Path) ->
     assert opened.house.folder.parent == cache
     for name in house.wheels:
         assert (opened.house.folder / name).read_bytes() == (house.folder / name).read_bytes()
-
-
-def test_it_is_a_tar_that_everybody_may_read(path: Path) -> None:
+    # a tar that everybody may read
     with tarfile.open(path, "r:") as tar:
         assert tar.getnames() == [HEAD, OTHER, TOOL]
     assert path.stat().st_mode & 0o777 == 0o644
     assert [found.name for found in path.parent.iterdir()] == [path.name]
-
-
-def test_a_second_time_it_is_not_unpacked_again(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = open_bundle(path, cache)
+    # a second time it is not unpacked again
 
     def refuse(*_: object) -> None:
         raise AssertionError("unpacked again")
 
     monkeypatch.setattr(module, "unpack", refuse)
-    assert open_bundle(path, cache) == first
+    assert open_bundle(path, cache) == opened
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "manifest", "wheels"])
@@ -173,124 +168,94 @@ def sparse(path: Path, size: int) -> None:
     )
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+Damage = Callable[[Path], object]
+Entries = list[tuple[tarfile.TarInfo, bytes]]
+
+
+def head(change: Callable[[dict[str, Any]], object]) -> Damage:
+    return lambda path: rewrite(path, change)
+
+
+def listed(**changes: Any) -> Damage:
+    """The wheel is another one in the list."""
+    return head(lambda head: head["wheels"][TOOL].update(changes))
+
+
+def written(change: Callable[[bytes], bytes]) -> Damage:
+    """The text of the list is another one."""
+    return lambda path: rewrite(path, text=change)
+
+
+def entries(change: Callable[[Entries], object]) -> Damage:
+    return lambda path: rewrite(path, entries=change)
+
+
+def before(*headers: bytes) -> Damage:
+    return lambda path: path.write_bytes(b"".join(headers) + path.read_bytes())
+
+
+LONG, PAX = header(b"L", "name", 7 << 30), header(b"x", "pax", 0)
+NO_SIZE, NOT_WHEELS = "has no size or no sha256", "files that are not wheels"
+DAMAGES: dict[str, tuple[Damage, str]] = {
     "empty": (lambda path: path.write_bytes(b""), "empty file"),
     "zip": (lambda path: write_wheel(path.parent, "a", "1").replace(path), ""),
-    "tar of something else": (
-        lambda path: rewrite(path, entries=lambda found: found.pop(0)),
-        f"does not begin with {HEAD}",
-    ),
+    "tar of something else": (entries(lambda found: found.pop(0)), f"does not begin with {HEAD}"),
     "another python": (
-        lambda path: rewrite(path, text=lambda text: text.replace(b'"3.11"', b'"3.12"')),
-        f"the checksum of {HEAD}",
+        written(lambda text: text.replace(b'"3.11"', b'"3.12"')), f"the checksum of {HEAD}"
     ),
-    "head not JSON": (lambda path: rewrite(path, text=lambda _: b"{"), ""),
-    "head a list": (lambda path: rewrite(path, text=lambda _: b"[1]"), ""),
-    "head without its hash": (
-        lambda path: rewrite(path, text=lambda text: text.replace(b'"sha256":', b'"sha255":')), ""
-    ),
+    "head not JSON": (written(lambda _: b"{"), ""),
+    "head a list": (written(lambda _: b"[1]"), ""),
+    "head without its hash": (written(lambda text: text.replace(b'"sha256":', b'"sha255":')), ""),
     "head too large": (
-        lambda path: rewrite(path, text=lambda text: text + b" " * module.HEAD_BYTES),
-        f"does not begin with {HEAD}",
+        written(lambda text: text + b" " * module.HEAD_BYTES), f"does not begin with {HEAD}"
     ),
-    "no target": (lambda path: rewrite(path, lambda head: head.pop("target")), "target"),
-    "no wheels": (
-        lambda path: rewrite(path, lambda head: head.update(wheels={})), "is not in its list"
-    ),
-    "a wheel without its hash": (
-        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].pop("sha256")), ""
-    ),
-    "another hash": (
-        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(sha256="0" * 64)),
-        f"{TOOL} has the sha256",
-    ),
+    "no target": (head(lambda head: head.pop("target")), "target"),
+    "no wheels": (head(lambda head: head.update(wheels={})), "is not in its list"),
+    "a wheel without its hash": (head(lambda head: head["wheels"][TOOL].pop("sha256")), ""),
+    "another hash": (listed(sha256="0" * 64), f"{TOOL} has the sha256"),
     "another format": (
-        lambda path: rewrite(path, lambda head: head.update(format=2)),
+        head(lambda head: head.update(format=2)),
         "its format is 2, this version of ftcluster knows 1",
     ),
-    "a name with a slash": (
-        lambda path: rewrite(path, renamed("../a-1-py3-none-any.whl")), "files that are not wheels"
-    ),
-    "a name that is not a wheel's": (
-        lambda path: rewrite(path, renamed("wheels.json")), "files that are not wheels"
-    ),
+    "a name with a slash": (head(renamed("../a-1-py3-none-any.whl")), NOT_WHEELS),
+    "a name that is not a wheel's": (head(renamed("wheels.json")), NOT_WHEELS),
     "a file too many": (
-        lambda path: rewrite(path, entries=lambda found: found.append(wheel("more.whl"))),
-        "'more.whl' is not in its list",
+        entries(lambda found: found.append(wheel("more.whl"))), "'more.whl' is not in its list"
     ),
     "a file outside": (
-        lambda path: rewrite(path, entries=lambda found: found.append(wheel("../../escaped"))),
-        "escaped' is not in its list",
+        entries(lambda found: found.append(wheel("../../escaped"))), "escaped' is not in its list"
     ),
     "a link in a wheel's place": (
-        lambda path: rewrite(
-            path, entries=lambda found: setattr(found[-1][0], "type", tarfile.SYMTYPE)
-        ),
+        entries(lambda found: setattr(found[-1][0], "type", tarfile.SYMTYPE)),
         f"'{TOOL}' is not a plain file",
     ),
     "the list a second time": (
-        lambda path: rewrite(path, entries=lambda found: found.append(found[0])),
-        f"'{HEAD}' is not in its list",
+        entries(lambda found: found.append(found[0])), f"'{HEAD}' is not in its list"
     ),
-    "another size": (
-        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(size=7)),
-        f"{TOOL} has ",
-    ),
-    "a size that is no number": (
-        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(size="7")),
-        "has no size or no sha256",
-    ),
-    "a size below zero": (
-        lambda path: rewrite(path, lambda head: head["wheels"][TOOL].update(unpacked=-1)),
-        "has no size or no sha256",
-    ),
+    "another size": (listed(size=7), f"{TOOL} has "),
+    "a size that is no number": (listed(size="7"), NO_SIZE),
+    "a size below zero": (listed(unpacked=-1), NO_SIZE),
     "too many wheels": (
-        lambda path: rewrite(
-            path,
-            lambda head: head["wheels"].update(
-                {f"a{n}.whl": head["wheels"][TOOL] for n in range(module.MAX_WHEELS)}
-            ),
-        ),
+        head(lambda head: head["wheels"].update(
+            {f"a{n}.whl": head["wheels"][TOOL] for n in range(module.MAX_WHEELS)}
+        )),
         "lists more than 10,000 wheels",
     ),
-    "a deep head": (
-        lambda path: rewrite(path, text=lambda _: b"[" * 100_000), "while decoding"
-    ),
-    "a number without end": (
-        lambda path: rewrite(path, text=lambda _: b'{"format": ' + b"9" * 10_000 + b"}"), "digits"
-    ),
-    "a pax header without end": (
-        lambda path: path.write_bytes(header(b"x", "pax", 7 << 30) + path.read_bytes()),
-        "'pax' is not a plain file",
-    ),
-    "a long name without end": (
-        lambda path: path.write_bytes(header(b"L", "name", 7 << 30) + path.read_bytes()),
-        "'name' is not a plain file",
-    ),
-    "headers that end in headers": (
-        lambda path: path.write_bytes(header(b"x", "pax", 0) * 3000 + path.read_bytes()),
-        "'pax' is not a plain file",
-    ),
-    "a long name without end behind a header": (
-        lambda path: path.write_bytes(
-            header(b"x", "pax", 0) + header(b"L", "name", 7 << 30) + path.read_bytes()
-        ),
-        "'name' is not a plain file",
-    ),
+    "a deep head": (written(lambda _: b"[" * 100_000), "while decoding"),
+    "a number without end": (written(lambda _: b'{"format": ' + b"9" * 10_000 + b"}"), "digits"),
+    "a pax header without end": (before(header(b"x", "pax", 7 << 30)), "'pax' is not a plain file"),
+    "a long name without end": (before(LONG), "'name' is not a plain file"),
+    "headers that end in headers": (before(PAX * 3000), "'pax' is not a plain file"),
+    "a long name without end behind a header": (before(PAX, LONG), "'name' is not a plain file"),
     "a header and nothing behind it": (
-        lambda path: path.write_bytes(header(b"x", "pax", 0)), "'pax' is not a plain file"
+        lambda path: path.write_bytes(PAX), "'pax' is not a plain file"
     ),
     "a sparse wheel": (lambda path: sparse(path, 3000), f"'{TOOL}' is not in its list"),
     "a sparse wheel larger than any disk": (
         lambda path: sparse(path, 1 << 50), "its list has more bytes than it has itself"
     ),
-    "a sparse file of old GNU tar": (
-        lambda path: path.write_bytes(header(b"S", TOOL, 0) + path.read_bytes()),
-        "is not a plain file",
-    ),
-    "a file missing": (
-        lambda path: rewrite(path, entries=lambda found: found.pop()), f"{TOOL} is missing"
-    ),
+    "a sparse file of old GNU tar": (before(header(b"S", TOOL, 0)), "is not a plain file"),
+    "a file missing": (entries(lambda found: found.pop()), f"{TOOL} is missing"),
 }  # fmt: skip
 
 
@@ -309,7 +274,9 @@ def test_a_damaged_bundle_is_refused_whole(
     assert not list(cache.parent.glob("**/escaped"))
 
 
-def test_every_place_where_it_can_be_cut_is_noticed(path: Path, cache: Path) -> None:
+def test_every_place_where_it_can_be_cut_is_noticed(
+    path: Path, cache: Path, house: Wheelhouse
+) -> None:
     content = path.read_bytes()
     whole = content.rstrip(b"\0")
     for size in range(0, len(whole), 97):
@@ -317,12 +284,7 @@ def test_every_place_where_it_can_be_cut_is_noticed(path: Path, cache: Path) -> 
         with pytest.raises(BundleError):
             open_bundle(path, cache)
         assert left(cache) == []
-
-
-def test_every_byte_that_is_damaged_is_noticed_or_does_not_matter(
-    path: Path, house: Wheelhouse, cache: Path
-) -> None:
-    content = path.read_bytes()
+    # a byte that is damaged is noticed, or does not matter
     for place in range(0, len(content), 61):
         damaged = bytearray(content)
         damaged[place] ^= 0x10
@@ -335,12 +297,6 @@ def test_every_byte_that_is_damaged_is_noticed_or_does_not_matter(
             assert opened.house.wheels == house.wheels
             assert (opened.stack, opened.target) == ("native", TARGET)
             shutil.rmtree(opened.house.folder)
-
-
-def test_a_pipe_is_not_waited_for(tmp_path: Path, cache: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(BundleError, match="pipe is not a file"):
-        open_bundle(tmp_path / "pipe", cache)
 
 
 # --- held against the lock that is here
@@ -386,24 +342,34 @@ def test_a_wheel_that_was_changed_with_the_bundles_list_is_refused_by_its_name(
 # --- what cannot be read or written
 
 
-@pytest.mark.parametrize(("name", "words"), [(".", "Is a directory"), ("none", "No such file")])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(".", ": Is a directory"), ("none", ": No such file"), ("pipe", " is not a file")],
+)
 def test_a_file_that_cannot_be_read_is_named(
     tmp_path: Path, cache: Path, name: str, words: str
 ) -> None:
-    with pytest.raises(BundleError, match=f"^{tmp_path / name}: {words}"):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(BundleError, match=f"^{tmp_path / name}{words}"):
         open_bundle(tmp_path / name, cache)
     assert left(cache) == []
 
 
-def test_a_cache_that_cannot_be_made_is_named(path: Path, tmp_path: Path) -> None:
+def test_a_cache_without_space_or_that_cannot_be_made_is_named(
+    path: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(BundleError, match=f"^{tmp_path}/taken.*: (Not a directory|File exists)"):
         open_bundle(path, tmp_path / "taken" / "below")
 
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/cache/x")
 
-def test_too_little_space_is_known_before_it_is_unpacked(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    monkeypatch.setattr(module, "copy", full)
+    with pytest.raises(BundleError, match=r"^/cache/x: No space left on device"):
+        open_bundle(path, cache)
+    assert left(cache) == []
+    # too little space is known before it is unpacked
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     with pytest.raises(
         BundleError, match=f"need 0.0 GB in {cache} .+; free some, or set torch_sta"
@@ -412,26 +378,12 @@ def test_too_little_space_is_known_before_it_is_unpacked(
     assert left(cache) == []
 
 
-def test_a_disk_that_fills_up_leaves_nothing(
-    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_place_that_cannot_be_written_is_named(
+    house: Wheelhouse, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device", "/cache/x")
-
-    monkeypatch.setattr(module, "copy", full)
-    with pytest.raises(BundleError, match=r"^/cache/x: No space left on device"):
-        open_bundle(path, cache)
-    assert left(cache) == []
-
-
-def test_a_place_that_cannot_be_written_is_named(house: Wheelhouse) -> None:
     with pytest.raises(BundleError, match=r"^/proc/.+: "):
         write_bundle(Bundle("native", "1b2c3d", TARGET, house), Path("/proc/my.ftbundle"))
-
-
-def test_a_bundle_that_cannot_be_finished_leaves_the_one_before(
-    path: Path, house: Wheelhouse, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # a bundle that cannot be finished leaves the one before
     before = path.read_bytes()
 
     def full(_descriptor: int) -> None:

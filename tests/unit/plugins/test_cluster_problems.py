@@ -43,28 +43,28 @@ def test_clocks_are_compared_with_the_median() -> None:
     assert bad(found) == ["node2", "node3"]
     assert "its clock is 60.2 s behind that of node0" in found["node2"][0]["what"]
     assert "its clock is 30.3 s ahead of that of node0" in found["node3"][0]["what"]
-
-
-def test_of_two_middle_clocks_the_control_nodes_counts() -> None:
+    # of two middle clocks the control node's counts
     found = cluster(node0=off(-300.0), node1=off(0.1))
     assert bad(found) == ["node0"]
     found = cluster(node0=off(300.0), node1=off(0.1), node2=off(0.0), node3=off(301.0))
     assert bad(found) == ["node0", "node3"]
-
-
-def test_clocks_are_given_the_error_of_their_measurement() -> None:
+    # clocks are given the error of their measurement
     assert not bad(cluster(node0=off(0.0, 0.5), node1=off(3.2, 0.8)))
     assert bad(cluster(node0=off(0.0, 0.5), node1=off(3.4, 0.8)))
     assert not bad(cluster(node0=off(0.0), node1=off(None)))
     assert not bad(cluster(node0=off(900.0)))
 
 
-def test_the_minority_of_prefixes() -> None:
+def test_the_minority_of_prefixes_and_of_currencies() -> None:
     other = {"prefix": "/home/ops/.local/share/ftcluster"}
     found = cluster(node0=other, node1={}, node2={})
     assert bad(found) == ["node0"]
     assert "that of node1 is /opt/ftcluster" in found["node0"][0]["what"]
     assert bad(cluster(node0={}, node1=other)) == ["node1"]
+    # prices are in one currency
+    prices = {"a": "4 USD", "b": "5 USD", "c": "4 EUR", "d": "", "e": "4"}
+    found = cluster(**{name: {"price_per_hour": price} for name, price in prices.items()})
+    assert bad(found) == ["c", "e"]
 
 
 def test_one_machine_by_two_names() -> None:
@@ -74,9 +74,7 @@ def test_one_machine_by_two_names() -> None:
     assert found["alias"][0]["what"] == "it is the same machine as node0 (10.0.0.9)"
     # clones of one disk
     assert not bad(cluster(node0={"machine_id": "one"}, node1={"machine_id": "one"}))
-
-
-def test_loopback_is_for_clusters_of_one() -> None:
+    # loopback is for clusters of one
     here = {"network_address": "127.0.0.1"}
     assert not bad(cluster(node0=here))
     found = cluster(node0=here, node1={"network_address": "::1"}, node2={})
@@ -104,9 +102,3 @@ def test_hosts_without_root_among_hosts_with_it(
 ) -> None:
     found = cluster(**{f"node{number}": facts for number, facts in enumerate(hosts)})
     assert bad(found) == without
-
-
-def test_prices_are_in_one_currency() -> None:
-    prices = {"a": "4 USD", "b": "5 USD", "c": "4 EUR", "d": "", "e": "4"}
-    found = cluster(**{name: {"price_per_hour": price} for name, price in prices.items()})
-    assert bad(found) == ["c", "e"]

@@ -96,9 +96,7 @@ def test_a_package_without_its_list_of_files_is_noticed(made: Path) -> None:
     assert not is_whole(made)
     (packages / "other-2.0.dist-info").rmdir()
     assert is_whole(made)
-
-
-def test_an_environment_without_any_package_is_not_whole(made: Path) -> None:
+    # nor is one without any package
     shutil.rmtree(made / "lib/python3.11/site-packages/tool-1.0.dist-info")
     assert not is_whole(made)
     shutil.rmtree(made / "lib")
@@ -121,13 +119,15 @@ def test_the_digest_is_that_of_the_marker(made: Path) -> None:
     assert digest_found(made, "node", False) == ""
     assert digest_found(made / "bin" / "tool", "", False) == ""
     assert digest_found(made.parent / "none", "", False) == ""
-
-
-def test_a_layer_has_a_marker_of_its_own(made: Path) -> None:
+    # a layer has a marker of its own
     finish(made, "node", "d2")
     assert digest_found(made, "node", False) == "d2"
     assert digest_found(made, "", False) == "d1"
     assert not (made / ".complete.new").exists()
+    # a marker without a boot is looked at
+    (made / ".complete").write_text("d1\n")
+    digest_found(made, "", False)
+    assert (made / ".complete").read_text().split() == ["d1", boot_id()]
 
 
 def test_files_are_looked_at_once_in_each_boot(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +158,9 @@ def test_an_environment_that_lost_files_with_the_power_is_made_anew(
     assert digest_found(made, "", False) == ""
 
 
-def test_a_marker_without_a_boot_is_looked_at(made: Path) -> None:
-    (made / ".complete").write_text("d1\n")
-    digest_found(made, "", False)
-    assert (made / ".complete").read_text().split() == ["d1", boot_id()]
-
-
 def test_uv_comes_out_of_its_wheel_as_a_program(tmp_path: Path) -> None:
+    (tmp_path / "uvloop-1.0-py3-none-any.whl").touch()
+    assert unpack_uv(tmp_path) is None
     with zipfile.ZipFile(tmp_path / "uv-0.9.0-py3-none-linux_x86_64.whl", "w") as archive:
         archive.writestr("uv/__init__.py", "")
         archive.writestr("uv-0.9.0.data/scripts/uvx", "no")
@@ -173,11 +169,6 @@ def test_uv_comes_out_of_its_wheel_as_a_program(tmp_path: Path) -> None:
     assert program == tmp_path / "uv"
     assert program.read_text() == "#!/bin/sh\n"
     assert program.stat().st_mode & 0o777 == 0o755
-
-
-def test_no_uv_among_the_wheels(tmp_path: Path) -> None:
-    (tmp_path / "uvloop-1.0-py3-none-any.whl").touch()
-    assert unpack_uv(tmp_path) is None
 
 
 UV = """#!/bin/sh

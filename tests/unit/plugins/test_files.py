@@ -30,14 +30,10 @@ def test_a_file_is_written_once(tmp_path: Path) -> None:
         True, "{}\n", "[]\n",
     )  # fmt: skip
     assert [found.name for found in tmp_path.iterdir()] == ["job.json"]
-
-
-def test_a_file_without_a_mode_can_be_read_by_everybody(tmp_path: Path) -> None:
+    # without a mode it can be read by everybody
     assert settled(tmp_path / "a", content="x")
     assert mode(tmp_path / "a") == 0o644
-
-
-def test_another_mode_alone_is_a_change(tmp_path: Path) -> None:
+    # another mode alone is a change
     path = tmp_path / "a"
     settled(path, content="x", mode="0644")
     assert settled(path, content="x", mode="0600")
@@ -91,9 +87,7 @@ def test_absent_removes_files_and_folders_with_what_is_in_them(tmp_path: Path) -
         assert settled(tmp_path / name, state="absent")
         assert not settled(tmp_path / name, state="absent")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_absent_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
+    # a link goes, and not what it points to
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to("kept")
     (tmp_path / "dangling").symlink_to("nowhere")
@@ -113,10 +107,7 @@ def test_check_mode_tells_and_leaves_everything(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "old"
     assert mode(tmp_path / "a") == 0o644
-
-
-def test_an_owner_that_is_not_there_yet_is_a_change_in_check_mode(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
+    # an owner that is not there yet is a change in check mode
     me = pwd.getpwuid(os.getuid()).pw_name
     assert not settled(tmp_path / "a", owner=me)
     assert settled(tmp_path / "a", check=True, owner="no-such-user")

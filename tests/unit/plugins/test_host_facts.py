@@ -14,14 +14,11 @@ from tests.programs import ROOT
 from tests.unit.plugins.test_resources import reader
 
 
-def test_os_release_as_distributions_write_it() -> None:
+def test_os_release_and_cpuinfo_as_they_are_written() -> None:
     text = '# a comment\nPRETTY_NAME="Rocky Linux 9.3 (Blue Onyx)"\nID="rocky"\n'
     found = host_facts.os_name(reader({"/usr/lib/os-release": text}))
     assert found == "Rocky Linux 9.3 (Blue Onyx)"
     assert host_facts.os_name(reader({})) == ""
-
-
-def test_cpu_of_cpuinfo() -> None:
     found = host_facts.cpu_facts({
         "vendor_id": "GenuineIntel", "cpu family": "6", "model": "106", "stepping": "6",
         "model name": "Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz",
@@ -135,6 +132,11 @@ def found_pythons(
     return found
 
 
+def run(argv: list[str]) -> tuple[int, str, str]:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
 OTHER = 12 if sys.version_info[1] != 12 else 13
 
 
@@ -173,11 +175,7 @@ def test_pythons_on_the_search_path_are_asked(
     (tmp_path / f"python3.{OTHER}").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def run_command(argv: list[str]) -> tuple[int, str, str]:
-        done = subprocess.run(argv, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout, done.stderr
-
-    found = host_facts.pythons(SimpleNamespace(run_command=run_command))
+    found = host_facts.pythons(SimpleNamespace(run_command=run))
     assert len(found) == 2
     assert found[1]["version"] == found[0]["version"]
     assert Path(found[1]["path"]).exists()
@@ -189,10 +187,6 @@ def test_a_python_that_is_given_is_the_only_one_or_is_refused(
     monkeypatch.setenv("PATH", str(tmp_path))
 
     def found(python: object) -> tuple[list[dict[str, str]], dict[str, str] | None]:
-        def run(argv: list[str]) -> tuple[int, str, str]:
-            done = subprocess.run(argv, capture_output=True, text=True, check=False)
-            return done.returncode, done.stdout, done.stderr
-
         params = {"python": str(python), "rank_user": ""}
         module = SimpleNamespace(params=params, run_command=run)
         both: tuple[list[dict[str, str]], dict[str, str] | None]
@@ -215,9 +209,7 @@ def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "current").mkdir()
     assert host_facts.current_stack(tmp_path) == ""
     assert host_facts.current_stack(tmp_path / "none") == ""
-
-
-def test_only_stacks_that_were_installed_to_their_end_are_there(tmp_path: Path) -> None:
+    # only stacks that were installed to their end are there
     assert host_facts.finished_stacks(tmp_path / "none") == []
     for name in ("native-2", "native-1", "broken-off", "native-1.staging-00ff"):
         (tmp_path / "stacks" / name).mkdir(parents=True)

@@ -1,8 +1,9 @@
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.filter.host_findings import host_findings
+
+from tests.unit.shell import Said
 
 GOOD = {
     "machine": "x86_64", "pythons": [{"version": "3.11.2"}], "can_become_root": True,
@@ -14,7 +15,6 @@ REQUIRED = {
     "machine": "x86_64", "python": "3.10", "free_bytes": 5 * 10**9, "memory_bytes": 3 * 10**9,
 }  # fmt: skip
 NOTHING: dict[str, Any] = {"problems": [], "notices": []}
-Said = Callable[[object], None]
 
 
 def findings(*ports: list[Any], required: Any = REQUIRED, **changes: Any) -> dict[str, Any]:

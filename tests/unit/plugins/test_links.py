@@ -91,8 +91,11 @@ def found(sys: Path) -> list[dict[str, Any]]:
     return devices
 
 
-def test_a_host_without_rdma(tmp_path: Path) -> None:
+def test_a_device_of_software_has_no_driver(tmp_path: Path) -> None:
     assert found(tmp_path) == []
+    write(tmp_path / "infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
+    [one] = found(tmp_path)
+    assert (one["driver"], one["interfaces"], one["opens"]) == ("", [], False)
 
 
 def test_rdma_devices(tmp_path: Path) -> None:
@@ -135,9 +138,3 @@ def test_omni_path_has_files_of_its_own(tmp_path: Path) -> None:
     assert not found(tmp_path)[0]["opens"]
     special(tmp_path / "dev/hfi1_0")
     assert found(tmp_path)[0]["opens"]
-
-
-def test_a_device_of_software_has_no_driver(tmp_path: Path) -> None:
-    write(tmp_path / "infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
-    [one] = found(tmp_path)
-    assert (one["driver"], one["interfaces"], one["opens"]) == ("", [], False)

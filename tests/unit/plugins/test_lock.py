@@ -21,10 +21,12 @@ def test_each_package_with_its_version_and_hashes() -> None:
         "new": Pin("new", "2!3.0.post1", frozenset()),
         "other": Pin("other", "2.0+cpu", frozenset()),
     }
-
-
-def test_a_python_gets_what_its_markers_say() -> None:
+    # a Python gets what its markers say
     assert read_lock(LOCK, "3.10").keys() == {"tool-kit", "old", "other"}
+    assert read_lock("", "3.11") == read_lock("# nothing\n\n", "3.11") == {}
+    # the head tells what it takes
+    assert sizes(LOCK) == (1200, 5000)
+    assert sizes("tool==1.0\n") == sizes("") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +72,3 @@ def test_a_line_that_is_no_version_is_named(line: str) -> None:
 def test_a_marker_that_means_nothing_is_named(marker: str) -> None:
     with pytest.raises(LockError, match=r"^'other==1\.0 ; "):
         read_lock(f"other==1.0 ; {marker}\n", "3.11")
-
-
-def test_an_empty_lock_has_no_packages() -> None:
-    assert read_lock("", "3.11") == read_lock("# nothing\n\n", "3.11") == {}
-
-
-def test_the_head_tells_what_it_takes() -> None:
-    assert sizes(LOCK) == (1200, 5000)
-    assert sizes("tool==1.0\n") == sizes("") == (0, 0)

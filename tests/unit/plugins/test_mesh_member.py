@@ -15,19 +15,18 @@ LINE = f'restrict,from="10.0.0.11" {KEY} {MESH}'
 USERS = "# mine\nssh-ed25519 AAAAmine me@laptop\n"
 
 
-def test_the_head_may_come_from_its_address_only() -> None:
-    assert entry(KEY, "10.0.0.11", MESH) == LINE
-
-
 def test_all_other_lines_stay_as_they_are() -> None:
     assert with_line(USERS, LINE, MESH) == f"{USERS}{LINE}\n"
     assert with_line(with_line(USERS, LINE, MESH), LINE, MESH) == f"{USERS}{LINE}\n"
     assert with_line(f"{USERS}{LINE}\n", "", MESH) == USERS
-
-
-def test_a_new_head_takes_the_place_of_the_former() -> None:
+    assert entry(KEY, "10.0.0.11", MESH) == LINE
+    # a new head takes the place of the former
     previous = entry("ssh-ed25519 AAAAold ftcluster-mesh@old", "10.0.0.99", MESH)
     assert with_line(f"{previous}\n{USERS}", LINE, MESH) == f"{USERS}{LINE}\n"
+    # a last line without its end is not joined with ours
+    assert with_line(USERS.rstrip("\n"), LINE, MESH) == f"{USERS}{LINE}\n"
+    assert with_line("", "", MESH) == ""
+    assert with_line("", LINE, MESH) == f"{LINE}\n"
 
 
 def test_the_line_of_another_cluster_of_the_account_stays() -> None:
@@ -37,15 +36,6 @@ def test_the_line_of_another_cluster_of_the_account_stays() -> None:
     assert with_line(both, "", MESH) == f"{other}\n"
     previous = f'restrict,from="10.0.0.11" {KEY}\n'  # of a version that named no folder
     assert with_line(previous, LINE, MESH) == f"{LINE}\n"
-
-
-def test_a_last_line_without_its_end_is_not_joined_with_ours() -> None:
-    assert with_line(USERS.rstrip("\n"), LINE, MESH) == f"{USERS}{LINE}\n"
-
-
-def test_an_empty_file_stays_empty_without_a_line() -> None:
-    assert with_line("", "", MESH) == ""
-    assert with_line("", LINE, MESH) == f"{LINE}\n"
 
 
 @pytest.mark.parametrize("what", ["pipe", "folder", "large", "no text"])

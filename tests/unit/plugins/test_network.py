@@ -36,38 +36,32 @@ def choose(
     return chosen
 
 
-def test_what_was_set_is_taken_as_it_is() -> None:
+def test_what_was_set_the_inventorys_word_ssh_and_the_last_resorts() -> None:
     assert choose("10.0.0.13", SSH, address="192.168.7.3") == ("192.168.7.3", "eth1")
     assert choose(address="node3.lan") == ("node3.lan", "eth1")
     assert choose(address="172.16.0.1") == ("172.16.0.1", "")
     assert choose(address="127.0.0.1") == ("127.0.0.1", "lo")
     assert choose(address="localhost") == ("localhost", "lo")
     assert choose(address="fe80::1%eth1") == ("fe80::1%eth1", "eth1")
-
-
-def test_the_inventorys_word_if_the_host_has_it() -> None:
+    # the inventory's word if the host has it
     assert choose("192.168.7.3", SSH) == ("192.168.7.3", "eth1")
     assert choose("::ffff:192.168.7.3", SSH) == ("192.168.7.3", "eth1")
     assert choose("2001:0db8:5::0013", SSH) == ("2001:db8:5::13", "eth0")
     assert choose("node3.lan", SSH) == ("192.168.7.3", "eth1")
+    # ssh over IPv6, or with nothing usable
+    assert choose(ssh="::ffff:1.2.3.4 51000 ::ffff:10.0.0.13 22")[0] == "10.0.0.13"
+    assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22") == ("2001:db8:5::13", "eth0")
+    for ssh in ("fe80::2%eth0 51000 fe80::1%eth0 22", "127.0.0.1 5 127.0.0.1 22", "odd", ""):
+        assert choose(ssh=ssh, default="192.168.7.3") == ("192.168.7.3", "eth1")
+    # the last resorts
+    assert choose("node3", default="172.16.0.1") == ("172.16.0.1", "")
+    assert choose("203.0.113.7", default="127.0.0.1") == ("203.0.113.7", "")
+    assert choose() == ("", "")
 
 
 @pytest.mark.parametrize("word", ["203.0.113.7", "node3", "localhost", "an-alias-of-ssh-config"])
 def test_behind_nat_the_address_ssh_came_in_at(word: str) -> None:
     assert choose(word, SSH, default="192.168.7.3") == ("10.0.0.13", "eth0")
-
-
-def test_ssh_over_ipv6_or_with_nothing_usable() -> None:
-    assert choose(ssh="::ffff:1.2.3.4 51000 ::ffff:10.0.0.13 22")[0] == "10.0.0.13"
-    assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22") == ("2001:db8:5::13", "eth0")
-    for ssh in ("fe80::2%eth0 51000 fe80::1%eth0 22", "127.0.0.1 5 127.0.0.1 22", "odd", ""):
-        assert choose(ssh=ssh, default="192.168.7.3") == ("192.168.7.3", "eth1")
-
-
-def test_the_last_resorts() -> None:
-    assert choose("node3", default="172.16.0.1") == ("172.16.0.1", "")
-    assert choose("203.0.113.7", default="127.0.0.1") == ("203.0.113.7", "")
-    assert choose() == ("", "")
 
 
 def entry(address: str, scope: str = "global", **more: Any) -> dict[str, Any]:
@@ -94,11 +88,8 @@ def test_interfaces_as_ip_lists_them(tmp_path: Path) -> None:
          "mtu": 9000, "driver": "ice"},
         {"name": "veth0", "addresses": [], "speed_mbits": None, "mtu": 1500, "driver": ""},
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("text", ["", 'Option "-json" is unknown, try "ip -help".'])
-def test_no_interfaces_without_a_listing(text: str) -> None:
-    assert interfaces(text) == []
+    # none without a listing
+    assert interfaces("") == interfaces('Option "-json" is unknown, try "ip -help".') == []
 
 
 def test_spellings_of_addresses() -> None:
@@ -109,9 +100,7 @@ def test_spellings_of_addresses() -> None:
     assert is_loopback("::ffff:127.0.0.1")
     assert not is_loopback("10.0.0.1")
     assert not is_loopback("node3")
-
-
-def test_names_are_resolved_here() -> None:
+    # names are resolved here
     assert "127.0.0.1" in resolve("localhost")
     assert resolve("10.0.0.13") == ["10.0.0.13"]
     assert resolve("a" * 300) == []  # no name at all: socket raises UnicodeError

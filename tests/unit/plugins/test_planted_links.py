@@ -92,7 +92,7 @@ def test_a_link_instead_of_a_folder_is_refused_by_name(
     )
 
 
-def test_a_link_on_the_way_is_refused(home: Path, canary: Path) -> None:
+def test_a_link_on_the_way_is_refused(home: Path, canary: Path, tmp_path: Path) -> None:
     plant(home / "runs", canary)
     for entry in (
         {"state": "directory", **ACCOUNT},
@@ -102,9 +102,7 @@ def test_a_link_on_the_way_is_refused(home: Path, canary: Path) -> None:
         for name in ("new", "shadow"):
             with pytest.raises(RefusedPath, match="is a link to"):
                 settled(home / "runs" / name, **entry)
-
-
-def test_a_link_instead_of_a_file_is_neither_read_nor_written(home: Path, canary: Path) -> None:
+    # neither is one instead of a file read or written
     plant(home / "keys", canary / "shadow")
     with pytest.raises(RefusedPath):
         settled(home / "keys", content="mine", **ACCOUNT)
@@ -112,9 +110,6 @@ def test_a_link_instead_of_a_file_is_neither_read_nor_written(home: Path, canary
         settled(home / "keys", **ACCOUNT)
     with pytest.raises(RefusedPath):
         read_text(home / "keys")
-
-
-def test_a_link_to_a_link_of_his_is_refused(home: Path, canary: Path, tmp_path: Path) -> None:
     plant(home / "hop", canary)
     plant(tmp_path / "roots", home / "hop", 0)
     with pytest.raises(RefusedPath) as caught:
@@ -202,14 +197,12 @@ def test_nothing_waits_for_a_pipe(home: Path) -> None:
     for entry in ({"content": "x"}, {}):
         with pytest.raises(OSError, match=r"remove it|exchanged"):
             settled(home / "pipe", **entry, **ACCOUNT)
-
-
-def test_what_is_too_large_to_be_shown_is_removed_or_replaced(home: Path) -> None:
+    # what is too large to be shown is removed or replaced
     for name in ("mail", "job.json"):
         (home / name).touch()
         os.truncate(home / name, 10 << 30)
-    entry = {"path": str(home / "mail"), "state": "absent", "content": None}
-    assert files.settle(entry, False) == (True, "", "")
+    large = {"path": str(home / "mail"), "state": "absent", "content": None}
+    assert files.settle(large, False) == (True, "", "")
     assert settled(home / "job.json", content="{}", **ACCOUNT)
     assert (home / "job.json").read_text() == "{}"
 
@@ -301,6 +294,15 @@ def test_a_race_is_never_won(home: Path, canary: Path) -> None:
 
 
 def test_removal_takes_links_and_names_and_not_what_they_lead_to(home: Path, canary: Path) -> None:
+    here = os.open(home, os.O_RDONLY)
+    for _ in range(1100):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    assert settled(home / "d", state="absent")
+    assert list(home.iterdir()) == []
     tree = home / "runs"
     (tree / "a" / "b").mkdir(parents=True)
     plant(tree / "link", canary)
@@ -312,18 +314,6 @@ def test_removal_takes_links_and_names_and_not_what_they_lead_to(home: Path, can
     assert settled(home / "mesh", state="absent")
     assert not os.path.lexists(home / "mesh")
     assert settled(home, state="absent")
-
-
-def test_no_depth_is_too_deep_to_remove(home: Path) -> None:
-    here = os.open(home, os.O_RDONLY)
-    for _ in range(1100):
-        os.mkdir("d", dir_fd=here)
-        below = os.open("d", os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = below
-    os.close(here)
-    assert settled(home / "d", state="absent")
-    assert list(home.iterdir()) == []
 
 
 def test_what_cannot_be_removed_is_named() -> None:

@@ -1,10 +1,7 @@
 from collections.abc import Callable
 
 import yaml
-from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import (
-    listeners,
-    local_ports,
-)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
 
 from ftcluster_common.launch import CLUSTER_PORTS, MPI_PORTS, RENDEZVOUS_PORTS
 from tests.programs import ROOT

@@ -46,6 +46,9 @@ def test_small_files_go_together(source: Path, tmp_path: Path) -> None:
     push_files(action, pairs, str(tmp_path / "there"))
     assert same(pairs, tmp_path / "there")
     assert len(action.sent) == 1
+    # no files make an empty folder
+    push_files(Action(), [], str(tmp_path / "empty"))
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_the_folder_is_new_and_for_its_owner_only(source: Path, tmp_path: Path) -> None:
@@ -57,6 +60,13 @@ def test_the_folder_is_new_and_for_its_owner_only(source: Path, tmp_path: Path) 
         push_files(Action(), pairs, str(there))  # nobody else's is written into
     assert there.stat().st_mode & 0o777 == 0o700
     assert (there / "a").stat().st_mode & 0o777 == 0o644
+    # what the host says is told with the place
+    (tmp_path / "file").touch()
+    taken = str(tmp_path / "file" / "there")
+    with pytest.raises(AnsibleActionFail) as caught:
+        push_files(Action(), files(source, a=1), taken)
+    assert str(caught.value).startswith(f"{taken} cannot be written: ")
+    assert "File exists" in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [1000, 1001, 2500, 3000])
@@ -81,20 +91,13 @@ def test_many_small_files_go_in_several_tars(
     push_files(action, pairs, str(tmp_path / "there"))
     assert same(pairs, tmp_path / "there")
     assert len(action.sent) == 3
-
-
-def test_no_files_make_an_empty_folder(tmp_path: Path) -> None:
-    push_files(Action(), [], str(tmp_path / "there"))
-    assert list((tmp_path / "there").iterdir()) == []
-
-
-def test_what_the_host_says_is_told_with_the_place(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    there = str(tmp_path / "file" / "there")
-    with pytest.raises(AnsibleActionFail) as caught:
-        push_files(Action(), files(source, a=1), there)
-    assert str(caught.value).startswith(f"{there} cannot be written: ")
-    assert "File exists" in str(caught.value)
+    # what was sent is told by its hash
+    pairs = files(source, a=10, b=0, sub_large=2500)
+    sent = push_files(Action(), pairs, str(tmp_path / "again"))
+    assert sent == {
+        name.encode(): hashlib.sha256(path.read_bytes()).digest() for path, name in pairs
+    }
+    assert module.found_in(tmp_path / "again") == sent
 
 
 def test_a_large_file_that_cannot_be_written_is_named(
@@ -131,18 +134,6 @@ def test_a_tar_has_names_and_texts_and_nobodys_account(source: Path) -> None:
 
 
 # --- a folder gets its name when it is whole
-
-
-def test_what_was_sent_is_told_by_its_hash(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(push, "CHUNK_BYTES", 1000)
-    pairs = files(source, a=10, b=0, sub_large=2500)
-    sent = push_files(Action(), pairs, str(tmp_path / "there"))
-    assert sent == {
-        name.encode(): hashlib.sha256(path.read_bytes()).digest() for path, name in pairs
-    }
-    assert module.found_in(tmp_path / "there") == sent
 
 
 def test_the_hash_of_a_folder_changes_with_names_and_contents() -> None:

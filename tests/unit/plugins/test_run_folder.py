@@ -51,24 +51,16 @@ def launch(
 def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(
     prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert launch(prefix, monkeypatch, alone=True)["refused"] == "run other is using it"
+    assert not (prefix / "runs").exists()
+    none = launch(prefix, monkeypatch, link="missing")
+    assert none["msg"] == f"{prefix}/missing leads to no stack: run ftcluster setup"
     taken = launch(prefix, monkeypatch)
     assert taken == {"changed": True, "stack": f"{prefix}/stacks/native-1", "refused": ""}
     assert (prefix / "runs/a-1").stat().st_mode & 0o777 == 0o750
     again = launch(prefix, monkeypatch)
     assert again["failed"]
     assert "File exists" in again["msg"]
-
-
-def test_without_a_stack_the_remedy_is_named(prefix: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    none = launch(prefix, monkeypatch, link="missing")
-    assert none["msg"] == f"{prefix}/missing leads to no stack: run ftcluster setup"
-
-
-def test_a_run_that_is_refused_leaves_nothing(
-    prefix: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert launch(prefix, monkeypatch, alone=True)["refused"] == "run other is using it"
-    assert not (prefix / "runs").exists()
 
 
 @pytest.mark.parametrize(("version", "refused"), [("0.1.0", True), ("0.2.0", False)])

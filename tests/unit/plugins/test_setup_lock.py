@@ -56,17 +56,14 @@ def test_who_may_take_it(
     assert is_free({**LOCK, **changes}, owner, alive, LEASE, NOW, booted) == free
 
 
-def test_where_nobody_is_it_is_free() -> None:
-    assert is_free({}, "here 100 5", [], LEASE, NOW, "b1")
-    assert is_free({"owner": "of an older version"}, "here 100 5", [], LEASE, NOW, "b1")
-
-
 def test_the_refusal_names_the_first_and_what_to_do() -> None:
     found = refusal(LOCK, NOW)
     assert "another setup is running here: ops on bastion (process 100), for 2 min; wait" in found
     assert found.endswith("-e ftcluster_take_over=true")
     assert "for 0 min" in refusal({**LOCK, "since": NOW + 999}, NOW)
     assert "unknown, for 0 min" in refusal({"owner": "x"}, NOW)
+    assert is_free({}, "here 100 5", [], LEASE, NOW, "b1")
+    assert is_free({"owner": "of an older version"}, "here 100 5", [], LEASE, NOW, "b1")
 
 
 # --- the file
@@ -184,9 +181,12 @@ def test_check_mode_asks_and_takes_nothing(tmp_path: Path, run: Any) -> None:
     assert read_lock(tmp_path / "prefix" / ".setup")["owner"] == "here 1 1"
 
 
-def test_nothing_of_it_counts_as_a_change(run: Any) -> None:
+def test_nothing_of_it_counts_as_a_change(run: Any, tmp_path: Path) -> None:
     assert not run("here 1 1")["changed"]
     assert not run("here 1 1", state="released")["changed"]
+    # a prefix that cannot be made is named
+    (tmp_path / "taken").write_text("a file")
+    assert run("here 1 1", prefix=str(tmp_path / "taken"))["msg"].startswith(f"{tmp_path}/taken: ")
 
 
 def test_where_there_is_no_folder_none_is_made_for_what_only_removes(
@@ -197,11 +197,6 @@ def test_where_there_is_no_folder_none_is_made_for_what_only_removes(
     (tmp_path / "prefix").mkdir()
     assert not run("here 1 1", create=False).get("failed")
     assert "who here 1 1" in run("there 2 2")["msg"]
-
-
-def test_a_prefix_that_cannot_be_made_is_named(tmp_path: Path, run: Any) -> None:
-    (tmp_path / "taken").write_text("a file")
-    assert run("here 1 1", prefix=str(tmp_path / "taken"))["msg"].startswith(f"{tmp_path}/taken: ")
 
 
 # --- who asks

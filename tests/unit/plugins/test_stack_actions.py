@@ -89,9 +89,7 @@ def test_the_lists_of_a_stack_with_a_lock(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
     (folder / "native-cuda.txt").unlink()
     assert lists_of(folder, read_stacks(folder), "native", tmp_path / "cache").more is None
-
-
-def test_the_list_of_a_stack_without_a_lock_is_written(folder: Path, tmp_path: Path) -> None:
+    # without a lock it is written
     lists = lists_of(folder, read_stacks(folder), "old", tmp_path / "cache")
     assert lists.resolve
     pins = read_lock(lists.wanted.lock, "3.11")
@@ -139,7 +137,7 @@ def test_a_choice_tells_of_known_vulnerabilities(choose: Act, folder: Path) -> N
         choose(hosts={"a": HOST})
 
 
-def test_all_that_the_role_needs_of_a_choice(choose: Act, folder: Path) -> None:
+def test_all_that_the_role_needs_of_a_choice(choose: Act, folder: Path, tmp_path: Path) -> None:
     digest = hashlib.sha256((LOCK + "nvidia-x==1.0\n").encode()).hexdigest()[:12]
     assert choose(hosts={"a": HOST}) == {
         "stack": "native", "why": "it is the default", "pythons": {"a": "/usr/bin/python3.11"},
@@ -148,9 +146,6 @@ def test_all_that_the_role_needs_of_a_choice(choose: Act, folder: Path) -> None:
         "more_requirements": str(folder / "native-cuda.txt"), "resolve": False,
         "packages": {"torch": "1.0"}, "indexes": {"Torch": "https://cpu"}, "wheelhouse": "",
     }  # fmt: skip
-
-
-def test_a_stack_without_a_lock(choose: Act, tmp_path: Path) -> None:
     found = choose(name="old")
     assert found["requirements"] == str(tmp_path / "cache" / "old.txt")
     assert (found["more_requirements"], found["resolve"]) == ("", True)
@@ -164,9 +159,7 @@ def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act)
     assert (
         "4.1 GB free at /opt/ftcluster, 4.1 GB are needed for" in found["problems"]["b"][0]["what"]
     )
-
-
-def test_a_stack_that_is_there_needs_no_space(choose: Act) -> None:
+    # a stack that is there needs none
     there = {"stacks": [choose()["folder"]], "free_bytes": 0}
     assert choose(hosts={"a": {**HOST, **there}, "b": {}})["problems"] == {"a": [], "b": []}
 
@@ -188,19 +181,14 @@ def test_a_bundle_is_unpacked_and_needs_its_own_space(
     assert (Path(found["wheelhouse"]) / WHEEL).is_file()
 
 
-def test_a_bundle_of_another_version_of_ftcluster_is_refused(
-    choose: Act, bundle: Path, folder: Path
-) -> None:
-    (folder / "native.txt").write_text(LOCK.replace("torch==1.0", "torch==1.1"))
-    with pytest.raises(AnsibleActionFail, match="was made for another version of ftcluster: its"):
-        choose(bundle=str(bundle))
-
-
 def test_a_bundle_is_held_against_the_lock_before_anything_is_changed(
-    choose: Act, bundle: Path
+    choose: Act, bundle: Path, folder: Path
 ) -> None:
     with pytest.raises(AnsibleActionFail, match=f"does not match the lock:\n{WHEEL} has no hash"):
         choose(bundle=str(bundle), allow_unverified=False)
+    (folder / "native.txt").write_text(LOCK.replace("torch==1.0", "torch==1.1"))
+    with pytest.raises(AnsibleActionFail, match="was made for another version of ftcluster: its"):
+        choose(bundle=str(bundle))
 
 
 @pytest.mark.parametrize(
@@ -316,17 +304,16 @@ def test_sources_and_target_are_those_that_were_given(
     assert done["notices"] == ["it is large"]
 
 
-def test_a_host_without_space_gets_nothing(install: Act, there: Host, house: Wheelhouse) -> None:
+def test_a_host_without_glibc_gets_nothing(install: Act, there: Host, house: Wheelhouse) -> None:
+    there.state["glibc"] = ""
+    with pytest.raises(AnsibleActionFail, match="C library is not glibc"):
+        install()
+    # nor one without space
+    there.state.update(glibc="2.36")
     there.state["free_bytes"] = house.host_bytes - 1
     with pytest.raises(AnsibleActionFail, match=r"0\.1 GB free at /opt/x, 0\.1 GB are needed; fr"):
         install()
     assert there.sent == []
-
-
-def test_a_host_without_glibc_gets_nothing(install: Act, there: Host) -> None:
-    there.state["glibc"] = ""
-    with pytest.raises(AnsibleActionFail, match="C library is not glibc"):
-        install()
 
 
 def test_wheels_that_cannot_be_had_are_told(

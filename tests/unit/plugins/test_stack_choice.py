@@ -119,6 +119,16 @@ def test_an_unknown_stack_names_those_that_are_there() -> None:
     assert refused(StackRequest("nativ"), a=NEW) == (
         "there is no stack nativ; there are auto, native, intel, listed, yanked, ancient, bare"
     )
+    # nor is one taken that is older than what trains
+    message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
+    assert message.startswith("stack ancient ends with Python 3.9, and the package that trai")
+    assert "needs 3.10" in message
+    assert "ftcluster stacks" in message
+    # nor one of a newer version replaced silently
+    said = refused(StackRequest(present="native-2"), host0=host("3.11.2"))
+    assert "native-2" in said
+    assert "--stack NAME" in said
+    assert chosen(StackRequest("native", present="native-2"), host0=host("3.11.2")).notices
 
 
 @pytest.mark.parametrize("wanted", [StackRequest("yanked"), StackRequest("", bundle("yanked"))])
@@ -156,13 +166,6 @@ def test_the_word_allows_and_does_not_choose() -> None:
     assert chosen(StackRequest("auto", allow_yanked=True), a=NEW).stack == "native"
 
 
-def test_a_stack_older_than_what_trains_is_refused() -> None:
-    message = refused(StackRequest("ancient", allow_yanked=True), a=host("3.9.2"))
-    assert message.startswith("stack ancient ends with Python 3.9, and the package that trai")
-    assert "needs 3.10" in message
-    assert "ftcluster stacks" in message
-
-
 def test_what_is_worth_knowing_of_a_stack() -> None:
     assert chosen(StackRequest("native")).notices == []
     assert chosen(StackRequest("intel")).notices == ["stack intel: it is old (its page)"]
@@ -173,12 +176,6 @@ def test_what_is_worth_knowing_of_a_stack() -> None:
 
 
 # --- what keeps a host from it
-
-
-def test_hosts_of_which_nothing_is_known_have_no_problems() -> None:
-    choice = chosen(StackRequest("intel"), a={}, b=NEW)
-    assert choice.problems == {"a": [], "b": []}
-    assert choice.pythons == {"a": "", "b": "/usr/bin/python3.11.2"}
 
 
 @pytest.mark.parametrize(
@@ -226,19 +223,18 @@ def test_what_to_do_where_the_pythons_are_too_old_or_too_new() -> None:
     assert named in bundled["hint"]
 
 
-def test_a_given_python_that_was_refused_is_the_hosts_problem() -> None:
-    refusal = {"what": "ftcluster_python=/x: is no program", "hint": "another"}
-    facts = host("3.11.2", python_refused=refusal)
-    assert python_for(STACKS["native"], facts, "native") == ("", [refusal])
-
-
 def test_a_cpu_without_what_a_stack_needs() -> None:
     [problem] = chosen(StackRequest("intel"), a=WITHOUT_512).problems["a"]
     assert problem["what"] == "stack intel needs a CPU with AVX512, the host has My Xeon"
     assert chosen(StackRequest("native"), a=WITHOUT_512).problems["a"] == []
-
-
-def test_all_problems_of_a_host_are_reported() -> None:
+    # of which nothing is known has none
+    choice = chosen(StackRequest("intel"), a={}, b=NEW)
+    assert choice.problems == {"a": [], "b": []}
+    assert choice.pythons == {"a": "", "b": "/usr/bin/python3.11.2"}
+    refusal = {"what": "ftcluster_python=/x: is no program", "hint": "another"}
+    given = host("3.11.2", python_refused=refusal)
+    assert python_for(STACKS["native"], given, "native") == ("", [refusal])
+    # all problems of a host are reported
     facts = host("3.9.2", flags=[], machine="aarch64", libc="glibc 2.17")
     problems = chosen(StackRequest("", bundle()), a=facts).problems["a"]
     assert len(problems) == 4
@@ -252,18 +248,16 @@ def test_a_bundle_says_which_stack() -> None:
     for name in ("", "auto", "intel"):
         choice = chosen(StackRequest(name, bundle("intel")), a=NEW)
         assert (choice.stack, choice.why) == ("intel", "it is the bundle's")
-
-
-def test_a_bundle_of_another_stack_than_the_one_asked_for() -> None:
+    other = chosen(StackRequest(bundle=bundle("native"), present="intel"), host0=host("3.11.2"))
+    assert other.notices[0] == "stack native replaces intel, because it is the bundle's"
     message = refused(StackRequest("native", bundle("intel")), a=NEW)
     assert message.startswith("the bundle has stack intel, not native; ")
     assert "ftcluster bundle --stack native" in message
-
-
-def test_a_bundle_of_a_stack_that_is_not_known() -> None:
     assert "stack intel-9, which this version of ftcluster does" in refused(
         StackRequest("", bundle("intel-9")), a=NEW
     )
+    choice = chosen(StackRequest("", bundle(python="3.11")), a=host("3.12.1", "3.11.2"))
+    assert choice.pythons == {"a": "/usr/bin/python3.11.2"}
 
 
 @pytest.mark.parametrize(
@@ -285,11 +279,6 @@ def test_what_hosts_a_bundle_fits(facts: dict[str, Any], words: str) -> None:
     choice = chosen(StackRequest("", bundle()), a=NEW, b=facts)
     assert choice.problems["a"] == []
     assert [problem["what"] for problem in choice.problems["b"]] == ([words] if words else [])
-
-
-def test_a_bundle_is_installed_with_the_python_that_it_is_for() -> None:
-    choice = chosen(StackRequest("", bundle(python="3.11")), a=host("3.12.1", "3.11.2"))
-    assert choice.pythons == {"a": "/usr/bin/python3.11.2"}
 
 
 # --- the stacks that there are
@@ -346,15 +335,3 @@ def test_a_cluster_keeps_its_stack_until_another_one_is_named(
     assert [one.startswith(f"stack {two}") for one, two in zip(ours, said, strict=True)] == [
         True for _ in said
     ]
-
-
-def test_a_bundle_names_its_stack() -> None:
-    choice = chosen(StackRequest(bundle=bundle("native"), present="intel"), host0=host("3.11.2"))
-    assert choice.notices[0] == "stack native replaces intel, because it is the bundle's"
-
-
-def test_a_stack_of_a_newer_version_is_not_replaced_silently() -> None:
-    said = refused(StackRequest(present="native-2"), host0=host("3.11.2"))
-    assert "native-2" in said
-    assert "--stack NAME" in said
-    assert chosen(StackRequest("native", present="native-2"), host0=host("3.11.2")).notices

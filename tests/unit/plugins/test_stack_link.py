@@ -37,16 +37,14 @@ def test_a_link_is_moved_and_nothing_is_left(tmp_path: Path) -> None:
     point(link, tmp_path / "two")
     assert target(link) == str(tmp_path / "two")
     assert [found.name for found in tmp_path.iterdir()] == ["current"]
-
-
-def test_a_folder_in_the_links_place_is_none(tmp_path: Path) -> None:
-    (tmp_path / "current").mkdir()
-    assert target(tmp_path / "current") == ""
+    # a folder in its place is none
+    (tmp_path / "folder").mkdir()
+    assert target(tmp_path / "folder") == ""
     assert not is_finished("")
-    assert not is_finished(str(tmp_path / "current"))
+    assert not is_finished(str(tmp_path / "folder"))
 
 
-def test_the_first_stack_has_no_former(tmp_path: Path, run: Any) -> None:
+def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
     one = stack(tmp_path, "one")
     assert run(path=one)["changed"]
     assert links(tmp_path) == (one, "")
@@ -54,17 +52,18 @@ def test_the_first_stack_has_no_former(tmp_path: Path, run: Any) -> None:
     failed = run(state="previous")
     assert failed["failed"]
     assert "only one has ever been set up" in failed["msg"]
-
-
-def test_the_former_stack_and_back_again(tmp_path: Path, run: Any) -> None:
-    one, two = stack(tmp_path, "one"), stack(tmp_path, "two")
-    run(path=one)
+    # and back again
+    two = stack(tmp_path, "two")
     run(path=two)
     assert links(tmp_path) == (two, one)
     found = run(state="previous")
     assert (found["changed"], found["current"]) == (True, one)
     assert links(tmp_path) == (one, two)
     run(state="previous")
+    assert links(tmp_path) == (two, one)
+    # one that is gone is told
+    (Path(one) / ".complete").unlink()
+    assert f"{one} is not whole" in run(state="previous")["msg"]
     assert links(tmp_path) == (two, one)
 
 
@@ -73,23 +72,11 @@ def test_check_mode_moves_no_link(tmp_path: Path, run: Any) -> None:
     assert run(check=True, path=one)["changed"]
     assert run(check=True, path=str(tmp_path / "not made yet"))["changed"]
     assert links(tmp_path) == ("", "")
-
-
-def test_a_stack_that_is_not_finished_is_not_used(tmp_path: Path, run: Any) -> None:
-    one = stack(tmp_path, "one")
+    # a stack that is not finished is not used
     run(path=one)
     failed = run(path=str(tmp_path / "two"))
     assert "is not a finished stack; run the stage stack again" in failed["msg"]
     assert links(tmp_path) == (one, "")
-
-
-def test_a_former_stack_that_is_gone_is_told(tmp_path: Path, run: Any) -> None:
-    one, two = stack(tmp_path, "one"), stack(tmp_path, "two")
-    run(path=one)
-    run(path=two)
-    (Path(one) / ".complete").unlink()
-    assert f"{one} is not whole" in run(state="previous")["msg"]
-    assert links(tmp_path) == (two, one)
 
 
 def test_a_broken_current_stack_does_not_become_the_former(tmp_path: Path, run: Any) -> None:
@@ -130,6 +117,9 @@ def there(prefix: Path) -> list[str]:
 
 
 def test_what_no_link_points_to_is_removed(four: Path, run: Any) -> None:
+    found = run(check=True, state="pruned")
+    assert (found["changed"], found["removed"]) == (True, ["four", "three"])
+    assert there(four) == ["four", "one", "three", "two"]
     found = run(state="pruned")
     assert found["changed"]
     assert found["removed"] == ["four", "three"]
@@ -138,12 +128,6 @@ def test_what_no_link_points_to_is_removed(four: Path, run: Any) -> None:
     again = run(state="pruned")
     assert (again["changed"], again["removed"]) == (False, [])
     assert run(state="previous")["current"] == str(four / "stacks/one")
-
-
-def test_check_mode_removes_nothing(four: Path, run: Any) -> None:
-    found = run(check=True, state="pruned")
-    assert (found["changed"], found["removed"]) == (True, ["four", "three"])
-    assert there(four) == ["four", "one", "three", "two"]
 
 
 def test_without_a_former_one_only_the_current_stays(four: Path, run: Any) -> None:

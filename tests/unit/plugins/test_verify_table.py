@@ -45,12 +45,12 @@ def test_columns_stand_below_one_another() -> None:
 def test_one_host_has_nobody_to_compare_with() -> None:
     *_, last = verify_table(report(row("localhost")), {"localhost": FACTS})
     assert last == "mpirun reached 1 host, the packages fit together"
-
-
-def test_facts_that_are_not_there_leave_cells_empty() -> None:
+    # facts that are not there leave cells empty
     lines = verify_table(report(row("node1", kernel="")), {})
     assert "node1" in lines[1]
     assert lines[1].endswith("2.8.0+cpu")
+    (head, *_) = verify_table({**report(row("node1", speed=None)), "links": []}, {})
+    assert head.endswith("computes with")
 
 
 def test_the_speed_of_the_interface_where_it_is_known() -> None:
@@ -59,9 +59,7 @@ def test_the_speed_of_the_interface_where_it_is_known() -> None:
     assert speed({**FACTS, "nics": [{"name": "eth0", "speed_mbits": None}]}) == "eth0"
     assert speed({**FACTS, "network_interface": "eth7"}) == "eth7"
     assert speed({}) == ""
-
-
-def test_a_cpu_that_the_table_does_not_know_is_called_by_its_own_name() -> None:
+    # a CPU that the table does not know is called by its own name
     assert cpu(FACTS) == "Sapphire Rapids"
     assert cpu({**FACTS, "cpu_generation": "other"}) == "Intel(R) Xeon(R) Platinum 8488C"
     assert cpu({}) == ""
@@ -76,8 +74,3 @@ def test_what_was_measured_is_beside_it() -> None:
     assert first[head.index("fp32") :].split() == ["1600", "0.51"]
     assert second.endswith("brg_matmul:avx512_core_amx")
     assert last == "1 pair of hosts measured: 42 to 42 us, 1012 to 1012 MB/s"
-
-
-def test_what_was_not_measured_has_no_columns() -> None:
-    (head, *_) = verify_table({**report(row("node1", speed=None)), "links": []}, {})
-    assert head.endswith("computes with")

@@ -112,17 +112,17 @@ def test_sizes_and_hash_of_every_wheel(tmp_path: Path) -> None:
     assert found[TOOL].size == len(content)
     assert found[TOOL].sha256 == hashlib.sha256(content).hexdigest()
     assert found[TOOL].unpacked > found[TOOL].size  # it is compressed
-
-
-def test_one_of_several_hashes_is_enough(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "a", TOOL)
+    # one of several hashes is enough
+    folder = folder_with(tmp_path / "b", TOOL)
     digest = hashlib.sha256((folder / TOOL).read_bytes()).hexdigest()
     hashes = f"--hash=sha256:{'0' * 64} --hash=sha256:{digest}"
     assert list(checked(folder, f"tool-kit==1.0 {hashes}")) == [TOOL]
-
-
-def test_a_local_version_is_a_build_of_the_same_version(tmp_path: Path) -> None:
-    assert list(checked(folder_with(tmp_path / "a", OTHER), "other==2.0\n")) == [OTHER]
+    # a local version is a build of the same version
+    assert list(checked(folder_with(tmp_path / "c", OTHER), "other==2.0\n")) == [OTHER]
+    # what pip added is taken where the lock is not complete
+    folder = folder_with(tmp_path / "d", TOOL, "extra-1.0-py3-none-any.whl")
+    found = checked(folder, "tool-kit==1.0", resolve=True)
+    assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,6 @@ def test_what_is_not_as_the_lock_says_is_named(
     assert "pip config list" in advice
 
 
-def test_what_pip_added_is_taken_where_the_lock_is_not_complete(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path / "a", TOOL, "extra-1.0-py3-none-any.whl")
-    found = checked(folder, "tool-kit==1.0", resolve=True)
-    assert list(found) == ["extra-1.0-py3-none-any.whl", TOOL]
-
-
 # --- wheelhouses
 
 
@@ -164,6 +158,14 @@ def test_wheels_are_downloaded_once(source: Source, cache: Path) -> None:
     assert get_wheels(WANTED, TARGET, Sources(), cache) == house
     assert source.calls == [(["tool-kit==1.0", "other==2.0+cpu"], False)]
     assert left(cache) == [house.folder.name]
+    # again where a file is cut or missing
+    content = house.files[0].read_bytes()
+    house.files[0].write_bytes(content[:-1])
+    assert read_wheelhouse(house.folder) is None
+    assert get_wheels(WANTED, TARGET, Sources(), cache).files[0].read_bytes() == content
+    house.files[1].unlink()
+    assert get_wheels(WANTED, TARGET, Sources(), cache).files[1].is_file()
+    assert len(source.calls) == 3
 
 
 def test_another_list_or_another_host_has_wheels_of_its_own(source: Source, cache: Path) -> None:
@@ -342,19 +344,6 @@ def test_a_cache_that_cannot_be_written_names_the_option_that_helps(
     assert source.calls == []
 
 
-def test_a_wheelhouse_with_a_cut_or_missing_file_is_downloaded_again(
-    source: Source, cache: Path
-) -> None:
-    house = get_wheels(WANTED, TARGET, Sources(), cache)
-    content = house.files[0].read_bytes()
-    house.files[0].write_bytes(content[:-1])
-    assert read_wheelhouse(house.folder) is None
-    assert get_wheels(WANTED, TARGET, Sources(), cache).files[0].read_bytes() == content
-    house.files[1].unlink()
-    assert get_wheels(WANTED, TARGET, Sources(), cache).files[1].is_file()
-    assert len(source.calls) == 3
-
-
 def test_a_wheelhouse_is_verified_before_it_is_sent_and_dropped_if_it_is_damaged(
     cache: Path,
 ) -> None:
@@ -404,9 +393,7 @@ def test_a_file_without_a_hash_in_the_list_needs_a_word(source: Source, cache: P
     house = get_wheels(replace(strict, allow_unverified=True), TARGET, Sources(), cache)
     with pytest.raises(WheelhouseError, match="has no hash"):
         verify(house, strict, "3.11", True)  # the word was for another time
-
-
-def test_the_word_is_for_files_without_a_hash_only(cache: Path) -> None:
+    # the word is for these files only
     lock = f"tool_kit==1.0 --hash=sha256:{'0' * 64}\nother==2.0\n"
     with pytest.raises(WheelhouseError, match="which the list of versions does not allow"):
         get_wheels(Wanted("stack", lock, allow_unverified=True), TARGET, Sources(), cache)

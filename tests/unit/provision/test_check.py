@@ -78,9 +78,7 @@ def test_everything_that_hosts_say_is_kept(playbook: Callable[..., dict[str, Any
     assert not ran["folder"].exists()
 
 
-def test_hosts_that_are_lost_do_not_fail_the_check(
-    playbook: Callable[..., dict[str, Any]],
-) -> None:
+def test_hosts_that_are_lost_do_not_fail_the_check(playbook: Callable[..., dict[str, Any]]) -> None:
     off = TaskEvent("unreachable", "preflight", "Look", "b", "No route to host")
     broken = TaskEvent("failed", "preflight", "Read", "a", "no python")
     playbook(off, broken, state="failed")
@@ -122,9 +120,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
     return calls
 
 
-def test_without_an_inventory_the_last_cluster_is_checked_as_it_was_set_up(
-    asked: Asked,
-) -> None:
+def test_without_an_inventory_the_last_cluster_is_checked_as_it_was_set_up(asked: Asked) -> None:
     remember(Cluster((Path("/inventory.ini"),), cluster(VM), ("--user", "ops")))
     assert main(["check", "--limit", "node1"]) == 0
     assert main(["check", "/inventory.ini", "--user", "me"]) == 0

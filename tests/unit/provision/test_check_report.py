@@ -57,6 +57,14 @@ def test_a_task_that_failed_is_a_problem() -> None:
     broken = TaskEvent("failed", "preflight", "Gather facts", "node1", "no python")
     (problem,) = document(found(2, failures={"node1": broken}))["problems"]
     assert (problem["what"], problem["kind"]) == ("Gather facts: no python", "ansible")
+    # what verify found is taken over
+    slow = {"host": "node1", "what": "it is slow", "hint": "look", "kind": "straggler"}
+    wrong = {"host": "node0", "what": "wrong sum", "hint": "", "kind": "result"}
+    result = document(found(2, report=report(2, warnings=[slow], problems=[wrong])))
+    assert (result["warnings"], result["problems"]) == ([slow], [wrong])
+    # warnings alone leave it fit
+    alone = document(found(1, facts={"node0": facts(0, tcmalloc="")}))
+    assert (alone["state"], findings(alone, "warnings")) == ("fit", [("node0", "allocator")])
 
 
 def test_without_the_head_nothing_is_measured_and_that_is_said() -> None:
@@ -92,18 +100,6 @@ def test_findings_of_preflight() -> None:
         }
     ]  # fmt: skip
     assert result["warnings"][0]["hint"] == "boot another"
-
-
-def test_what_verify_found_is_taken_over() -> None:
-    slow = {"host": "node1", "what": "it is slow", "hint": "look", "kind": "straggler"}
-    wrong = {"host": "node0", "what": "wrong sum", "hint": "", "kind": "result"}
-    result = document(found(2, report=report(2, warnings=[slow], problems=[wrong])))
-    assert (result["warnings"], result["problems"]) == ([slow], [wrong])
-
-
-def test_warnings_alone_leave_it_fit() -> None:
-    result = document(found(1, facts={"node0": facts(0, tcmalloc="")}))
-    assert (result["state"], findings(result, "warnings")) == ("fit", [("node0", "allocator")])
 
 
 def test_a_head_that_was_left_out_is_there_all_the_same() -> None:

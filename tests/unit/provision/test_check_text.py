@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -7,6 +6,7 @@ import pytest
 from ftcluster.provision.check_report import document
 from ftcluster.provision.check_text import lines, matrix, table
 from tests.unit.check_documents import facts, found, name, pair, report
+from tests.unit.shell import Said
 
 LINKS = [pair(*ends) for ends in combinations(range(4), 2)]
 SLOW = pair(1, 2, latency_us=5040.0, mb_per_second=3.54)
@@ -29,9 +29,7 @@ ENDED = {"host": "", "what": "mpirun ended:\nline", "hint": "", "kind": "launch"
     ],
     ids=["one", "two", "off", "slow link", "findings", "no matrix"],
 )
-def test_the_whole_text(
-    count: int, changes: dict[str, Any], said: Callable[[object], None]
-) -> None:
+def test_the_whole_text(count: int, changes: dict[str, Any], said: Said) -> None:
     said("\n".join(lines(document(found(count, **changes)))))
 
 

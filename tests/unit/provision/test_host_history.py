@@ -1,6 +1,5 @@
 """A host that is slower than it was, by what earlier checks have measured."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from ftcluster.provision.check_report import document
 from ftcluster.provision.host_history import KEPT, compared, keep, read_history
 from tests.unit.check_documents import SPEED, facts, found, name, pair, report, row
+from tests.unit.shell import Said
 
 
 def checked(**changes: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def after(count: int, now: dict[str, Any]) -> dict[str, Any]:
     return compared(now, read_history(now["inventory"]))
 
 
-def test_a_host_that_is_slower_than_it_was_is_named(said: Callable[[object], None]) -> None:
+def test_a_host_that_is_slower_than_it_was_is_named(said: Said) -> None:
     result = after(3, checked(bf16_gflops=3000.0, mhz=1900))
     [(host, what)] = warned(result)
     assert host == "node1"
@@ -43,7 +43,7 @@ def test_small_differences_and_a_low_clock_alone_are_none(changes: dict[str, Any
     assert warned(after(3, checked(**changes))) == []
 
 
-def test_memory_and_disk(said: Callable[[object], None]) -> None:
+def test_memory_and_disk(said: Said) -> None:
     [(_, memory)] = warned(after(3, checked(memory_gb_per_second=300.0)))
     said(memory.split(" since ")[0])
     keep(checked(disk_mb_per_second=500))  # a disk is compared with its worst day

@@ -64,12 +64,12 @@ def test_the_stack_in_use_and_why_it_was_chosen(playbooks: Playbooks) -> None:
     )
     result = run()
     assert (result.stack, result.stack_why) == ("intel-2.8", "it is the default")
-
-
-def test_the_playbook_says_who_is_the_head(playbooks: Playbooks) -> None:
+    # and who is the head
     playbooks(answer_event(HOSTS, ["c", "b", "a"]))
     inventory = run().inventory
     assert (inventory.head, inventory.hosts) == ("c", ("b", "a"))
+    assert stack_name("/opt/ftcluster/stacks/intel-1.13.1-1b2c3d4e5f60") == "intel-1.13.1"
+    assert stack_name("") == ""
 
 
 @pytest.mark.parametrize(
@@ -110,11 +110,6 @@ def test_what_was_found_of_hosts_that_are_left_out_still_holds(playbooks: Playbo
     run("--limit", "a,b")
     known = {"cluster_known_addresses": {"c": "10.0.0.3"}}
     assert ran == [("setup", ["--limit", "a,b"], known)]
-
-
-def test_the_stack_of_a_folder() -> None:
-    assert stack_name("/opt/ftcluster/stacks/intel-1.13.1-1b2c3d4e5f60") == "intel-1.13.1"
-    assert stack_name("") == ""
 
 
 @pytest.mark.parametrize(

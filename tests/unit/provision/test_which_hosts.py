@@ -1,6 +1,5 @@
 """Asking which hosts of an inventory are the cluster."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from ftcluster.errors import UsageError
 from ftcluster.progress.view import View
 from ftcluster.provision import questions, stages
 from tests.unit.clusters import VM, cluster
+from tests.unit.shell import Said
 
 GROUPS = {"databases": ("db1",), "xeons": ("x1", "x2")}
 COMPANY = Inventory((Path("/company.ini"),), ("db1", "x1", "x2"), ("db1", "x1", "x2"), "", GROUPS)
@@ -21,7 +21,7 @@ def test_what_is_clear_is_not_asked() -> None:
     assert questions.which_hosts(replace(COMPANY, groups={}), View().ask) == ""
 
 
-def test_the_question_names_the_groups(said: Callable[[object], None]) -> None:
+def test_the_question_names_the_groups(said: Said) -> None:
     asked: list[str] = []
 
     def answer(question: str) -> str:

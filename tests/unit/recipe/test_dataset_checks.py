@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from ftcluster.recipe.dataset_checks import MAX_PROBLEMS, check_data
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.data_files import Table, files_of
 from ftcluster_common.recipe import Recipe, TextClassification
+from tests.unit.shell import Said
 
 MRPC = load_recipe("mrpc")
 STSB = load_recipe("glue", ["glue_task=stsb"])
@@ -141,9 +141,7 @@ def test_good_folders(tmp_path: Path, recipe: Recipe, rows: list[Any]) -> None:
          "no conversations", "preferences", "preferred conversations", "no preferences",
          "preferences as texts"],
 )  # fmt: skip
-def test_rows(
-    tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Callable[[object], None]
-) -> None:
+def test_rows(tmp_path: Path, recipe: Recipe, good: Any, changes: list[Any], said: Said) -> None:
     rows = [good, *({**good, **change} for change in changes)]
     said(problems_of(write(tmp_path, train=rows, validation=[good]), recipe))
 
@@ -152,9 +150,7 @@ def test_rows(
     ("labels", "refused"),
     [("4 3.8 2", True), ("4 3 2", False), ("4.0+ 3.8 good", False), ("-1 0 1", False)],
 )
-def test_scores_are_no_classes(
-    tmp_path: Path, labels: str, refused: bool, said: Callable[[object], None]
-) -> None:
+def test_scores_are_no_classes(tmp_path: Path, labels: str, refused: bool, said: Said) -> None:
     rows = "".join(f"a,{label}\n" for label in labels.split())
     (tmp_path / "reviews.csv").write_text(f"text,stars\n{rows}")
     recipe = load_recipe("classify")
@@ -164,7 +160,7 @@ def test_scores_are_no_classes(
     check_data(tmp_path, recipe)
 
 
-def test_files(tmp_path: Path, said: Callable[[object], None]) -> None:
+def test_files(tmp_path: Path, said: Said) -> None:
     said(problems_of(tmp_path / "none"))
     write(tmp_path, train=[])
     said(problems_of(tmp_path))
@@ -179,7 +175,7 @@ def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
     assert found.count("train.jsonl:") == MAX_PROBLEMS + 1
 
 
-def test_texts(tmp_path: Path, said: Callable[[object], None]) -> None:
+def test_texts(tmp_path: Path, said: Said) -> None:
     (tmp_path / "validation.txt").write_text("held back")
     said(problems_of(tmp_path, CLM))
     (tmp_path / "a.txt").write_text("to be")
@@ -222,7 +218,7 @@ def test_formats_with_columns_found_by_name(tmp_path: Path, name: str, text: str
     ],
 )
 def test_files_that_are_not_as_their_names_say(
-    tmp_path: Path, name: str, text: str, said: Callable[[object], None]
+    tmp_path: Path, name: str, text: str, said: Said
 ) -> None:
     (tmp_path / name).write_text(text)
     said(problems_of(tmp_path / name, FOUND))

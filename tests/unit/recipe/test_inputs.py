@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,12 @@ from ftcluster.operations.recipe_words import on_the_hosts
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
+from tests.unit.shell import Said
 
 MRPC = load_recipe("mrpc")
 
 
-def test_a_model_folder_has_configuration_weights_and_tokenizer(
-    tmp_path: Path, said: Callable[[object], None]
-) -> None:
+def test_a_model_folder_has_configuration_weights_and_tokenizer(tmp_path: Path, said: Said) -> None:
     def problems(recipe: str = "mrpc", *overrides: str) -> str:
         with pytest.raises(InputError) as caught:
             check_model_folder(tmp_path, load_recipe(recipe, overrides))
@@ -44,9 +42,7 @@ def test_a_model_folder_has_configuration_weights_and_tokenizer(
     assert "are quantized already (fp8)" in problems()
 
 
-def test_instruction_tuning_needs_a_chat_template(
-    tmp_path: Path, said: Callable[[object], None]
-) -> None:
+def test_instruction_tuning_needs_a_chat_template(tmp_path: Path, said: Said) -> None:
     def problem(*overrides: str) -> str:
         with pytest.raises(InputError) as caught:
             check_inputs(load_recipe("sft", [f"model={tmp_path}", *overrides]))
@@ -82,7 +78,7 @@ def test_all_folders_of_a_recipe_are_checked_at_once(tmp_path: Path) -> None:
     "value", ["train.csv", "./train", "onecoll", "data/trian", "a/b/c", "none/", "/none"]
 )
 def test_a_mistyped_path_is_an_error_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: Callable[[object], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, said: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("onecol", "data/train"):
@@ -92,7 +88,7 @@ def test_a_mistyped_path_is_an_error_before_anything_starts(
     said(caught.value)
 
 
-def test_a_model_of_a_run_on_the_head_is_fetched_first(said: Callable[[object], None]) -> None:
+def test_a_model_of_a_run_on_the_head_is_fetched_first(said: Said) -> None:
     with pytest.raises(InputError) as caught:
         check_inputs(load_recipe("clm", ["model=/opt/ftcluster/runs/clm-20261123-190000/model"]))
     said(caught.value)
@@ -119,7 +115,7 @@ def test_one_file_is_copied_into_a_folder_of_its_own(tmp_path: Path) -> None:
     assert copied.data == f"{there}/reviews.csv"
 
 
-def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Callable[[object], None]) -> None:
+def test_a_checkpoint_to_continue_from(tmp_path: Path, said: Said) -> None:
     def problem(value: object) -> str:
         with pytest.raises((InputError, RecipeError)) as caught:
             check_inputs(load_recipe("mrpc", [f"training.resume_from_checkpoint={value}"]))

@@ -1,20 +1,15 @@
 """Names of fields as Hugging Face's scripts have them, and guesses."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ftcluster.errors import RecipeError
-from ftcluster.recipe.names import (
-    OTHER_NAMES,
-    SWITCHED_OFF,
-    SWITCHED_ON,
-    ZERO,
-)
+from ftcluster.recipe.names import OTHER_NAMES, SWITCHED_OFF, SWITCHED_ON, ZERO
 from ftcluster.recipe.recipe import all_keys, parse_recipe
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster_common.recipe import Recipe, TextClassification
+from tests.unit.shell import Said
 
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\ntraining:\n  seed: 7\n"
 
@@ -65,7 +60,7 @@ def test_what_ftcluster_does_anyway_changes_nothing() -> None:
     )  # any other value has an answer
 
 
-def test_what_is_not_understood_is_answered(said: Callable[[object], None]) -> None:
+def test_what_is_not_understood_is_answered(said: Said) -> None:
     wrong = ("fp16=true", "output_dir=out", "bf16=maybe", "validation_file=b.csv", "training.lr=1",
              "epochs=3", "label=team", "lora_r=8", "early_stopping_patience=2",
              "training.bogus=1", "training.batch_size=8", "glue_task=imdb")  # fmt: skip

@@ -1,6 +1,5 @@
 import dataclasses
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,8 +8,8 @@ from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.tasks import GLUE
 from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
+from tests.unit.shell import Said
 
-Said = Callable[[object], None]
 QA = "task: question-answering\nmodel: m\ndata: d\n"
 CLM = "task: causal-lm\nmodel: m\ndata: d\n"
 EMBED = "task: sentence-similarity\nmodel: m\ndata: d\n"
@@ -32,12 +31,10 @@ def test_every_bundled_recipe_is_valid_and_documented(name: str) -> None:
         assert heading in head
 
 
-def test_defaults_are_filled_in() -> None:
+def test_defaults_are_filled_in_and_overrides_win() -> None:
     recipe = parse_recipe(MINIMAL, "folder/my.yml")
     assert (recipe.name, recipe.batch_size, recipe.training.seed) == ("my", 32, 42)
-
-
-def test_overrides_win_and_are_read_as_yaml() -> None:
+    # overrides win and are read as YAML
     recipe = parse_recipe(
         MINIMAL, "my.yml", ["training.learning_rate=1e-4", "batch_size=8", "text_columns=[x, y]"]
     )
@@ -54,10 +51,12 @@ def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
         assert f"`{name}`" in page or f"[{name}]" in page, name
 
 
-def test_a_script_is_run_and_not_a_recipe() -> None:
+def test_a_script_is_run_and_not_a_recipe(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"train\.py is a script, not a recipe") as caught:
         load_recipe("mine/train.py")
     assert caught.value.hint == "ftcluster run -- mine/train.py"
+    with pytest.raises(RecipeError, match="does not exist"):
+        load_recipe(str(tmp_path / "none.yml"))
 
 
 def test_an_unknown_recipe_lists_the_known_and_suggests_the_nearest(said: Said) -> None:
@@ -172,11 +171,6 @@ CONTRADICTIONS = [
 
 def test_what_does_not_fit_the_task_or_each_other(said: Said) -> None:
     said("\n".join(problems_of(text).splitlines()[-1] for text in CONTRADICTIONS))
-
-
-def test_a_missing_recipe_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="does not exist"):
-        load_recipe(str(tmp_path / "none.yml"))
 
 
 HARMFUL = {

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,8 @@ from ftcluster.recipe.recipe import load_recipe, parse_recipe
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import NAMES_BY_REASON
 from ftcluster_common.recipe import Training
+from tests.unit.shell import Said
 
-Said = Callable[[object], None]
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\n"
 QA = "task: question-answering\nmodel: m\ndata: d\n"
 CLM = "task: causal-lm\nmodel: m\ndata: d\n"
@@ -71,32 +70,26 @@ def test_a_bare_no_is_a_strategy_though_yaml_reads_it_as_false(word: str) -> Non
     assert (found.eval_strategy, found.save_strategy, found.logging_strategy) == ("no",) * 3
 
 
-def test_where_no_is_not_allowed_false_is_still_false() -> None:
-    assert training_of("use_ipex=no").use_ipex is False
-
-
-def test_reports_are_one_or_several() -> None:
+def test_values_of_several_kinds() -> None:
     assert training_of().report_to == "none"
     assert training_of("report_to=mlflow").report_to == "mlflow"
     both = training_of("report_to=[tensorboard, mlflow]")
     assert both.report_to == ("tensorboard", "mlflow")
-
-
-def test_null_removes_a_key_of_the_file() -> None:
+    # null removes a key of the file
     text = MINIMAL + "training:\n  eval_strategy: steps\n  eval_steps: 5\n  seed: 7\n"
     found = training_of("eval_strategy=epoch", "eval_steps=null", "seed=null", text=text)
     assert (found.eval_strategy, found.eval_steps, found.seed) == ("epoch", None, 42)
+    # keywords of the schedule
+    found = training_of("lr_scheduler_type=cosine", "lr_scheduler_kwargs={num_cycles: 2}")
+    assert found.lr_scheduler_kwargs == {"num_cycles": 2}
+    # where no is not allowed, it is still false
+    assert training_of("use_ipex=no").use_ipex is False
 
 
 def test_names_of_transformers_5() -> None:
     given = {"train_sampling_strategy": "group_by_length", "activation_checkpointing": True}
     own = {"group_by_length": True, "gradient_checkpointing": True}
     assert with_own_names(given) == with_own_names({**given, **own}) == (own, [])
-
-
-def test_keywords_of_the_schedule() -> None:
-    found = training_of("lr_scheduler_type=cosine", "lr_scheduler_kwargs={num_cycles: 2}")
-    assert found.lr_scheduler_kwargs == {"num_cycles": 2}
 
 
 CONTRADICTIONS = [

@@ -29,9 +29,7 @@ def test_the_parts_of_a_step() -> None:
     assert parts.shares == pytest.approx(
         {"compute": 0.75, "communication": 1 / 6, "input": 1 / 12, "waiting": 0}, abs=1e-9
     )
-
-
-def test_without_the_products_speed_there_is_no_limit() -> None:
+    # without the products' speed there is no limit
     whole, products = whole_of()
     for known in ({}, {"gflops": [1.0], "weights": 5}, {**products, "gflops": [0.0] * 4}):
         parts = step_parts(whole, known)
@@ -46,9 +44,7 @@ def test_the_host_that_others_wait_for_costs_most() -> None:
     assert first.relative == pytest.approx(0.15 / 0.125)
     assert first.saved == pytest.approx(0.05 / 0.17)
     assert (second.host, second.saved) == ("node1", 0)
-
-
-def test_hosts_that_are_alike_cost_alike() -> None:
+    # hosts that are alike cost alike
     costs = host_costs(whole_of()[0], NAMES)
     assert [round(one.saved, 9) for one in costs] == [0, 0]
     (alone,) = host_costs(whole_of(hosts=1)[0], NAMES[:2])
@@ -72,9 +68,7 @@ def test_ranks_have_the_inventorys_names_of_their_hosts() -> None:
     assert rank_hosts(ranks, record()) == NAMES
     assert rank_hosts(ranks[2:], record()) == ["node2", "node2"]  # node1 was lost
     assert rank_hosts(ranks, {}) == [rank["host"] for rank in ranks]
-
-
-def test_hosts_with_the_same_hostname_are_told_apart_by_the_plan() -> None:
+    # hosts with the same hostname are told apart by the plan
     alike = record()
     for host in alike["facts"]:
         host["hostname"] = "localhost"

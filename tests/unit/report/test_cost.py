@@ -1,7 +1,6 @@
 """The time and the cost of an epoch, from trainings with known times."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from ftcluster.report.epoch_time import PastRun, epoch_time, past_run, past_runs
 from ftcluster.report.history import history_of
 from tests.unit.clusters import STACKS, cluster, host
 from tests.unit.report.runs import BATCH, STEPS, events
+from tests.unit.shell import Said, Shell
 
 RECIPE = load_recipe("mrpc", [f"batch_size={BATCH}"])
 STEP = 0.12  # seconds, of the made-up events
 MEASURED = STEPS * STEP  # an epoch's
-Said = Callable[[object], None]
 
 
 def hosts(count: int, cores: int = 8, **changes: Any) -> ClusterFacts:
@@ -89,8 +88,7 @@ def test_the_rate_of_another_cpu_comes_from_any_training_on_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"model": "gpt2"}, {"data": "/d/other"}, {"task": "causal-lm"}],
+    "changes", [{"model": "gpt2"}, {"data": "/d/other"}, {"task": "causal-lm"}]
 )
 def test_a_training_of_another_recipe_says_nothing(changes: dict[str, Any]) -> None:
     assert seconds(hosts(2), past(hosts(2)), **changes) == (None, "")
@@ -143,10 +141,7 @@ def test_the_runs_of_this_control_node() -> None:
 
 @pytest.mark.usefixtures("recorded")
 def test_plan_compares_clusters_by_time_and_by_money(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    said: Said,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell, said: Said
 ) -> None:
     monkeypatch.chdir(tmp_path)
     dear = write_facts(
@@ -157,10 +152,8 @@ def test_plan_compares_clusters_by_time_and_by_money(
         free=hosts(2, cores=4),
     )
     words = ["plan", "mrpc", f"batch_size={BATCH}", *dear]
-    assert main(words) == 0
-    said(capsys.readouterr().out)
-    assert main([*words, "--json"]) == 0
-    shapes = json.loads(capsys.readouterr().out)["shapes"]
+    said(shell(words).out)
+    shapes = shell([*words, "--json"]).document["shapes"]
     found = {one["facts"]: (one["epoch"]["seconds"], one["epoch"]["cost"]) for one in shapes}
     assert found == {
         "two.json": (MEASURED, pytest.approx(2 * 4.08 * MEASURED / 3600, rel=1e-3)),
@@ -168,19 +161,21 @@ def test_plan_compares_clusters_by_time_and_by_money(
         "other.json": (None, None),
         "free.json": (2 * MEASURED, None),
     }
-    assert main([*words[:3], *dear[:2]]) == 0
-    said("\n".join(line for line in capsys.readouterr().out.splitlines() if "an epoch" in line))
+    said(
+        "\n".join(
+            line for line in shell([*words[:3], *dear[:2]]).out.splitlines() if "an epoch" in line
+        )
+    )
 
 
 def test_all_files_that_cannot_be_compared_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
     monkeypatch.chdir(tmp_path)
     good = hosts(2)
     wrong: tuple[HostFacts, ...] = (replace(good.hosts[0], price_per_hour="dear"),)
     words = write_facts(tmp_path, good=good, wrong=ClusterFacts(wrong))
-    assert main(["plan", "mrpc", *words, "--facts", "missing.json"]) == 1
-    said = capsys.readouterr().err
+    said = shell(["plan", "mrpc", *words, "--facts", "missing.json"], 1).err
     assert "missing.json cannot be read" in said
     assert "node1: 'dear' is no price" in said
     assert main(["plan", "mrpc", *words, "--commands"]) == 2

@@ -63,10 +63,7 @@ def test_else_its_head_has_the_events(head: dict[str, str]) -> None:
 
 
 def test_of_another_control_nodes_run_the_head_has_all(head: dict[str, str]) -> None:
-    head |= {
-        "events.jsonl": lines(events()),
-        "job.json": '{"recipe": {"name": "qqp"}}',
-    }
+    head |= {"events.jsonl": lines(events()), "job.json": '{"recipe": {"name": "qqp"}}'}
     found = files.from_head(RUN_HOSTS, RUN)
     assert found.record == {"run": RUN, "recipe": {"name": "qqp"}}
 

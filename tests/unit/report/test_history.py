@@ -16,10 +16,7 @@ def test_what_a_run_did_when() -> None:
     assert history.seconds == pytest.approx(10 + 40 * 0.12 + 6 + 2)
     assert history.train_seconds == pytest.approx(4.8)
     assert history.goodput == pytest.approx(4.8 / 22.8)
-
-
-def test_speed_between_logs() -> None:
-    history = history_of(events())
+    # speed between logs
     assert [round(speed, 3) for _, speed in history.speeds] == [round(BATCH / 0.12, 3)] * 4
 
 
@@ -32,6 +29,11 @@ def test_a_restart_repeats_steps() -> None:
     assert history.train_seconds == pytest.approx(4.8)
     # five steps were lost, and the time until the ranks were there again
     assert history.goodput < history_of(events()).goodput
+    # steps that are logged again replace those before
+    found = events()
+    steps = [event for event in found if event["event"] == "step"]
+    history = history_of([*found[:-2], {**steps[1], "loss": 9.0}])
+    assert [(step["step"], step["loss"]) for step in history.steps] == [(10, 0.1), (20, 9.0)]
 
 
 def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
@@ -43,13 +45,6 @@ def test_what_the_run_before_has_trained_is_not_in_the_goodput() -> None:
         for one in found
     ]
     assert history_of(more).goodput == pytest.approx(history_of(found).goodput)
-
-
-def test_steps_that_are_logged_again_replace_those_before() -> None:
-    found = events()
-    steps = [event for event in found if event["event"] == "step"]
-    history = history_of([*found[:-2], {**steps[1], "loss": 9.0}])
-    assert [(step["step"], step["loss"]) for step in history.steps] == [(10, 0.1), (20, 9.0)]
 
 
 def test_the_parts_of_each_ranks_time() -> None:
@@ -72,9 +67,7 @@ def test_a_run_on_fewer_ranks_after_a_restart_counts_from_then() -> None:
     whole = totals([*before, *after])
     assert whole
     assert (whole.steps, len(whole.ranks)) == (40, 2)
-
-
-def test_a_run_that_has_only_begun() -> None:
+    # a run that has only begun
     history = history_of(events()[:2])
     assert history.steps == []
     assert history.goodput == 0

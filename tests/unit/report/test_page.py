@@ -76,14 +76,10 @@ def test_it_needs_nothing_else(one: str) -> None:
     links = re.findall(r"""(?:href|src)=["']([^"']+)|url\(([^)]+)""", one)
     assert {a or b for a, b in links if not (a or b).startswith("#")} <= {"data:,"}
     assert len(one) < 200_000
-
-
-def test_text_of_hosts_is_no_markup(one: str) -> None:
+    # text of hosts is no markup
     assert "Xeon &lt;Platinum&gt;" in one
     assert "<Platinum>" not in one
-
-
-def test_marks_say_what_they_are(one: str) -> None:
+    # marks say what they are
     titles = re.findall(r"<title>([^<]+)</title>", one)
     assert "core 4: rank 1" in titles
     assert "core 8: unused" in titles

@@ -13,9 +13,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.advisories impor
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
 from packaging.specifiers import SpecifierSet
 
-from ftcluster.cli.main import main
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS
+from tests.unit.shell import Shell
 
 FILES = ROOT / "roles/torch_stack/files"
 KNOWN = yaml.safe_load((FILES / "advisories.yml").read_text())
@@ -78,8 +78,7 @@ def test_one_notice_names_all() -> None:
     assert advisory_notice("native", [], "2026-11-26") == ""
 
 
-def test_stacks_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stacks", "intel-2.8"]) == 0
-    shown = capsys.readouterr().out
+def test_stacks_shows_them(shell: Shell) -> None:
+    shown = shell("stacks intel-2.8").out
     assert all(name in shown for name in OF_2026)
     assert KNOWN["looked_at"] in shown

@@ -36,6 +36,7 @@ from ftcluster_train.io.rank_status import (
 ADDRESS = "FTCLUSTER_SUPERVISOR"  # address:port of the supervisor
 SECRET = "FTCLUSTER_GUARD_FILE"  # has what a guardian proves itself with
 GRACE_SECONDS = 9.0  # between SIGTERM and SIGKILL; longer than that of `script`
+LOOK_SECONDS = 0.1  # between two looks whether the rank has ended, where nothing tells
 REPEAT_SECONDS = 2.0  # a shutdown signals every process, and so the rank several times
 CONDITION_SECONDS = 10.0  # between two readings of a host's condition
 STACK_SECONDS = 0.02  # a process writes its stacks meanwhile, so that they do not mix
@@ -119,6 +120,26 @@ def _greeted(address: tuple[str, int], hello: bytes, limit_seconds: float) -> so
     return connection
 
 
+def open_end(pid: int) -> int | None:
+    """A descriptor that is readable once a child has ended; None: not before Linux 5.3."""
+    with contextlib.suppress(OSError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def readable(sources: Sequence[Any], wait_seconds: float) -> list[Any]:
+    """Those of some sockets and descriptors that can be read; one that is None is left out.
+
+    select() takes no descriptor above 1023, and Hydra leaves those of all its hosts open.
+    """
+    waiting, found = select.poll(), {}
+    for source in sources:
+        if source is not None:
+            waiting.register(source, select.POLLIN)
+            found[source if isinstance(source, int) else source.fileno()] = source
+    return [found[number] for number, _ in waiting.poll(wait_seconds * 1000)]
+
+
 def execute(program: Sequence[str]) -> int:
     """Become a program; returns an exit code where it cannot be started."""
     try:
@@ -149,11 +170,15 @@ class _Guardian:
 
     def watch(self) -> int:
         """Returns the rank's wait status."""
+        end = open_end(self._pid)
         while True:
-            readable = [fd for fd in (self._connection, self._progress) if fd is not None]
+            # it has the rank's cores, and so wakes up seldom
+            due = self._sent + BEAT_SECONDS - time.monotonic()
+            wait = LOOK_SECONDS if end is None or self._ending else max(0.0, due)
             with contextlib.suppress(InterruptedError):
-                for source in select.select(readable, [], [], 0.1)[0]:
-                    self._read(source)
+                for source in readable((self._connection, self._progress, end), wait):
+                    if source != end:
+                        self._read(source)
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:
                 self._end_the_rest()

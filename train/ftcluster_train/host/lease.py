@@ -313,9 +313,11 @@ class _Holder:
         """The next answer; "" if it has ended or does not answer."""
         assert self.process.stdout
         text = b""
+        output = select.poll()  # select() takes no descriptor above 1023, as with 340 hosts
+        output.register(self.process.stdout, select.POLLIN)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if not select.select([self.process.stdout], [], [], left)[0]:
+            if not output.poll(left * 1000):
                 break
             data = os.read(self.process.stdout.fileno(), 4096)
             if not data:

@@ -18,7 +18,8 @@ EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 END = "end"
 KIND = re.compile(rb'\{"event": "(\w+)"')
 LAST_SECOND = 1e11  # in the year 5138; seconds since 1970
-TAIL_BYTES = 64 << 10  # of a file; an event is shorter
+TAIL_BYTES = 64 << 10  # of a file, and more where an event is as long
+LEAST_LINES, MOST_TAIL_BYTES = 8, 4 << 20  # `communication` has 27 bytes a rank
 MOST_BYTES = 4 << 20  # that are read at once; of more, both ends
 
 
@@ -131,13 +132,20 @@ def _lines(run_dir: Path) -> list[bytes]:
 
 
 def _ends(file: BinaryIO) -> tuple[list[bytes], int]:
-    """The whole lines among the first and last TAIL_BYTES of a file, and where the last ends."""
+    """The whole lines among the first and last TAIL_BYTES of a file, and where the last ends.
+
+    Of long lines more is read: LEAST_LINES of them at the end.
+    """
     data = file.read(TAIL_BYTES)
     size = os.fstat(file.fileno()).st_size
     if size > TAIL_BYTES:
         data = data[: data.rfind(b"\n") + 1]
-        file.seek(max(len(data), size - TAIL_BYTES))
-        data += file.read(2 * TAIL_BYTES)
+        tail, bytes_read = b"", TAIL_BYTES
+        while tail.count(b"\n") < LEAST_LINES and bytes_read <= MOST_TAIL_BYTES:
+            file.seek(max(len(data), size - bytes_read))
+            tail = file.read(2 * bytes_read)
+            bytes_read *= 2
+        data += tail
     whole = data[: data.rfind(b"\n") + 1]
     return whole.split(b"\n"), file.tell() - len(data) + len(whole)
 

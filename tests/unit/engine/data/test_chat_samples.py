@@ -49,11 +49,16 @@ def test_every_answer_of_a_conversation_is_learned() -> None:
     [text] = learned_texts(conversation, chatml)
     assert text.text == chatml(conversation.messages, False)
     assert learned([text]) == [["Four.<|end|>\n", "Bye.<|end|>\n"]]
-
-
-def test_of_a_prompt_with_answers_only_the_completion_is_learned() -> None:
-    conversation = Conversation([ASKS, ANSWERS, THANKS, ENDS], first=3)
-    assert learned(learned_texts(conversation, chatml)) == [["Bye.<|end|>\n"]]
+    # of a prompt with answers only the completion is
+    prompted = Conversation([ASKS, ANSWERS, THANKS, ENDS], first=3)
+    assert learned(learned_texts(prompted, chatml)) == [["Bye.<|end|>\n"]]
+    # a function that is called
+    calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
+    found = learned_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
+    assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
+    # thoughts that the template writes with other spaces
+    found = learned_texts(Conversation([ASKS, THINKS]), writes_thoughts)
+    assert learned(found) == [["<think>\n2+2\n</think>Four.<|end|>\n"]]
 
 
 def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> None:
@@ -63,12 +68,6 @@ def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> Non
     assert "<think>" not in texts[1].text
 
 
-def test_a_function_that_is_called() -> None:
-    calls: Message = {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}
-    found = learned_texts(Conversation([ASKS, calls, ANSWERS]), chatml)
-    assert learned(found) == [["None<|end|>\n", "Four.<|end|>\n"]]
-
-
 def writes_thoughts(messages: Sequence[Message], prompt: bool) -> str:
     """Thoughts are written anew, with other spaces around them."""
     written = [
@@ -76,11 +75,6 @@ def writes_thoughts(messages: Sequence[Message], prompt: bool) -> str:
         for m in messages
     ]
     return chatml(written, prompt)
-
-
-def test_thoughts_that_the_template_writes_with_other_spaces() -> None:
-    found = learned_texts(Conversation([ASKS, THINKS]), writes_thoughts)
-    assert learned(found) == [["<think>\n2+2\n</think>Four.<|end|>\n"]]
 
 
 def knows(*roles: str) -> Render:

@@ -46,9 +46,7 @@ def test_a_last_batch_that_is_left_out() -> None:
         assert max(Counter(i for batch in epoch for i in batch).values()) == 1
     # other ones are left out in each epoch
     assert set().union(*batches[:50]) != set().union(*batches[50:])
-
-
-def test_fewer_samples_than_a_batch_has_are_never_left_out() -> None:
+    # fewer samples than a batch has are never left out
     found = order(5, num_train_epochs=2, dataloader_drop_last=True)
     assert (found.steps_per_epoch, found.steps) == (1, 2)
     assert [sorted(batch) for batch in found] == [[0, 1, 2, 3, 4]] * 2
@@ -75,9 +73,7 @@ def test_the_order_follows_from_the_seed() -> None:
     assert first != second
     assert {frozenset(batch) for batch in first} != {frozenset(batch) for batch in second}
     assert list(order(200, seed=4)) != list(same)
-
-
-def test_the_data_can_have_a_seed_of_their_own() -> None:
+    # the data can have a seed of their own
     assert list(order(200, seed=3, data_seed=9)) == list(order(200, seed=4, data_seed=9))
     assert list(order(200, seed=3, data_seed=9)) == list(order(200, seed=9))
     assert list(order(200, seed=9, data_seed=0)) == list(order(200, seed=0))

@@ -44,22 +44,18 @@ def test_rows_of_a_folder(tmp_path: Path) -> None:
     assert list(found) == ["train", "validation_matched"]
     assert list(found["train"]) == [{"a": 1}, {"a": 2}]
     assert list(found["train"]) == list(found["train"])  # can be gone through again
-
-
-def test_generated_rows() -> None:
-    found = load_rows(GENERATED, None)
-    assert [len(list(found[split])) for split in ("train", "validation")] == [4, 2]
-    with pytest.raises(TrainError, match="cannot be parsed"):
-        load_rows("generated:many", None)
-
-
-def test_a_line_that_is_no_row(tmp_path: Path) -> None:
+    # a line that is no row
     (tmp_path / "train.jsonl").write_text('{"a": 1}\n\n[]\n')
     with pytest.raises(DataError, match=r"train\.jsonl:3: not a JSON object"):
         list(load_rows(str(tmp_path), None)["train"])
     (tmp_path / "train.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"train\.jsonl:1: not valid JSON"):
         list(load_rows(str(tmp_path), None)["train"])
+    # generated rows
+    found = load_rows(GENERATED, None)
+    assert [len(list(found[split])) for split in ("train", "validation")] == [4, 2]
+    with pytest.raises(TrainError, match="cannot be parsed"):
+        load_rows("generated:many", None)
 
 
 def test_rows_come_in_batches_of_columns() -> None:
@@ -100,9 +96,6 @@ def test_texts_in_a_column_of_rows(tmp_path: Path) -> None:
 def test_a_folder_without_texts(tmp_path: Path) -> None:
     with pytest.raises(TrainError, match=r"has no file that ends in \.csv"):
         load_texts(str(tmp_path), None, TEXT)
-
-
-def test_a_text_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(TrainError, match=r"a\.txt: not UTF-8"):
         list(TextFiles((tmp_path / "a.txt",)))

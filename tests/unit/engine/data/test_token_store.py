@@ -33,15 +33,11 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     for wrong in (3, -1):
         with pytest.raises(IndexError):
             samples[wrong]
-
-
-def test_many_values_are_written_in_pieces(tmp_path: Path) -> None:
+    # many values are written in pieces
     rows = [[i % 1000] * 700 for i in range(300)]
-    samples = write(tmp_path / "s", rows)
-    assert [sample["input_ids"] for sample in samples] == rows
-
-
-def test_the_digest_is_that_of_the_values(tmp_path: Path) -> None:
+    many = write(tmp_path / "many", rows)
+    assert [sample["input_ids"] for sample in many] == rows
+    # the digest is that of the values
     one, same, other = (
         write(tmp_path / name, [[1, 2], [last]]).about["sha256"]
         for name, last in (("a", 3), ("b", 3), ("c", 4))

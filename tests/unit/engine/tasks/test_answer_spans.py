@@ -42,9 +42,7 @@ def test_a_feature_with_a_part_of_the_answer_does_not_have_it() -> None:
     assert tokens_of_answer(window, FIRST, *place("October 1973")) is None
     assert tokens_of_answer(WORDS[2:], FIRST, *place("October 1973")) is None
     assert tokens_of_answer([], 0, 0, 3) is None
-
-
-def test_an_answer_that_begins_or_ends_within_a_word() -> None:
+    # an answer that begins or ends within a word
     begin, end = place("ctober 19")
     assert tokens_of_answer(WORDS, FIRST, begin, end) == (FIRST + 1, FIRST + 2)
 
@@ -70,9 +68,7 @@ def test_the_best_span_of_all_features_of_a_context_is_the_answer() -> None:
     found = features_of([(0, 9.0, one), (0, 9.0, other), (1, 0.0, None)])
     assert choose_answers(found, [CONTEXT, CONTEXT], None) == ["March 1974", ""]
     assert choose_answers(found[::-1], [CONTEXT, CONTEXT], None) == ["March 1974", ""]
-
-
-def test_no_answer_where_every_feature_says_so() -> None:
+    # no answer where every feature says so
     span = Span(3.0, *place("1974"))
     sure, unsure = features_of([(0, 5.0, span)]), features_of([(0, 5.0, span), (0, 1.0, None)])
     assert choose_answers(sure, [CONTEXT], None) == ["1974"]

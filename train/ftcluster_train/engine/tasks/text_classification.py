@@ -143,7 +143,7 @@ class TextClassificationTask(Task):
         if names:
             by_name = {*names} <= known.keys()
             numbers = {str(i): known[name] for i, name in enumerate(names)} if by_name else {}
-            return ClassLabels(numbers, several=several)
+            return ClassLabels(numbers, self.recipe.model, several=several)
         words = [*columns] or find_labels(self._values(rows), *self._label)
         if self.trained:
             return labels_of_model(words, known, self.recipe.model, columns, several)
