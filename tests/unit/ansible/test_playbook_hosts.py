@@ -85,7 +85,7 @@ def addressed(
 
 @pytest.mark.parametrize("group", ["all", "racks"])
 def test_the_inventory_says_which(tmp_path: Path, group: str) -> None:
-    inventory = COMPANY + f"[head]\ndb1\nx1\n[{group}:vars]\nftcluster_hosts=racks\n"
+    inventory = COMPANY + f"[head]\ndb1\nx1\nx2\n[{group}:vars]\nftcluster_hosts=racks\n"
     outcome, hosts, told = addressed(tmp_path, inventory)
     assert outcome.state == "done", outcome.output
     assert sorted(hosts) == ["x1", "x2"]
