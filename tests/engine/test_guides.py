@@ -74,9 +74,8 @@ def test_a_command_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     words = GUIDES[name].advised.split()
     monkeypatch.chdir(tmp_path)
     for model_name, kind in MODELS.items():
-        make_model(kind, "sentence-similarity", max_position_embeddings=LONGEST).save_pretrained(
-            name
-        )
+        model = make_model(kind, "sentence-similarity", max_position_embeddings=LONGEST)
+        model.save_pretrained(model_name)
         tokenizer = make_tokenizer()
         tokenizer.model_max_length = LONGEST
         tokenizer.save_pretrained(model_name)
