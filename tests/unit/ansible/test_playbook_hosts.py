@@ -16,8 +16,8 @@ from tests.programs import ROOT
 PLAYBOOKS = ROOT / "playbooks"
 # they are given the hosts of one run by --limit
 OF_A_RUN = (
-    "ask.yml", "attach.yml", "clean.yml", "data.yml", "fetch.yml", "jobs.yml", "launch.yml",
-    "logs.yml", "run.yml", "runs.yml", "stop.yml", "tidy.yml", "train.yml",
+    "ask.yml", "attach.yml", "caches.yml", "clean.yml", "data.yml", "fetch.yml", "jobs.yml",
+    "launch.yml", "logs.yml", "run.yml", "runs.yml", "stop.yml", "tidy.yml", "train.yml",
 )  # fmt: skip
 COMPANY = """
 [databases]

@@ -103,10 +103,8 @@ def test_fields_of_recipes(shell: Shell) -> None:
     assert "\nblock_size " not in out
 
 
-def test_fields_of_a_recipe_are_those_that_it_trains_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rows = json.loads(output(capsys, "recipes", "mrpc", "--fields", "--json"))
+def test_fields_of_a_recipe_are_those_that_it_trains_with(shell: Shell) -> None:
+    rows = json.loads(output(shell, "recipes", "mrpc", "--fields", "--json"))
     found = {row["field"]: row for row in rows}
     recipe = load_recipe("mrpc")
     assert found["training.learning_rate"]["in the recipe"] == f"{recipe.training.learning_rate:g}"
@@ -125,8 +123,8 @@ def read(text: str) -> Any:
     return values(yaml.load(text, yaml.BaseLoader))
 
 
-def test_the_schema_takes_what_recipes_take(capsys: pytest.CaptureFixture[str]) -> None:
-    schema = json.loads(output(capsys, "recipes", "--schema"))
+def test_the_schema_takes_what_recipes_take(shell: Shell) -> None:
+    schema = json.loads(output(shell, "recipes", "--schema"))
     Draft202012Validator.check_schema(schema)
     validator = Draft202012Validator(schema)
     for path in known_recipes().values():

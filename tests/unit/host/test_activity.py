@@ -87,9 +87,13 @@ def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
     """As those in which transformers loads weights, while the main thread waits for them."""
     os.mkfifo(tmp_path / "fifo")
     with program(IN_A_THREAD, tmp_path / "fifo") as other:
-        wait_for(lambda: activity(os.getpid(), (other.pid,))["state"] == "D")
-        main = Path(f"/proc/{other.pid}/task/{other.pid}/stat").read_text()
-        assert main.rpartition(")")[2].split()[0] == "S"
+        main = Path(f"/proc/{other.pid}/task/{other.pid}/stat")
+        wait_for(
+            lambda: (
+                activity(os.getpid(), (other.pid,))["state"] == "D"
+                and main.read_text().rpartition(")")[2].split()[0] == "S"
+            )
+        )
 
 
 def test_an_uninterruptible_sleep_is_one_until_the_process_wakes_up(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Piece
+from ansible_collections.ftcluster.cluster.plugins.action.follow import ActionModule, _Log, _Piece
 from ansible_collections.ftcluster.cluster.plugins.filter.root_answer import root_answer
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL, answers
 from jinja2 import Environment
@@ -123,11 +124,12 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
 
     def execute(command: str, **_: object) -> dict[str, str]:
         asked.append(command)
-        return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone 7\n\n{{}}\n"}
+        return {"stdout": f"alive\nBECOME-SUCCESS-x\n{MARK} gone 7 5 9\n\n{{}}\n"}
 
     action._low_level_execute_command = execute
-    found = action._poll("/runs/a b", "events.jsonl", 5, 0)
-    assert (found.alive, found.file, found.data) == (False, "7", b"\n{}\n")
+    action._run_dir = "/runs/a b"
+    alive, pieces = action._poll([_Log("events.jsonl", bytes, offset=5)], 0)
+    assert (alive, pieces) == (False, [_Piece("7", 5, 9, b"\n{}\n")])
     assert TELL in asked[0]
 
 
@@ -141,6 +143,11 @@ def test_two_commands_follow_a_run_into_the_same_file(
     for _ in range(2):
         module: Any = ActionModule.__new__(ActionModule)
         module._task = SimpleNamespace(args={"run_dir": "/r", "destination": str(copy)})
-        module._poll = lambda _dir, _name, offset, _wait: _Piece(False, "7", whole[offset:])
+
+        def poll(logs: Sequence[_Log], _wait: int) -> tuple[bool, list[_Piece]]:
+            offset = logs[0].offset
+            return False, [_Piece("7", offset, len(whole), whole[offset:])]
+
+        module._poll = poll
         assert module.run()["end"] == {"event": "end"}
         assert copy.read_bytes() == whole

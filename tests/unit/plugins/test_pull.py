@@ -132,8 +132,10 @@ def test_a_poll_takes_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.M
     copy.unlink()
     log.run()
     assert copy.read_bytes() == text
-    greedy = action_of(follow, lambda _: f"{MARK} alive\n{'x' * 101}", **arguments)
-    with pytest.raises(AnsibleActionFail, match=r"more of events\.jsonl than it was asked for"):
+    greedy = action_of(
+        follow, lambda _: f"{MARK} alive 7 {len(text)} 999\n{'x' * 101}", **arguments
+    )
+    with pytest.raises(AnsibleActionFail, match="sends more than it was asked for"):
         greedy.run()
 
 
@@ -141,7 +143,9 @@ def test_nothing_is_copied_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 20))
     arguments = {"run_dir": "/r", "destination": str(tmp_path / "copy")}
     for file in ("events.jsonl", "ranks.log"):
-        action = action_of(follow, lambda _: f"{MARK} alive\nx\n", **{**arguments, "file": file})
+        action = action_of(
+            follow, lambda _: f"{MARK} alive 7 0 2\nx\n", **{**arguments, "file": file}
+        )
         with pytest.raises(AnsibleActionFail, match="MiB free"):
             action.run()
     assert list(tmp_path.iterdir()) == []
