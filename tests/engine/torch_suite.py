@@ -171,6 +171,9 @@ def main(backend: str, folder: Path, pattern: str) -> None:
             with contextlib.suppress(Exception):  # the test may have done so
                 dist.destroy_process_group()
     print(f"rank {RANK} is done", flush=True)
+    whole.set(f"done/{RANK}", "")  # mpirun ends all ranks when one has left without MPI's end
+    with contextlib.suppress(RuntimeError):  # rank 0, which has the store, may be the first
+        whole.wait([f"done/{rank}" for rank in range(SIZE)], LIMIT)
     os._exit(0) if " failed" in results.read_text() else None  # MPI cannot be left after it
 
 
