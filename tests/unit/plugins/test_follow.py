@@ -119,13 +119,12 @@ def _script_watch(run_dir: Path) -> monitors.Watch:
 def test_a_script_prints_for_weeks_and_events_do_not_grow(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0's output reaches the control node through rotations and a lost connection."""
+    """Rank 0's output reaches the control node through rotations."""
     append = monitors.append_to_log
     monkeypatch.setattr(monitors, "append_to_log", lambda path, data: append(path, data, 20_000))
     monkeypatch.setattr(mpi_output, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(follow, "WAIT_SECONDS", 0)
     lines = [f"{number}: {'#' * (number % 60)}\r\n" for number in range(1500)]
-    written = threading.Event()
 
     shown: list[dict[str, Any]] = []
     copy, polls = tmp_path / "events.jsonl", [0]
@@ -133,10 +132,8 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
 
     def write() -> None:
         watch, before = _script_watch(run_dir), None
-        for number, line in enumerate(lines):
+        for line in lines:
             watch.feed("stderr", f"[r-1 0] {line}".encode())
-            if number == 700:
-                written.set()
             now = (rotated.stat().st_ino, rotated.stat().st_mtime_ns) if rotated.exists() else None
             if now != before:  # else it is rotated twice on a busy machine before anybody looks
                 before, seen = now, polls[0]
@@ -153,9 +150,6 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
         polled = action._poll
 
         def poll(*arguments: Any) -> Any:
-            if written.is_set():
-                written.clear()
-                raise ConnectionError
             found = polled(*arguments)
             shown.extend(pipe.new_events())
             polls[0] += 1
@@ -166,8 +160,6 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
 
     writer = threading.Thread(target=write)
     writer.start()
-    with pytest.raises(ConnectionError):
-        follow_it()
     end = follow_it()["end"]
     writer.join()
     shown.extend(pipe.new_events())
