@@ -172,7 +172,7 @@ class ActionModule(ActionBase):
         """Write what has come of a log; returns whether it was another file, and is to be read."""
         if log.known not in ("0", found.file) and found.file != "0":
             self._finish_rotated(log)
-            log.offset, log.known = 0, "0"
+            log.offset, log.known = 0, found.file  # it may be renamed before it is read
             return True
         data = found.data
         if log.offset < 0 < found.start:
