@@ -174,6 +174,8 @@ class ActionModule(ActionBase):
             self._finish_rotated(log)
             log.offset, log.known = 0, found.file  # it may be renamed before it is read
             return True
+        if log.known == "0" != found.file and found.start == 0:
+            self._take_renamed(log, found)
         data = found.data
         if log.offset < 0 < found.start:
             log.write(log.mark(EARLIER.format(self._run_dir)))
@@ -183,6 +185,17 @@ class ActionModule(ActionBase):
         if found.file != "0":
             log.offset, log.known = found.start + len(found.data), found.file
         return False
+
+    def _take_renamed(self, log: _Log, found: _Piece) -> None:
+        """Copy what is wanted of the log that was renamed before the first look.
+
+        Both files are looked at together: what is renamed meanwhile is the one that was found.
+        """
+        old = _Log(f"{log.name}.1", log.write, log.mark, min(0, log.offset + found.size))
+        _, (again, rest) = self._poll([log, old], 0)
+        if again.file == found.file != rest.file != "0":
+            while not self._take(old, rest) and rest.full:
+                _, (rest,) = self._poll([old], 0)
 
     def _take_output(self, output: _Output, found: _Piece, to_end: bool) -> None:
         while (self._take(output.log, found) or found.data) and to_end:

@@ -121,7 +121,7 @@ def test_a_script_prints_for_weeks_and_events_do_not_grow(
 ) -> None:
     """Rank 0's output reaches the control node beside its events."""
     append = monitors.append_to_log
-    monkeypatch.setattr(monitors, "append_to_log", lambda path, data: append(path, data, 10**7))
+    monkeypatch.setattr(monitors, "append_to_log", lambda path, data: append(path, data, 20_000))
     monkeypatch.setattr(mpi_output, "FLUSH_SECONDS", 0.0)
     monkeypatch.setattr(follow, "WAIT_SECONDS", 0)
     lines = [f"{number}: {'#' * (number % 60)}\r\n" for number in range(1500)]

@@ -142,10 +142,13 @@ def test_a_poll_takes_no_more_than_a_piece(tmp_path: Path, monkeypatch: pytest.M
 def test_nothing_is_copied_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=100 << 20))
     arguments = {"run_dir": "/r", "destination": str(tmp_path / "copy")}
+
+    def answer(command: str) -> str:
+        files = command.count("exec")
+        return f"{MARK} alive{' 7 0 2' * files}\n" + "x\n" * files
+
     for file in ("events.jsonl", "ranks.log"):
-        action = action_of(
-            follow, lambda _: f"{MARK} alive 7 0 2\nx\n", **{**arguments, "file": file}
-        )
+        action = action_of(follow, answer, **{**arguments, "file": file})
         with pytest.raises(AnsibleActionFail, match="MiB free"):
             action.run()
     assert list(tmp_path.iterdir()) == []
