@@ -38,7 +38,6 @@ SCRIPTS = {
     "qa": "run_qa.py on SQuAD, DistilBERT-base",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
 }
-WAYS = {"stock": "Trainer", "tuned": "Trainer, tuned", "ours": "ftcluster"}
 TUNED, AS_IT_COMES = "tuned", "as it comes, because tuned was not measured"
 PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
 
@@ -194,21 +193,6 @@ def picture(found: list[Comparison]) -> str:
     return svg
 
 
-def products_of_steps() -> str:
-    """Where a step's time goes, as a Markdown table."""
-    lines = ["| milliseconds of a step | all | products | anything else |", "|---|---|---|---|"]
-    for name, found in speeds("engine").items():
-        for way in WAYS:
-            profile = found.get(way, {}).get("profile")
-            if profile:
-                other = profile["all"] - profile["products"]
-                lines.append(
-                    f"| {ENGINE[name]}: {WAYS[way]} | {profile['all']:,.0f} "
-                    f"| {profile['products']:,.0f} | {other:,.0f} ({other / profile['all']:.0%}) |"
-                )
-    return "\n".join(lines)
-
-
 def times_to_a_metric() -> str:
     """Stock's schedules and shorter ones, as a Markdown table."""
     lines = [
@@ -240,7 +224,6 @@ def tables(found: list[Comparison]) -> dict[str, str]:
     return {
         "summary": summary(found),
         "machines": machines(),
-        "steps": products_of_steps(),
         "time": times_to_a_metric(),
     }
 
