@@ -96,7 +96,7 @@ def test_labels_that_training_has_not(tmp_path: Path) -> None:
     wrong = [*classes(8, 2), {"text": "w5", "label": 7}]
     data = write_data(tmp_path / "data", {"train": classes(40, 1), "validation": wrong})
     error = refusal(job_of(tmp_path, "text-classification", data=data))
-    assert error.message == ("validation has classes [7], which the training data does not have")
+    assert error.message == "validation has the label 7, and the training data has 0, 1, 2"
 
 
 def test_a_model_name_that_the_hub_does_not_give(tmp_path: Path) -> None:

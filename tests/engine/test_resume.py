@@ -268,6 +268,7 @@ TASK = types.SimpleNamespace(
     write_files=lambda *_: None,
     recipe=Recipe("bert", "bert", "", TextClassification()),
     columns={},
+    trained_rows=None,
 )
 MODEL = make_model("bert"), TASK
 

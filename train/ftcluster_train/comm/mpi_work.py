@@ -144,14 +144,16 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         super().__init__()
         self.operations, self.outputs = operations, outputs
         self._future: Any = None
-        self._profiled = False
+        self._events: list[Any] = []  # futures: the profiler's have ended
         _keep(self)
 
     @classmethod
     def joined(cls, works: "Sequence[MpiWork]") -> "MpiWork":
         """One handle for several."""
         operations = [operation for work in works for operation in work.operations]
-        return cls(operations, [tensor for work in works for tensor in work.outputs])
+        work = cls(operations, [tensor for work in works for tensor in work.outputs])
+        work._events = [event for one in works for event in one._events]
+        return work
 
     def is_completed(self) -> bool:
         return all(operation.done.is_set() for operation in self.operations)
@@ -170,14 +172,14 @@ class MpiWork(dist.Work):  # type: ignore[misc]
                 raise dist.DistBackendError(timed_out(operation.name, seconds))
             if operation.error:
                 raise operation.error
-        if self._profiled:
-            self._future.wait()
+        for event in self._events:  # else the profiler may be stopped beside it
+            event.wait()
         return True
 
     def profile(self, event: Any) -> None:
         """End an event of torch's profiler with the operations, before any caller goes on."""
         self._future = event._call_end_callbacks_on_future(self.get_future())
-        self._profiled = True
+        self._events = [self._future]
 
     def synchronize(self) -> None:
         self.wait()
