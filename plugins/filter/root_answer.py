@@ -54,8 +54,9 @@ NO_TERMINAL = (
 
 def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     """The answer, from the registered result of a raw task."""
-    out, message = result.get("stdout") or "", result.get("msg") or ""
-    told = answers(out)
+    message, told = result.get("msg") or "", answers(result.get("stdout") or "")
+    # without a terminal sudo complains on the other stream
+    out = "\n".join(result.get(stream) or "" for stream in ("stdout", "stderr"))
     user = told.get("uid", [""])[-1]
     wrong, asks = "Incorrect" in message, False
     if user == "0" or result.get("skipped") or not result:

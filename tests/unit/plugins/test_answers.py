@@ -60,6 +60,7 @@ TTY = (
          "ops may not run sudo here."),
         # sudo 1.9 and 1.8 with Defaults requiretty
         ({"msg": "x", "stdout": "sudo: sorry, you must have a tty to run sudo\r\n"}, TTY),
+        ({"msg": "x", "stderr": "sudo: sorry, you must have a tty to run sudo\n"}, TTY),
         ({"skipped": True}, ""),
         ({}, ""),
     ],
