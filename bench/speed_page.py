@@ -23,7 +23,7 @@ RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
     "engine": ("2026-11-26-engine.json",),
-    "fast": ("2026-11-25-fast.json",),
+    "fast": ("2026-11-25-fast.json", "2026-11-26-fast.json"),
     "sft": ("2026-11-25-sft.json", "2026-11-26-sft.json"),
     "embed": ("2026-11-26-embed.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
