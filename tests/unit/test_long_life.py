@@ -157,6 +157,8 @@ def test_a_command_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
                 data += end + "\n"
             whole = f"alive 1-1 {events} {events + len(data)} 2-2 {output} {output + len(text)}"
             yield f"{MARK} {whole}\n{data}{text}"
+            if not number:  # whether a log was renamed before
+                yield f"{MARK} alive 2-2 0 {len(text)} 0 0 0\n{text}"
             events, output = events + len(data), output + len(text)
         yield f"{MARK} gone 2-2 {output} {output}\n"
 
