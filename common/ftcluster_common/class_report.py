@@ -98,8 +98,10 @@ class ClassReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON of an event."""
-        worst = sorted(self.classes, key=lambda one: one.f1)[:MOST_CLASSES]
-        kept = [one for one in self.classes if one in worst]
+        kept = self.classes
+        if not self.several:  # else their thresholds are read from it again
+            worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
+            kept = tuple(one for one in kept if one.name in worst)
         left = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
         return {
             "classes": [list(astuple(one)) for one in kept],

@@ -94,3 +94,10 @@ def test_a_host_cannot_send_anything_else(classes: object) -> None:
     event = {"step": 1, "epoch": 1, "metrics": {}, "seconds": 1}
     assert is_event("evaluation", {**event, "classes": {"validation": ONE.to_dict()}})
     assert not is_event("evaluation", {**event, "classes": classes})
+
+
+def test_no_threshold_of_many_classes_is_lost() -> None:
+    names, limits = [f"c{n}" for n in range(500)], [n / 500 for n in range(500)]
+    report = report_of_sets([[0], [1]], [[0], [2]], names, limits)
+    again = read_report(json.loads(json.dumps(report.to_dict())))
+    assert [one.threshold for one in again.classes] == limits

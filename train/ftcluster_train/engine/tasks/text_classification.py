@@ -284,7 +284,8 @@ class TextClassificationTask(Task):
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         for report in map(read_report, classes.values() if self.several else ()):
-            self._thresholds = {one.name: one.threshold or HALF for one in report.classes}
+            found = {one.name: one.threshold for one in report.classes}
+            self._thresholds = {name: HALF if at is None else at for name, at in found.items()}
 
     def write_files(self, model: PreTrainedModel, folder: Path) -> None:
         """Write the thresholds of several classes into the model's configuration."""
