@@ -1,6 +1,11 @@
 """Data are tokenised once by a build of the package, and again when their name means others."""
 
+import itertools
 import json
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +15,7 @@ import datasets
 import pytest
 
 from ftcluster_train.engine import prepare as prepare_module
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.models import dtype_keyword
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
@@ -63,6 +68,44 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(encoded) == 3
     first, second = (Samples(Path(samples) / "train")[0]["input_ids"] for samples in found[1:3])
     assert list(first) != list(second)
+
+
+def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path / "data", ["w5", "w7"])
+    model = tmp_path / "model"
+    make_model("bert").save_pretrained(model)
+    make_tokenizer().save_pretrained(model)
+    numbers = itertools.count()
+
+    def prepared(**training: Any) -> tuple[Inputs, bool]:
+        """The inputs of a new run, and whether torch was imported for them."""
+        job = make_job(tmp_path / "runs" / f"run{next(numbers)}", "text-classification")
+        recipe = replace(
+            job.recipe, model=str(model), data=str(tmp_path / "data"), from_scratch=False,
+            training=replace(job.recipe.training, **training),
+        )  # fmt: skip
+        document = replace(job, recipe=recipe, prefix=tmp_path / "prefix").to_dict()
+        (job.run_dir / "job.json").write_text(json.dumps(document))
+        program = [sys.executable, "-X", "importtime", "-m", "ftcluster_train.engine.prepare"]
+        done = subprocess.run(
+            [*program, str(job.run_dir)], capture_output=True, text=True, check=True
+        )
+        imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
+        assert "transformers.modeling_utils" not in imported  # a second of imports
+        return read_inputs(job.run_dir), "torch" in imported
+
+    first, with_torch = prepared()
+    assert with_torch
+    assert prepared(learning_rate=1e-3, max_steps=7) == (first, False)
+    with (tmp_path / "data/train.jsonl").open("a") as file:
+        file.write('\n{"text": "w9", "label": 1}\n')
+    second, with_torch = prepared()
+    assert with_torch
+    assert second.samples != first.samples
+    shutil.rmtree(second.samples)  # as less recent ones are
+    assert prepared()[1]
 
 
 @pytest.mark.parametrize(

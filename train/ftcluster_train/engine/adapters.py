@@ -4,17 +4,19 @@ import json
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear import Adapter, dense
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
@@ -34,7 +36,7 @@ def check_whole(folder: str) -> None:
         )
 
 
-def add_adapters(model: PreTrainedModel, options: DecoderTuning) -> None:
+def add_adapters(model: "PreTrainedModel", options: DecoderTuning) -> None:
     """Freeze a model and give its linear layers adapters, which change nothing yet.
 
     A is drawn from torch's generator as peft does, B is 0.
@@ -70,7 +72,7 @@ def add_adapters(model: PreTrainedModel, options: DecoderTuning) -> None:
         layer.weight.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
 
 
-def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     """By name; without the one that makes logits, whose input the loss is computed from."""
     last = model.get_output_embeddings()
     return {
@@ -85,18 +87,18 @@ def _is_meant(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def adapted_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+def adapted_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     """The layers that have adapters, by name."""
     return {name: layer for name, layer in linear_layers(model).items() if hasattr(layer, "lora_A")}
 
 
-def saved_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
+def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
     """Those that a checkpoint has: the adapters', or all where there are none."""
     layers = adapted_layers(model).values()
     return [p for layer in layers for p in (layer.lora_A, layer.lora_B)] or list(model.parameters())
 
 
-def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
+def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> None:
     """Write the adapters for `peft.PeftModel.from_pretrained`."""
     options = recipe.options
     assert isinstance(options, DecoderTuning)
@@ -125,7 +127,7 @@ def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def _targets(model: PreTrainedModel, layers: dict[str, nn.Linear]) -> list[str]:
+def _targets(model: "PreTrainedModel", layers: dict[str, nn.Linear]) -> list[str]:
     """Names of the layers with adapters; their last parts, where these mean no others."""
     short = sorted({name.rpartition(".")[2] for name in layers})
     others = {name for name, _ in model.named_modules()} - layers.keys()
@@ -134,7 +136,7 @@ def _targets(model: PreTrainedModel, layers: dict[str, nn.Linear]) -> list[str]:
     return short
 
 
-def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     """What a checkpoint has of a model, by the names of its tensors."""
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
@@ -142,7 +144,7 @@ def trained_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in weights.items() if name.endswith(PARTS)}
 
 
-def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tensor]:
+def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Tensor]:
     """What a checkpoint in a folder has, by the names of the model's tensors."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
@@ -152,7 +154,7 @@ def saved_weights(model: PreTrainedModel, folder: Path) -> dict[str, torch.Tenso
 
 
 def add_saved_adapters(
-    model: PreTrainedModel, folder: Path
+    model: "PreTrainedModel", folder: Path
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Add what a folder has to the layers of a plain model, as its files say and peft does.
 
@@ -190,7 +192,7 @@ def _plus_adapter(
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def merge_adapters(model: PreTrainedModel) -> None:
+def merge_adapters(model: "PreTrainedModel") -> None:
     """Add the adapters to the weights of their layers, and remove them.
 
     The sums are computed in fp32 and rounded to the dtype of the weights; norms get it too. Weights

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -20,7 +20,6 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     PretrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
@@ -30,6 +29,9 @@ from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import vector_only_parameters
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.linear import in_nf4
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # what QLoRA's paper trains with; blocks have 64 weights
 NF4 = BitsAndBytesConfig(
@@ -45,7 +47,7 @@ END = "<|endoftext|>"  # GPT-2's name for it
 MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
 
 
-def call_model(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Any:
+def call_model(model: "PreTrainedModel", inputs: Mapping[str, Any]) -> Any:
     """Call a model with those of `inputs` that it takes.
 
     BERT's tokenizer makes token types for DistilBERT too, which transformers 4 rejects.
@@ -168,7 +170,7 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
 def load_model(
     model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig,
     require_trained_head: bool = False, dtype: torch.dtype = torch.float32, in_4bit: bool = False,
-) -> PreTrainedModel:  # fmt: skip
+) -> "PreTrainedModel":  # fmt: skip
     """The model, with its own weights or, from scratch, random ones.
 
     Args:
@@ -225,7 +227,7 @@ def dtype_keyword(version: str) -> str:
     return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
-def _with_plain_layers(model: PreTrainedModel) -> None:
+def _with_plain_layers(model: "PreTrainedModel") -> None:
     """Replace bitsandbytes' linear layers by torch's, for whose weights see `kernels.nf4`."""
     for name, layer in list(model.named_modules()):
         # a layer of GPT-2 has the other order of inputs and outputs, and gets no adapters

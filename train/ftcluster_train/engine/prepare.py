@@ -9,12 +9,18 @@ same folder, on a network's file system.
 With --report it only prints, as one line of JSON, what a training with the text JOB of a job.json
 would read and learn, and keeps the tokens for it.
 Writes the data as token samples, unless an earlier run has, and RUN_DIR/inputs.json with the paths
-for the ranks. Prints an error that a user can fix, and exits with 1.
+for the ranks; where all is as for an earlier run, its paths. Prints an error that a user can fix,
+and exits with 1.
 """
 
 import gc
+import sys
+
+from ftcluster_train.engine.data.token_store import Inputs, keep_inputs, reuse_inputs
 
 if __name__ == "__main__":
+    if reuse_inputs(sys.argv[1:]):  # without the seconds that torch's import takes
+        sys.exit(0)
     gc.disable()  # collections are a quarter of the CPU time of the imports below
 
 import contextlib
@@ -22,7 +28,6 @@ import errno
 import fcntl
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -42,7 +47,6 @@ from ftcluster_train.engine.adapters import check_whole
 from ftcluster_train.engine.data.download import fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_store import (
-    Inputs,
     Samples,
     cached_tokens,
     token_key,
@@ -204,7 +208,11 @@ def main() -> int:
         with _one_host_at_a_time(run_dir) if job_file else contextlib.nullcontext():
             if job_file:
                 write_atomically(run_dir / "job.json", Path(job_file).read_text(encoding="utf-8"))
-            write_inputs(run_dir, prepare(read_job(run_dir)))
+            job = read_job(run_dir)
+            inputs = prepare(job)
+            write_inputs(run_dir, inputs)
+        with contextlib.suppress(OSError):  # the next run prepares them again
+            keep_inputs(job, inputs)
     except (DataError, GivenFileError) as error:
         print(error)
         return 1

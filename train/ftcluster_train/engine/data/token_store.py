@@ -15,19 +15,34 @@ import mmap
 import os
 import shutil
 import socket
+import sys
+import sysconfig
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.given_files import read_form
-from ftcluster_train.io.fsync import sync_tree
+import ftcluster_common
+from ftcluster_common.given_files import GivenFileError, read_form
+from ftcluster_common.job import Job, read_job
+from ftcluster_common.model_package import PACKAGE
+from ftcluster_common.recipe import BY_TYPE, GENERATED
+from ftcluster_train.io.fsync import ACCOUNT_ONLY, sync_tree, write_atomically
 
 ENDS = "q"
 FLUSH_AT = 1 << 16  # values in memory per column
 KEPT_SETS = 8  # data sets; the least recently used ones are removed
+KEPT_INPUTS = 64  # of recipes with these
 NOTICES_FILE = "notices.json"
+# fields of `training` that neither tokens nor their report depend on
+OF_STEPS = frozenset(
+    {"adam_beta1", "adam_beta2", "adam_epsilon", "eval_steps", "gradient_accumulation_steps",
+     "learning_rate", "logging_first_step", "logging_steps", "lr_scheduler_kwargs",
+     "lr_scheduler_type", "max_grad_norm", "max_steps", "num_train_epochs", "report_to",
+     "resume_from_checkpoint", "run_name", "save_steps", "warmup_ratio", "warmup_steps",
+     "weight_decay"}
+)  # fmt: skip
 # weights and compiled Python do not change the tokens
 NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
 
@@ -66,6 +81,71 @@ def read_inputs(run_dir: Path) -> Inputs:
         GivenFileError: it is missing or damaged.
     """
     return read_form(run_dir / "inputs.json", lambda data: Inputs(**data))
+
+
+def reuse_inputs(arguments: Sequence[str]) -> bool:
+    """Give a run the inputs of an earlier one, if they would become the same; returns whether.
+
+    They do with the same recipe but for OF_STEPS, the same files of model, tokenizer and data, and
+    the same packages. What has only a name on the Hub may have changed there.
+
+    Args:
+        arguments: of engine.prepare; nothing is done with others than RUN_DIR and --hub-token.
+    """
+    if arguments[1:] not in ([], ["--hub-token"]) or arguments[0].startswith("--"):
+        return False
+    os.umask(ACCOUNT_ONLY)
+    try:
+        job = read_job(Path(arguments[0]))
+        if (path := _inputs_of(job)) is None:
+            return False
+        inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
+        if not (Path(inputs.samples) / NOTICES_FILE).is_file() or files != _files(job, inputs):
+            return False
+        os.utime(inputs.samples)  # the least recently used ones are removed
+        os.utime(path)
+    except (GivenFileError, OSError):
+        return False
+    write_inputs(job.run_dir, inputs)
+    return True
+
+
+def keep_inputs(job: Job, inputs: Inputs) -> None:
+    """Keep the inputs of a run for those after it."""
+    path = _inputs_of(job)
+    if path is None or Path(inputs.tokenizer).is_relative_to(job.run_dir):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"inputs": asdict(inputs), "files": _files(job, inputs)}
+    write_atomically(path, json.dumps(document) + "\n")
+    _remove_least_recent(path.parent, KEPT_INPUTS)
+
+
+def _inputs_of(job: Job) -> Path | None:
+    """The file with the inputs of such a run; None if names of the recipe are the Hub's."""
+    recipe = job.recipe
+    known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
+    known &= recipe.tokenizer is None or Path(recipe.tokenizer).is_dir()
+    if not known or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
+        return None
+    fields = job.to_dict()["recipe"]
+    training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
+    packages = [sys.prefix, Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
+    made_of = [{**fields, "training": training}, job.purpose, packages]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    return job.prefix / "cache" / "inputs" / f"{digest}.json"
+
+
+def _files(job: Job, inputs: Inputs) -> str:
+    """The hash of data, tokenizer and this package; of weights of their names, sizes and times."""
+    weights = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for path in sorted(Path(inputs.model).glob("*"))
+        if path.suffix in NO_TOKEN_FILES
+    ]
+    code = [Path(__file__).parents[1], Path(ftcluster_common.__file__).parent]
+    read = (Path(name) for name in (inputs.model, inputs.tokenizer, job.recipe.data))
+    return token_key({"weights": weights}, [*code, *(path for path in read if path.exists())])
 
 
 Sample = dict[str, list[Any]]
@@ -245,12 +325,15 @@ def cached_tokens(
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     os.utime(folder)
-    _remove_least_recent(cache)
+    _remove_least_recent(cache, KEPT_SETS)
     notices = json.loads((folder / NOTICES_FILE).read_text(encoding="utf-8"))
     return folder, notices
 
 
-def _remove_least_recent(cache: Path) -> None:
-    folders = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
-    for folder in sorted(folders, key=lambda path: -path.stat().st_mtime)[KEPT_SETS:]:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove_least_recent(cache: Path, kept: int) -> None:
+    entries = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
+    for entry in sorted(entries, key=lambda path: -path.stat().st_mtime)[kept:]:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)

@@ -4,10 +4,10 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.class_report import ClassReport
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
@@ -20,6 +20,9 @@ from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, lo
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
@@ -160,14 +163,14 @@ class Task(TokenizedTexts, ABC):
         """Fields of the model's configuration that depend on the data."""
         return {}
 
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: "PreTrainedModel") -> None:
         """Make sure that a loaded model can be trained for this task.
 
         Raises:
             TrainError: it cannot.
         """
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+    def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         """Make `loss` compute from hidden states instead of logits, if it can.
 
         Returns:
@@ -191,13 +194,13 @@ class Task(TokenizedTexts, ABC):
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
+    def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         """The context of forward passes without gradients, for `predictions`."""
         if self.large_vocabulary and self._evaluated is not model:
             self._evaluated, self.evaluation_head = model, find_head(model)
         return KernelMode(head=self.evaluation_head)
 
-    def evaluation_tokens(self, model: PreTrainedModel) -> int:
+    def evaluation_tokens(self, model: "PreTrainedModel") -> int:
         """The most that a rank evaluates at once; fewer where all have logits at the same time."""
         if not self.large_vocabulary or self.evaluation_head is not None:
             return EVAL_TOKENS
@@ -225,7 +228,7 @@ class Task(TokenizedTexts, ABC):
         """The sum of the samples' losses, a scalar in fp32."""
         raise NotImplementedError  # where the loss of a sample depends on all others
 
-    def write_files(self, model: PreTrainedModel, folder: Path) -> None:
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write what other programs need besides model and tokenizer into a saved model."""
 
     @abstractmethod

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ftcluster_common.data_files import TRAIN, VALIDATION
 from ftcluster_common.job import EVALUATE
@@ -24,6 +24,9 @@ from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class CausalLmTask(Task):
@@ -91,7 +94,7 @@ class CausalLmTask(Task):
         return [Document(ids, range(1, len(ids)))]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: "PreTrainedModel") -> None:
         """Reject encoders: they see the token to predict, so their loss is near 0."""
         if getattr(model.config, "output_router_logits", False):
             self._router_coefficient = model.config.router_aux_loss_coef

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jinja2 import TemplateError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
@@ -28,6 +28,9 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class DecoderTuningTask(Task):
@@ -163,7 +166,7 @@ class DecoderTuningTask(Task):
     # model
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: "PreTrainedModel") -> None:
         """Make sure that it is a decoder in which documents of a row can be kept apart.
 
         Raises:
@@ -201,7 +204,7 @@ class DecoderTuningTask(Task):
                 "use a decoder of the kind of Llama, Qwen or GPT-2",
             )
 
-    def evaluation_kernels(self, model: PreTrainedModel) -> KernelMode:
+    def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         super().evaluation_kernels(model)
         return self._kernels(self.evaluation_head)
 

@@ -3,11 +3,10 @@
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
-from transformers import PreTrainedModel
 
 from ftcluster_common.conversations import preference_columns, read_preference
 from ftcluster_common.recipe import PreferenceTuning, Recipe
@@ -19,6 +18,9 @@ from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.cross_entropy import token_losses
 from ftcluster_train.patching.kernel_mode import find_head
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class PreferenceTuningTask(DecoderTuningTask):
@@ -99,7 +101,7 @@ class PreferenceTuningTask(DecoderTuningTask):
 
     # model
 
-    def use_fused_loss(self, model: PreTrainedModel) -> torch.Tensor | None:
+    def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self.head = find_head(model)  # label smoothing is of pairs here, not of tokens
         return self.head
 

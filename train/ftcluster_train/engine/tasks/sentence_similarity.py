@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
 from torch.nn import functional
-from transformers import AutoModel, PreTrainedModel
+from transformers import AutoModel
 
 from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
 from ftcluster_common.data_files import TRAIN, DataError, short
@@ -39,6 +39,9 @@ from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SCORED = 1024  # queries that are compared with all texts at once
 DIGITS = 8  # of a number of an embedding that is predicted, behind the point
@@ -164,7 +167,7 @@ class SentenceSimilarityTask(Task):
         labels = ("query", "positive", *["negative"] * len(texts))
         return [Document(ids, label=label) for ids, label in zip(texts, labels, strict=False)]
 
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: "PreTrainedModel") -> None:
         if model.config.is_encoder_decoder:
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which has a decoder "
@@ -254,7 +257,7 @@ class SentenceSimilarityTask(Task):
             for numbers in _decoded(predictions).tolist()
         ]
 
-    def write_files(self, model: PreTrainedModel, folder: Path) -> None:
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """What sentence-transformers needs to load the model."""
         length = longest_input(model.config, self.tokenizer) or self.options.max_length
         documents = module_files(

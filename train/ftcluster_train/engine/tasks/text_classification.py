@@ -5,15 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
-from transformers import (
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.class_report import (
     ClassReport,
@@ -45,6 +41,9 @@ from ftcluster_train.engine.tasks.labels import (
     weights_of_classes,
 )
 from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 THRESHOLDS = "label_thresholds"  # in the configuration of a model: by the name of a class
@@ -287,7 +286,7 @@ class TextClassificationTask(Task):
             found = {one.name: one.threshold for one in report.classes}
             self._thresholds = {name: HALF if at is None else at for name, at in found.items()}
 
-    def write_files(self, model: PreTrainedModel, folder: Path) -> None:
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write the thresholds of several classes into the model's configuration."""
         if self._thresholds:
             setattr(model.config, THRESHOLDS, dict(self._thresholds))
