@@ -37,6 +37,14 @@ export DEBIAN_FRONTEND=noninteractive
 apt-get -qq update
 apt-get -qq install -y --no-install-recommends {packages} > /dev/null
 """
+FILL = """
+set -e
+systemctl stop slapd
+runuser -u openldap -- slapadd <<'END'
+{people}
+END
+systemctl start slapd
+"""
 JOIN = f"""
 set -e
 printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\nbase {BASE}\\n' > /etc/nslcd.conf
@@ -88,11 +96,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
         packages = "nslcd libnss-ldapd libpam-ldapd locales python3-fusepy"
         squash = Path(__file__).with_name("root_squash.py").read_text()
         for name in PAIR:
-            more = " slapd ldap-utils" * (name == HEAD)
+            more = " slapd" * (name == HEAD)
             control.shell(name, INSTALL.format(packages=packages + more))
             if name == HEAD:
-                text = "".join(people)
-                control.shell(name, f"ldapadd -Q -Y EXTERNAL -H ldapi:/// <<'END'\n{text}\nEND")
+                control.shell(name, FILL.format(people="".join(people)))
             control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
             control.shell(name, JOIN + HOMES)
         yield control
