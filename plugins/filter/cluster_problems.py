@@ -111,13 +111,16 @@ def machines(hosts: Hosts) -> Findings:
             yield host, what, "remove one of the two from the inventory"
 
 
-def loopbacks(hosts: Hosts) -> Findings:
-    """Hosts of several whose address is loopback."""
-    for host, facts in hosts.items():
+def addresses(hosts: Hosts) -> Findings:
+    """Hosts of several whose address is loopback, or none that mpirun takes."""
+    for host, facts in hosts.items() if len(hosts) > 1 else ():
         address = facts.get("network_address", "")
-        if len(hosts) > 1 and is_loopback(address):
-            what = f"other hosts cannot reach it at {address}"
-            yield host, what, f"set ftcluster_address=ADDRESS for {host} in the inventory"
+        hint = f"set ftcluster_address=ADDRESS for {host} in the inventory"
+        if is_loopback(address):
+            yield host, f"other hosts cannot reach it at {address}", hint
+        elif ":" in address:
+            what = f"its address is {address}, and mpirun reaches hosts by IPv4 only"
+            yield host, what, f"give the host an IPv4 address that the others reach, or {hint}"
 
 
 def currencies(hosts: Hosts) -> Findings:
@@ -142,7 +145,7 @@ def cluster_problems(
         accounts(facts_by_host),
         prefixes(facts_by_host),
         machines(facts_by_host),
-        loopbacks(facts_by_host),
+        addresses(facts_by_host),
         currencies(facts_by_host),
     ):
         for host, what, hint in findings:

@@ -57,6 +57,7 @@ _value:
 
 Facts = Mapping[str, Any]
 Findings = Iterator[dict[str, str]]
+FREE_NAME = "set ftcluster_user to a name that is free"
 # as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
 ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
 # a number, and a currency if there is one
@@ -168,6 +169,27 @@ def refused_to_root(facts: Facts) -> Findings:
         )
 
 
+def account_problems(facts: Facts) -> Findings:
+    """An account of the name of the one that trains, which ftcluster may not change."""
+    user, origin = facts.get("rank_user", ""), facts.get("rank_user_origin", "")
+    if not user or origin not in ("other", "directory"):
+        return
+    mine = f"sudo usermod --comment 'ftcluster training' {user}"
+    whose = {
+        "other": (
+            "exists already, and ftcluster did not create it",
+            f"; to hand this one over, which teardown then removes with its home: {mine}",
+        ),
+        "directory": (
+            "comes from a directory (LDAP, AD) and not from /etc/passwd, so that ftcluster cannot "
+            "change it",
+            "",
+        ),
+    }
+    what, more = whose[origin]
+    yield finding(f"the account {user}, which would train, {what}", f"{FREE_NAME}{more}")
+
+
 def host_problems(facts: Facts, requirements: Facts) -> Findings:
     """Why the host cannot take part."""
     yield from root_problems(facts, requirements)
@@ -176,6 +198,7 @@ def host_problems(facts: Facts, requirements: Facts) -> Findings:
             f"{facts['rank_user']!a} is not a valid account name",
             "set ftcluster_user to lower-case letters, digits, dashes and underscores",
         )
+    yield from account_problems(facts)
     if not PRICE.fullmatch(facts.get("price_per_hour", "")):
         yield finding(
             f"its price, {facts['price_per_hour']!a}, is not a number with or without a currency",

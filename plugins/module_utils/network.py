@@ -136,6 +136,12 @@ def find_ssh_connection(
     return ""
 
 
+def ipv4_of(nics: Sequence[Mapping[str, Any]], name: str, address: str) -> str:
+    """The first IPv4 address of the interface, or the given one if that is one or there is none."""
+    own = [one for nic in nics if nic["name"] == name for one in nic["addresses"]]
+    return next((one for one in [address, *own] if ":" not in one), address)
+
+
 def choose_address(
     given: str,
     inventory: str,
@@ -156,6 +162,9 @@ def choose_address(
     4. the source address towards the other hosts, or of the default route;
     5. the inventory's word, as it is.
 
+    In place of an IPv6 address of an interface that was not set, an IPv4 address of the same one is
+    taken if there is one: mpirun takes no other.
+
     The interface is "" where none has the address, "lo" for loopback.
     """
     owner = {address: nic["name"] for nic in nics for address in nic["addresses"]}
@@ -169,11 +178,12 @@ def choose_address(
         return given, names[0]
     for address in resolve(inventory) if inventory else ():
         if address in owner and not is_loopback(address):
-            return address, owner[address]
+            return ipv4_of(nics, owner[address], address), owner[address]
     fields = ssh_connection.split()
     address = plain(fields[2]) if len(fields) == 4 else ""
     if address in owner:
-        return address, owner[address]
+        return ipv4_of(nics, owner[address], address), owner[address]
     if default and not is_loopback(default):
-        return default, owner.get(default, "")
+        name = owner.get(default, "")
+        return ipv4_of(nics, name, default), name
     return inventory, ""

@@ -115,8 +115,12 @@ facts:
       type: float
       sample: 0.5
     sockets: {description: CPU packages with at least one usable thread., type: int, sample: 1}
-    rank_user_exists:
-      {description: Whether the account O(rank_user) is there., type: bool, sample: true}
+    rank_user_origin:
+      description:
+        - Who made the account O(rank_user). V(own) is this collection, V(other) somebody else,
+          V(directory) what is not in C(/etc/passwd), such as LDAP. Empty where it is not there.
+      type: str
+      sample: own
     numa_nodes: {description: NUMA nodes with at least one usable core., type: int, sample: 1}
     numa:
       description:
@@ -350,6 +354,7 @@ RDMA_LIBRARIES = (
     "libibverbs.so.1", "librdmacm.so.1", "libefa.so.1", "libpsm2.so.2", "libnuma.so.1",
     "libuuid.so.1",
 )  # fmt: skip
+ACCOUNT_COMMENT = "ftcluster training"  # by which the role account knows its own
 FIREWALL_RULES = Path("/etc/ftcluster/firewall.nft")  # which the role firewall writes
 CLUSTERS = Path("/etc/ftcluster/clusters")  # which the playbook system writes
 OUR_PORTS = "29500-29999"  # where mpirun and the ranks meet
@@ -525,12 +530,15 @@ def record_text(prefix: Path) -> str:
         return ""
 
 
-def has_user(name: str) -> bool:
-    """Whether the host has an account of this name."""
+def origin(name: str, read_file: Callable[[str], str] = read) -> str:
+    """Who made an account: "own", "other", "directory" (LDAP and the like); "" if it is missing."""
     try:
-        return bool(name) and bool(pwd.getpwnam(name))
+        entry = pwd.getpwnam(name)
     except KeyError:
-        return False
+        return ""
+    if not any(line.startswith(f"{name}:") for line in read_file("/etc/passwd").splitlines()):
+        return "directory"
+    return "own" if entry.pw_gecos == ACCOUNT_COMMENT else "other"
 
 
 def host_firewall(read_file: Callable[[str], str], is_active: Callable[[str], bool]) -> str:
@@ -626,7 +634,7 @@ def main() -> None:
         "pythons": available,
         "python_refused": python_refused,
         "user": user_name(os.geteuid()),
-        "rank_user_exists": has_user(module.params["rank_user"]),
+        "rank_user_origin": origin(module.params["rank_user"]),
         "is_root": os.geteuid() == 0,
         "rdma": rdma_devices(),
         "rdma_libraries": [name for name in RDMA_LIBRARIES if library((name,))],

@@ -93,7 +93,7 @@ class HostFacts:
     cores: int
     cpu_quota: float | None
     sockets: int
-    rank_user_exists: bool
+    rank_user_origin: str
     numa_nodes: int
     numa: list[NumaNode]
     memory_bytes: int

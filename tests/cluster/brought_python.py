@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.programs import CACHE
 
-OWN = {"bookworm": (3, 11), "trixie": (3, 13)}
+OWN = {"bookworm": (3, 11), "trixie": (3, 13), "jammy": (3, 10), "noble": (3, 12)}
 VERSION = sysconfig.get_python_version()
 PLACE = f"/opt/python{VERSION}"
 PROGRAM = f"{PLACE}/bin/python{VERSION}"

@@ -211,7 +211,7 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
         namespace=request.namespace,
         image=request.image,
         claim=request.claim,
-        node_selector=dict(text.split("=", 1) for text in request.node_selector),
+        node_selector=dict(text.partition("=")[::2] for text in request.node_selector),
         token_secret=request.token_secret,
         plan=prepared.plan,
         recipe=prepared.recipe,

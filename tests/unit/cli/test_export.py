@@ -47,6 +47,7 @@ def k8s(
         f"mrpc --image x --name {'a' * 41}",
         "mrpc --image x training.ddp_backend=impi",
         "mrpc --image x --min-nodes 3",
+        "mrpc --image x --node-selector spr",
         "unknown --image=",
         "mrpc --image x --facts missing.json",
     ],

@@ -216,6 +216,16 @@ def test_the_program_has_a_umask_and_its_exit_code_comes_through() -> None:
     assert "/no/such/program cannot be started: No such file or directory" in done.stderr
 
 
+@pytest.mark.parametrize(("given", "mode"), [({}, "1"), ({"PYTHONUTF8": "0"}, "0")])
+def test_a_rank_prints_and_reads_utf8_whatever_the_hosts_locale_is(
+    given: dict[str, str], mode: str
+) -> None:
+    rank = [{"cpus": "0-1023", "threads": 1, "memory": []}]
+    program = "import sys; print(sys.flags.utf8_mode)"
+    done = start(rank, sys.executable, "-c", program, LC_ALL="C.UTF-8", **given)
+    assert done.stdout.split() == [mode]
+
+
 @pytest.mark.parametrize("missing", [bind.PLACEMENT_VARIABLE, "PMI_RANK"])
 def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(bind.PLACEMENT_VARIABLE, json.dumps(PLACEMENT))

@@ -80,6 +80,11 @@ def test_one_machine_by_two_names() -> None:
     found = cluster(node0=here, node1={"network_address": "::1"}, node2={})
     assert bad(found) == ["node0", "node1"]
     assert "ftcluster_address=ADDRESS for node0" in found["node0"][0]["hint"]
+    # Hydra reads what follows the first colon of a line as a number of ranks
+    found = cluster(node0={"network_address": "2001:db8::10"}, node1={})
+    assert bad(found) == ["node0"]
+    assert "mpirun reaches hosts by IPv4 only" in found["node0"][0]["what"]
+    assert not bad(cluster(node0={"network_address": "2001:db8::10"}))
 
 
 HAS, LACKS = {"rank_user": "ftcluster"}, {"rank_user": ""}

@@ -235,3 +235,14 @@ def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:
 def test_who_manages_a_firewall(ufw: str, active: tuple[str, ...], found: str) -> None:
     read_file = reader({"/etc/ufw/ufw.conf": ufw})
     assert host_facts.host_firewall(read_file, lambda unit: unit in active) == found
+
+
+def test_whose_an_account_is() -> None:
+    def passwd(_: object) -> str:
+        return "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
+
+    assert host_facts.origin("nobody", passwd) == "other"
+    assert host_facts.origin("root", passwd) == "directory"  # getent has it, the file has not
+    assert host_facts.origin("no-such-account", passwd) == host_facts.origin("", passwd) == ""
+    role = (ROOT / "roles/account/vars/main.yml").read_text(encoding="utf-8")
+    assert f"account__comment: {host_facts.ACCOUNT_COMMENT}\n" in role

@@ -35,6 +35,15 @@ def test_invalid_account_names(name: str) -> None:
     assert findings(rank_user="ft_user-1") == findings(rank_user="") == NOTHING
 
 
+@pytest.mark.parametrize("origin", ["other", "directory"])
+def test_an_account_that_somebody_else_has_made(origin: str, said: Said) -> None:
+    [problem] = findings(rank_user="ftcluster", rank_user_origin=origin)["problems"]
+    said(f"{problem['what']}; {problem['hint']}")
+    for known in ("", "own"):
+        assert findings(rank_user="ftcluster", rank_user_origin=known) == NOTHING
+    assert findings(rank_user="", rank_user_origin=origin) == NOTHING  # the login user trains
+
+
 @pytest.mark.parametrize("price", ["4,08", "USD 4", "4 US dollars", "-1", "{{ x }}"])
 def test_invalid_prices(price: str) -> None:
     [problem] = findings(price_per_hour=price)["problems"]

@@ -17,6 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.network import (
 NICS = [
     {"name": "eth0", "addresses": ["10.0.0.13", "2001:db8:5::13"], "speed_mbits": 25000},
     {"name": "eth1", "addresses": ["192.168.7.3"], "speed_mbits": None},
+    {"name": "eth2", "addresses": ["2001:db8:6::1"], "speed_mbits": None},
 ]
 SSH = "198.51.100.9 51000 10.0.0.13 22"
 NAMES = {
@@ -46,11 +47,14 @@ def test_what_was_set_the_inventorys_word_ssh_and_the_last_resorts() -> None:
     # the inventory's word if the host has it
     assert choose("192.168.7.3", SSH) == ("192.168.7.3", "eth1")
     assert choose("::ffff:192.168.7.3", SSH) == ("192.168.7.3", "eth1")
-    assert choose("2001:0db8:5::0013", SSH) == ("2001:db8:5::13", "eth0")
+    assert choose("2001:0db8:5::0013", SSH) == ("10.0.0.13", "eth0")  # mpirun takes IPv4
+    assert choose("2001:db8:6::1", SSH) == ("2001:db8:6::1", "eth2")  # which has no other
     assert choose("node3.lan", SSH) == ("192.168.7.3", "eth1")
     # ssh over IPv6, or with nothing usable
     assert choose(ssh="::ffff:1.2.3.4 51000 ::ffff:10.0.0.13 22")[0] == "10.0.0.13"
-    assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22") == ("2001:db8:5::13", "eth0")
+    assert choose(ssh="2001:db8::9 51000 2001:db8:5::13 22") == ("10.0.0.13", "eth0")
+    assert choose(default="2001:db8:5::13") == ("10.0.0.13", "eth0")
+    assert choose(address="2001:db8:5::13") == ("2001:db8:5::13", "eth0")
     for ssh in ("fe80::2%eth0 51000 fe80::1%eth0 22", "127.0.0.1 5 127.0.0.1 22", "odd", ""):
         assert choose(ssh=ssh, default="192.168.7.3") == ("192.168.7.3", "eth1")
     # the last resorts

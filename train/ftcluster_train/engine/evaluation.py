@@ -66,17 +66,27 @@ def evaluate(
     """The task's scores, the same on every rank.
 
     Where there are several sets, each metric has the set's name: `validation_matched` gives
-    `accuracy_matched`.
+    `accuracy_matched`. A training measures all of them with what it chose on the first one, or on
+    the one of `metric_for_best_model`.
     """
     metrics, classes = {}, {}
-    for name, samples in validation_sets.items():
+    best = task.recipe.training.metric_for_best_model or ""
+    sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
+    for name in sets:
+        samples = validation_sets[name]
         predictions = predict(task, model, samples, world, bf16)
+        if name == sets[0] and task.purpose == "train":
+            task.fit(predictions, samples)
         of_set = task.score(predictions, samples)
         if report := task.class_report(predictions, samples):
             classes[name] = report.to_dict()
-        suffix = f"_{name.removeprefix('validation_')}" if len(validation_sets) > 1 else ""
+        suffix = _suffix(name) if len(sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
     return Scores(metrics, classes)
+
+
+def _suffix(name: str) -> str:
+    return f"_{name.removeprefix('validation_')}"
 
 
 class Evaluator:

@@ -288,6 +288,7 @@ def main() -> int:
         # one write, so that the lines of several ranks do not mix
         os.write(2, f"ftcluster: rank {place.rank} on {os.uname().nodename}: {problem}\n".encode())
     os.environ.update(variables(place, threads))
+    os.environ.setdefault("PYTHONUTF8", "1")  # else a host's locale decides what a rank can print
     home = os.environ.get("HOME", "")
     # the account's that trains has the first one
     cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)

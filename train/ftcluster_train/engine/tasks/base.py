@@ -239,6 +239,9 @@ class Task(TokenizedTexts, ABC):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The metrics of a set, from its predictions in the order of its samples."""
 
+    def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
+        """Choose on a validation set what the model's predictions are made with (thresholds)."""
+
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:  # noqa: ARG002
         """How well each class is predicted; None where rows have no classes."""
         return None

@@ -267,10 +267,10 @@ def check_classes(
     train, columns = classes[TRAIN], options.label_columns
     if several:
         smoothing = recipe.training.label_smoothing_factor
-        if options.class_weights or smoothing or len(options.validation_splits) > 1:
+        if options.class_weights or smoothing:
             raise TrainError(
                 "rows with several classes are trained without class_weights and "
-                "label_smoothing_factor, and evaluated on one set"
+                "label_smoothing_factor"
             )
         unknown = [names[number] for number in range(len(names)) if number not in train]
         said = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []

@@ -94,11 +94,9 @@ class TextClassificationTask(Task):
             cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
             if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
                 notices.append(f"{split}: {left_out} rows without text or class are left out")
-            read_as: dict[str, Any] = {
-                "text_columns": texts,
-                "label_columns": self.options.label_columns,
-            }
-            if not self.options.label_columns and self._label:
+            labelled_by = self.options.label_columns
+            read_as: dict[str, Any] = {"text_columns": texts, "label_columns": labelled_by}
+            if not labelled_by and self._label:
                 read_as["label_column"] = self._label[0]
             about = {"names": names, "columns": read_as, "rows": len(writer), "cut": cut}
             count = self._count(classes[split], names, split)
@@ -266,16 +264,17 @@ class TextClassificationTask(Task):
             values = measure(names, self._classes(predictions, samples), labels, report)
         return {**values, "loss": math.fsum(losses) / len(losses)}
 
+    def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
+        if self.several:
+            columns = enumerate(zip(*(row for *_, row in predictions), strict=True))
+            rows = [sample["label"] for sample in samples]
+            found = [best_threshold(column, [n in row for row in rows]) for n, column in columns]
+            self._thresholds = dict(zip(self._names(samples), found, strict=True))
+
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
         if self.options.regression:
             return None
         names, labels = self._names(samples), [sample["label"] for sample in samples]
-        if self.several and self.purpose == "train":
-            columns = zip(*(row for *_, row in predictions), strict=True)
-            self._thresholds = {
-                name: best_threshold(column, [number in label for label in labels])
-                for number, (name, column) in enumerate(zip(names, columns, strict=True))
-            }
         classes = self._classes(predictions, samples)
         if self.several:
             return report_of_sets(classes, labels, names, self._thresholds_of(names))
@@ -283,8 +282,8 @@ class TextClassificationTask(Task):
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         for report in map(read_report, classes.values() if self.several else ()):
-            found = {one.name: one.threshold for one in report.classes}
-            self._thresholds = {name: HALF if at is None else at for name, at in found.items()}
+            limits = {one.name: one.threshold for one in report.classes}
+            self._thresholds = {name: at for name, at in limits.items() if at is not None}
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write the thresholds of several classes into the model's configuration."""

@@ -1,0 +1,178 @@
+"""Hosts as a site has them: accounts of LDAP, homes of NFS, /tmp noexec, a locale that is Latin-1.
+
+Two Debian 12 hosts; the first has a real slapd, and both ask it by nslcd for names and accounts.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.brought_python import brought_python
+from tests.cluster.cluster import TWO
+from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
+
+pytestmark = pytest.mark.long
+PAIR = (HEAD, OTHER)
+BASE = "dc=nodomain"  # of Debian's slapd, without a domain of the host
+DOTTED, OF_DOMAIN = "jane.doe", r"CORP\joe.roe"
+ENTRY = """
+dn: uid={dn},{base}
+objectClass: account
+objectClass: posixAccount
+objectClass: shadowAccount
+uid: {name}
+cn: {name}
+uidNumber: {number}
+gidNumber: 100
+homeDirectory: /home/{home}
+loginShell: /bin/bash
+gecos: {gecos}
+userPassword: *
+"""
+INSTALL = """
+set -e
+export DEBIAN_FRONTEND=noninteractive
+apt-get -qq update
+apt-get -qq install -y --no-install-recommends {packages} > /dev/null
+"""
+FILL = """
+set -e
+systemctl stop slapd
+runuser -u openldap -- slapadd <<'END'
+{people}
+END
+systemctl start slapd
+"""
+JOIN = f"""
+set -e
+printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\nbase {BASE}\\n' > /etc/nslcd.conf
+sed -i -E 's/^(passwd|group|shadow):.*/\\1: files ldap/' /etc/nsswitch.conf
+systemctl restart nslcd
+printf '%s ALL=(ALL) NOPASSWD: ALL\\n' '{DOTTED}' 'CORP\\\\joe.roe' > /etc/sudoers.d/site
+mount -o remount,noexec /tmp
+localedef -i de_DE -f ISO-8859-1 de_DE
+printf 'LANG=de_DE\\n' >> /etc/environment
+sed -i '/^LANG=C.UTF-8/d' /etc/environment
+"""
+# the homes, as NFS with root_squash gives them
+HOMES = """
+set -e
+install -d /srv/homes
+for pair in jane.doe:20001 joe.roe:20002; do
+  home=/srv/homes/${pair%:*}
+  install -d -m 0700 -o ${pair#*:} -g 100 $home $home/.ssh
+  install -m 0600 -o ${pair#*:} -g 100 /home/ops/.ssh/authorized_keys $home/.ssh
+done
+mknod /dev/fuse c 10 229
+install -d /home/nfs
+systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/nfs
+until mountpoint -q /home/nfs; do sleep 0.1; done
+! ls /home/nfs/jane.doe 2> /dev/null
+"""
+OWN_DISK = r"ansible_remote_tmp=/var/tmp/.ansible-site"
+SCRIPT = """
+import json, os, sys
+name = json.loads(open(sys.argv[1]).readline())["sentence2"]
+print(f"{os.environ['LANG']}: {name} é 中")
+"""
+
+
+def entry(name: str, number: int, home: str = "", gecos: str = "of the site") -> str:
+    return ENTRY.format(dn=name.replace("\\", r"\5C"), name=name, number=number, base=BASE,
+                        home=home or name, gecos=gecos)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
+    folder = tmp_path_factory.mktemp("site")
+    with bare_hosts("bookworm", folder, PAIR, python=brought_python("bookworm")) as control:
+        people = [
+            entry(DOTTED, 20001, "nfs/jane.doe"),
+            entry(OF_DOMAIN, 20002, "nfs/joe.roe"),
+            entry("trainer", 20003, "trainer"),
+        ]
+        packages = "nslcd libnss-ldapd libpam-ldapd locales python3-fusepy"
+        squash = Path(__file__).with_name("root_squash.py").read_text()
+        for name in PAIR:
+            more = " slapd" * (name == HEAD)
+            control.shell(name, INSTALL.format(packages=packages + more))
+            if name == HEAD:
+                control.shell(name, FILL.format(people="".join(people)))
+            control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
+            control.shell(name, JOIN + HOMES)
+        yield control
+
+
+def of_people(_: str, line: str) -> str:
+    """Each host with a login user of the directory."""
+    login = DOTTED if line.startswith(HEAD) else OF_DOMAIN
+    return f"{line} ansible_user='{login}'"
+
+
+def test_what_a_site_refuses_is_a_line_before_anything_is_changed(site: Control) -> None:
+    inventory = site.inventory("refused.ini", PAIR, of_people)
+    before = site.snapshots()
+    read_only = "mount --bind {0} {0} && mount -o remount,ro,bind {0}"
+    with site.changed({
+        HEAD: ("mount -t tmpfs -o noexec tmpfs /opt", "umount /opt"),
+        OTHER: (read_only.format("/opt"), "umount /opt"),
+    }):  # fmt: skip
+        done = site.run("setup", inventory, "-e", "ftcluster_user=trainer")
+    assert done.returncode == 1
+    assert "nothing was changed" in done.stderr
+    head, _, other = done.stderr.partition(f"\n  {OTHER}: ")
+    assert "/opt/ftcluster is on a file system that is mounted noexec" in head
+    for text in (head, other):
+        assert "the account trainer, which would train, comes from a directory" in text
+        assert "root may not write where Ansible leaves files for it" in text
+    assert "root may not write to /opt/ftcluster" in other
+    assert site.snapshots() == before
+
+
+def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
+    def with_own_disk(host: str, line: str) -> str:
+        return f"{of_people(host, line)} {OWN_DISK}"
+
+    inventory = site.inventory("site.ini", PAIR, with_own_disk)
+    first = site.run("setup", inventory)
+    assert first.returncode == 0, first.stderr
+    assert "no root here" not in first.stderr
+    again = site.run("setup", "--json")
+    assert again.returncode == 0, again.stderr
+    hosts = json.loads(again.stdout)["hosts"]
+    assert {name: host["changed"] for name, host in hosts.items()} == dict.fromkeys(PAIR, 0)
+    check = site.run("check")
+    assert check.returncode == 0, check.stdout + check.stderr
+    rows = [
+        {"sentence1": f"größe {n}", "sentence2": ("gerade", "übrig")[n % 2], "label": n % 2}
+        for n in range(200)
+    ]
+    data = tmp_path / "größen"
+    data.mkdir()
+    for split, part in (("train", rows[:160]), ("validation", rows[160:])):
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+        (data / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    trained = site.run("train", "quickstart", "--data", str(data), "batch_size=8", *TWO, "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["state"] == "done"
+    (tmp_path / "names.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "names.jsonl").write_text(
+        json.dumps(rows[1], ensure_ascii=False) + "\n", encoding="utf-8"
+    )
+    told = site.run("run", *TWO, "--", str(tmp_path / "names.py"), str(tmp_path / "names.jsonl"))
+    assert told.returncode == 0, told.stderr
+    assert "de_DE: übrig é 中" in told.stdout
+
+
+def test_a_home_of_nfs_is_enough_without_root(site: Control) -> None:
+    """The login user trains, with all of ftcluster in the home that root may not see."""
+    inventory = site.inventory("home.ini", (HEAD,), of_people)
+    options = (inventory, "-e", "ftcluster_root=false")
+    done = site.run("setup", *options)
+    assert done.returncode == 0, done.stderr
+    with site.changed({HEAD: ("mount -o remount,ro /home/nfs", "mount -o remount,rw /home/nfs")}):
+        refused = site.run("setup", *options, "-e", "ftcluster_prefix=/home/nfs/jane.doe/other")
+    assert refused.returncode == 1
+    assert "/home/nfs/jane.doe/other is not writable" in refused.stderr, refused.stderr
