@@ -1,6 +1,7 @@
 """Running the installed programs as a user does."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ SECONDS = 900
 NODE_PATH = f"{ROOT / 'train'}{os.pathsep}{ROOT / 'common'}"
 # What the tests download is kept here from one run to the next, apart from the user's own.
 CACHE = ROOT / ".test_cache"
+PROMTOOL = shutil.which("promtool") or str(CACHE / "promtool")  # scripts/testbed-packages
 
 
 @dataclass(frozen=True)

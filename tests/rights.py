@@ -128,6 +128,12 @@ def _browser(folder: Path) -> None:
         raise Missing(str(error)) from error
 
 
+def _promtool(_folder: Path) -> None:
+    from tests.programs import PROMTOOL
+
+    _run(PROMTOOL, "--version")
+
+
 def _cpu(*flags: str) -> None:
     """The kernel's word for what a CPU can do."""
     found = Path("/proc/cpuinfo").read_text().split()
@@ -147,6 +153,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "network": _network,
     "openssl": lambda _: _run("openssl", "version"),
     "pid": _pid,  # a process 1 of its own, with what processes share
+    "promtool": _promtool,
     "root": _root,  # also as another user
     "ssh": lambda _: _run("ssh", "-V"),
     "ssh-keygen": lambda folder: _run(

@@ -296,7 +296,8 @@ FAULTS = {
     "control-gone": Fault("the control node vanishes, another one attaches", control_gone),
     "second-run": Fault("a second run on the same hosts", second_run),
     "full-disk": Fault("disk full during a checkpoint", full_disk, ("localhost",)),
-    "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",)),
+    # near the last step the model cannot be saved, which is the run's end
+    "full-of-logs": Fault("disk full to the last byte", full_of_logs, ("localhost",), ends=None),
     "rotated": Fault("logs are rotated while somebody follows them", rotated),
     "clock-steps": Fault("the clock goes a minute forward, then back", clock_steps, ("localhost",)),
     "worker-off": Fault("a host loses its power, and is back", lost_host(1), TESTBED),

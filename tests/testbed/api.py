@@ -76,9 +76,9 @@ class Testbed:
                 settings.base.symlink_to(base)  # disks written over one never meet another
             built = time.monotonic()
             settings.write_record()
-            sysctl.make_room(settings)
             access.make_key(settings)
             network.switch_on(CONTROL_ADDRESS)
+            sysctl.make_room(settings)  # after the switch: by that, others know that it is up
             uplink.connect()
             self._start(settings, settings.all_nodes()[:count])
             log.info(

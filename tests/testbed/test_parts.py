@@ -1,6 +1,7 @@
 """The testbed's pure parts; the rest is tried by every test that uses it."""
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -129,31 +130,62 @@ def test_commands_keep_their_options(line: str, command: list[str]) -> None:
     assert cli.rest(cli.parser().parse_args(line.split())) == command
 
 
-def test_the_last_testbed_puts_kernel_settings_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {sysctl.INOTIFY: 128, "net/ipv4/ip_forward": 0}.items():
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], int]:
+    """Settings of a kernel, in files; reads one."""
+    values = {sysctl.INOTIFY: 128, uplink.FORWARD: 0}
+    values |= {f"{sysctl.NEIGHBOURS}{level}": 100_000 for level in "123"}
+    for name, value in values.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(str(value))
-    for level in "123":
-        path = tmp_path / f"{sysctl.NEIGHBOURS}{level}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("100000")
     monkeypatch.setattr(sysctl, "ROOT", tmp_path)
     monkeypatch.setattr(sysctl, "RECORD", tmp_path / "record.json")
+    return lambda name: int((tmp_path / name).read_text())
+
+
+def test_the_last_testbed_puts_kernel_settings_back(
+    kernel: Callable[[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sysctl, "is_up", lambda name: name != "killed")
-
-    def inotify() -> int:
-        return int((tmp_path / sysctl.INOTIFY).read_text())
-
     for name, nodes in {"killed": 1, "one": 3, "two": 4}.items():
         monkeypatch.setattr(sysctl, "SWITCH", name)
         sysctl.make_room(Settings(nodes=nodes))
-        sysctl.put("net/ipv4/ip_forward", 1)
-    assert inotify() == 128 + 24 * 8
+        sysctl.put(uplink.FORWARD, 1)
+    assert kernel(sysctl.INOTIFY) == 128 + 24 * 8
     sysctl.put_back()
-    assert inotify() == 128 + 24 * 8
+    assert kernel(sysctl.INOTIFY) == 128 + 24 * 8
     monkeypatch.setattr(sysctl, "SWITCH", "one")
     sysctl.put_back()
-    assert inotify() == 128
-    assert (tmp_path / "net/ipv4/ip_forward").read_text() == "0"
+    assert kernel(sysctl.INOTIFY) == 128
+    assert kernel(uplink.FORWARD) == 0
+
+
+def test_a_testbed_that_starts_while_others_end_keeps_its_kernel_settings(
+    kernel: Callable[[str], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    up: set[str] = set()
+
+    def replace(module: object, name: str, does: Callable[..., object]) -> None:
+        """A part of `up` that does this here, and during which another testbed ends."""
+
+        def part(*given: object) -> None:
+            does(*given)
+            with monkeypatch.context() as other:
+                other.setattr(sysctl, "SWITCH", "another")
+                sysctl.put_back()
+
+        monkeypatch.setattr(module, name, part)
+
+    monkeypatch.setattr(api, "_alone", contextlib.nullcontext)
+    monkeypatch.setattr(sysctl, "is_up", up.__contains__)
+    monkeypatch.setattr(api, "_private_folder", lambda path: path.mkdir(exist_ok=True))
+    monkeypatch.setattr(api.rootfs, "get", lambda _: tmp_path)
+    monkeypatch.setattr(api.Testbed, "_binds", lambda _: ())
+    for module, name in ((api, "require_tools"), (api.access, "make_key")):
+        replace(module, name, lambda *_: None)
+    replace(api.network, "switch_on", lambda _: up.add(settings.SWITCH))
+    replace(sysctl, "make_room", sysctl.make_room)
+    replace(api.uplink, "connect", lambda: sysctl.put(uplink.FORWARD, 1))
+    replace(api.Testbed, "_start", lambda *_: None)
+    api.Testbed(Settings(dir=tmp_path / "bed")).up(2)
+    assert (kernel(uplink.FORWARD), kernel(sysctl.INOTIFY)) == (1, 128 + 24 * 2)

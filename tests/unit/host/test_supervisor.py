@@ -136,6 +136,28 @@ def ssh_on_path(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
 LEASE = 'case "$*" in *host.lease*) while read -r _; do echo held; done; exit;; esac'
 
 
+@pytest.mark.needs("mount")
+def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", run_dir], check=True)
+    filler = run_dir / "filler"
+    # also the last page of the events
+    script = (
+        "cd $RUN_DIR; size=$(stat -c %s events.jsonl); "
+        """printf '{"event": "notice", "message": "%*s"}\\n' $((8192 - 35 - size % 4096)) x """
+        ">> events.jsonl; cat /dev/zero > filler; exit 1"
+    )
+    try:
+        launch(run_dir, script, env={"RUN_DIR": str(run_dir)})
+        wait_for(lambda: filler.exists() and filler.stat().st_size > 3 << 20)
+        wait_for(lambda: len(processes_of(run_dir.name)) < 2)  # mpirun has ended
+        time.sleep(0.5)  # until the supervisor would have written it
+        filler.unlink()
+        assert until_end(run_dir)["state"] == "failed"
+        assert not [*run_dir.glob(".*.partial")]
+    finally:
+        subprocess.run(["umount", "--lazy", run_dir], check=True)
+
+
 def test_a_good_run_ends_done(run_dir: Path) -> None:
     launch(run_dir, "echo hello; env")
     end = until_end(run_dir)

@@ -16,6 +16,7 @@ import fcntl
 import os
 import pwd
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,6 +46,10 @@ LOGGED = {  # events that the host's log gets
     "end": syslog.LOG_NOTICE,
 }  # fmt: skip
 LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
+SPACE_BYTES, SPACE_SECONDS = (
+    1 << 20,
+    600.0,
+)  # that events and a launch need; how long to wait for it
 # without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
 WATCHDOG_SECONDS = 20.0
 # the supervisor ends its ranks after the run's own grace time, which root cannot read safely
@@ -287,6 +292,20 @@ def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
     syslog.openlog("ftcluster", syslog.LOG_PID, syslog.LOG_USER)
     for number, line in enumerate(str(said).splitlines()):
         syslog.syslog(LOGGED[event], f"{run}: {event}: {where if not number else '  '}{line}")
+
+
+def wait_for_space(run_dir: Path) -> None:
+    """Wait while a run's disk is full to the last: its end, or its restart, would be lost.
+
+    For the supervisor while it has no ranks: theirs would miss it.
+    """
+    deadline, said = time.monotonic() + SPACE_SECONDS, False
+    while shutil.disk_usage(run_dir).free < SPACE_BYTES and time.monotonic() < deadline:
+        if not said:
+            message = f"the disk of {run_dir} is full: waiting for space"
+            log_event(run_dir.name, "notice", {"message": message})
+        said = True
+        time.sleep(LOOK_SECONDS)
 
 
 def is_stopped(pid: int) -> bool:

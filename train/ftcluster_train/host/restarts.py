@@ -44,6 +44,7 @@ def run_with_restarts(launch: Launch, run: Run, again: bool, rebooted: bool = Fa
         ending = run_ranks(launch, run)
     while ending.restartable and launch.restarts < launch.max_restarts:
         launch = replace(launch, restarts=launch.restarts + 1)
+        background.wait_for_space(Path(launch.run_dir))
         _write(launch)
         why = "; ".join(map(_where_and_what, ending.errors))
         run.events.write(

@@ -86,6 +86,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         request.holding = True
         forget_token(run_dir)  # also after an unexpected error
         leases.release()
+    background.wait_for_space(run_dir)
     for message in {str(error["message"]): error for error in ending.errors}.values():
         events.write("error", **message)
     events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
@@ -170,6 +171,7 @@ def become(run_dir: Path, no_unit: str = "") -> int:
     again = background.become_supervisor(run_dir)
     background.feed_watchdog()
     request = StopRequest()
+    background.wait_for_space(run_dir)
     write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
     try:
         if no_unit and not again:

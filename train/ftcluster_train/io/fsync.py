@@ -29,11 +29,15 @@ def sync_tree(folder: Path) -> None:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is never seen half-written, also after a crash."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except OSError:  # a full disk, say
+        partial.unlink(missing_ok=True)
+        raise
     sync(path.parent)
 
 
