@@ -50,6 +50,13 @@ def launched(script: str, backend: str, folder: Path) -> "subprocess.CompletedPr
     if script == "test_distributed_data_loop":
         program = (str(folder / "loops.py"),)
         Path(*program).write_text(LOOPS)
+    return launched_program(program, backend, folder)
+
+
+def launched_program(
+    program: tuple[str, ...], backend: str, folder: Path, site: str = ""
+) -> "subprocess.CompletedProcess[str]":
+    """Two ranks of a script, or of a module, which find further packages in `site`."""
     job = ScriptJob("accelerate", str(folder), program, str(folder))
     (folder / "job.json").write_text(json.dumps(job.to_dict()))
     launch = Launch(
@@ -63,9 +70,10 @@ def launched(script: str, backend: str, folder: Path) -> "subprocess.CompletedPr
     )
     command = mpirun_command(launch)
     Path(launch.hostfile_path).write_text(command.hostfile)
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, (FOUND, site)))}
     return subprocess.run(
-        command.argv, env=environment() | command.env | {"PYTHONPATH": FOUND}, cwd=folder,
-        text=True, timeout=SECONDS, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        command.argv, env=environment() | command.env | found, cwd=folder, text=True,
+        timeout=SECONDS, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 

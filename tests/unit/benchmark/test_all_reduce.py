@@ -1,11 +1,16 @@
 """The command `bench allreduce` but for what the ranks do."""
 
 import json
+import re
 from dataclasses import replace
+from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ftcluster.ansible.playbook import Outcome
 from ftcluster.benchmark.all_reduce import Bench, Measured, prepare, read_size
@@ -82,6 +87,11 @@ def test_a_size_without_room_in_memory_is_left_out(said: Said) -> None:
     assert request(prepared(facts, size=256 * MIB))["sizes"] == [256 * MIB]
 
 
+@cache
+def one_host() -> Bench:
+    return prepared(cluster(host("node0")))
+
+
 def result(hosts: int, *events: dict[str, Any], **facts: Any) -> dict[str, Any]:
     bench = prepared(cluster(*(host(f"node{n}", **facts) for n in range(hosts))))
     found = Measured()
@@ -127,6 +137,35 @@ def test_the_document_of_several_hosts(said: Said) -> None:
     unknown = result(2, LINK, *TIMES, nics=())
     speed = unknown["sizes"][1]["times"]["impi"]["of_network"]
     assert speed == pytest.approx(25 * MIB / 16e-3 / 118e6, abs=1e-3)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries({name: st.floats(0.01, 1000) for name in ("gloo", "impi", "mpi")}),
+        min_size=1, max_size=6,
+    ),
+    st.sampled_from([0.1, 0.9]),
+)  # fmt: skip
+def test_the_summary_says_what_the_rows_say(rows: list[dict[str, float]], load: float) -> None:
+    small = measured(4096, "fp32", gloo=0.001, impi=9.0, mpi=0.001)
+    large = [measured(25 * MIB * 2**n, "fp32", **row) for n, row in enumerate(rows)]
+    times = [event | {"load": load} for event in (small, *large)]
+    found = document(one_host(), Measured(times), 12.0)
+    text = "\n".join(lines(found))
+    shown = [{k: v["ms"] for k, v in row["times"].items()} for row in found["sizes"][1:]]
+    said = re.search(r"from 25 MiB up (\w+) is the fastest in (\d) of (\d) rows?", text)
+    assert said
+    fastest, other = said[1], {"gloo": "impi", "impi": "gloo"}[said[1]]
+    faster = [row for row in shown if row[fastest] <= row[other]]
+    assert [int(said[2]), int(said[3])] == [len(faster), len(rows)]
+    ratios = re.findall(r"([\d.]+) of (gloo|MPI)'s time", text)
+    assert [name for _, name in ratios] == (["MPI"] if fastest == "gloo" else ["gloo", "MPI"])
+    for ratio, name in ratios:
+        each = [row[fastest] / row[name.lower()] for row in shown]
+        mean = prod(each) ** (1 / len(each))
+        assert float(ratio) == pytest.approx(mean, rel=0.01, abs=0.006)
+        assert name == "MPI" or (mean <= 1 and faster)
+    assert ("not saved for plans" in text) == (load > 0.5) == (fp32_times(found)[1] == {})
 
 
 @pytest.fixture
