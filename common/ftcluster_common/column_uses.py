@@ -23,7 +23,9 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
+from ftcluster_common.tagged_words import tagged_columns
 
 UNREAD = "not read"
 ANSWERING = ("question", "context", "answers")
@@ -43,6 +45,9 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
         case TextClassification():
             texts, labels = classification_columns(options, columns, answered)
             uses = {"text": texts, "label": labels if answered else ()}
+        case TokenClassification():
+            named = tagged_columns(options, columns, answered)._asdict()
+            uses = {use: (name,) for use, name in named.items() if name}
         case QuestionAnswering():
             read = zip(ANSWERING, answering_columns(options, answered), strict=False)
             uses = {use: (name,) for use, name in read}

@@ -119,6 +119,39 @@ class QuestionAnswering:
 
 
 @dataclass(frozen=True)
+class TokenClassification:
+    """Predicts the tag of each word: the entities of a text (NER), or parts of speech.
+
+    A row has words with their tags, or a text with its entities as spans.
+
+    Attributes:
+        tokens_column: with a list of words; left out, one that is known for them; likewise
+            tags_column, with their tags: names such as B-PER, or numbers.
+        text_column: with a text, where no column has words; likewise spans_column, with a list of
+            objects with start, end (characters) and label.
+        tag_names: of tags that are numbers, where the data do not name them.
+        repair_tags: whether tags that are not all of one scheme are read as conlleval does, which
+            are an error otherwise.
+        label_all_tokens: whether all tokens of a word are learned, not the first alone.
+        max_length: tokens of a window; of a longer row there are several.
+        doc_stride: tokens that neighbouring windows of a row share.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    tokens_column: str | None = None
+    tags_column: str | None = None
+    text_column: str | None = None
+    spans_column: str | None = None
+    tag_names: tuple[str, ...] = ()
+    repair_tags: bool = False
+    label_all_tokens: bool = False
+    max_length: int = limited(256, at_least=8)
+    doc_stride: int = limited(64, at_least=0)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+@dataclass(frozen=True)
 class CausalLm:
     """Predicts the next token; texts are packed into blocks of one length.
 
@@ -280,6 +313,7 @@ class PreferenceTuning(DecoderTuning):
 
 Options = (
     TextClassification
+    | TokenClassification
     | QuestionAnswering
     | CausalLm
     | SentenceSimilarity
@@ -289,6 +323,7 @@ Options = (
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
+    "token-classification": TokenClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
     "sentence-similarity": SentenceSimilarity,
@@ -364,6 +399,7 @@ class Training:
 
 TaskName = Literal[
     "text-classification",
+    "token-classification",
     "question-answering",
     "causal-lm",
     "sentence-similarity",

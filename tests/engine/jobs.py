@@ -20,6 +20,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
     Training,
 )
 from ftcluster_train.comm.world import World
@@ -40,6 +41,7 @@ FIRST_WORD = len(SPECIAL)
 
 OPTIONS: dict[str, Options] = {
     "text-classification": TextClassification(text_columns=("text",), max_length=48),
+    "token-classification": TokenClassification(max_length=48, doc_stride=8),
     "question-answering": QuestionAnswering(
         max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6
     ),

@@ -13,6 +13,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     DistilBertConfig,
     GPT2Config,
@@ -87,6 +88,7 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
 }  # fmt: skip
 MODEL_CLASSES = {
     "text-classification": AutoModelForSequenceClassification,
+    "token-classification": AutoModelForTokenClassification,
     "question-answering": AutoModelForQuestionAnswering,
     "causal-lm": AutoModelForCausalLM,
     "sentence-similarity": AutoModel,

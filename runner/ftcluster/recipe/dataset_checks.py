@@ -67,9 +67,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
-            problems += (
-                _check_text(file) if kind_of(file) == TEXT else _check_rows(file, make_check)
-            )
+            problems += _check_text(file) if texts else _check_rows(file, make_check)
     if isinstance(options, TextClassification) and answered and not options.regression:
         rows = next((files[split] for split in used if split in files), ())
         problems = problems or _check_scores(rows, options)

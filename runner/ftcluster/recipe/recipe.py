@@ -37,6 +37,7 @@ from ftcluster_common.recipe import (
 
 RECIPES: Mapping[str, str] = {  # for any data, by task
     "text-classification": "classify",
+    "token-classification": "ner",
     "question-answering": "squad",
     "causal-lm": "clm",
     "instruction-tuning": "sft",

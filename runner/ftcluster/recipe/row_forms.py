@@ -12,6 +12,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
 
 
@@ -33,6 +34,16 @@ def row_form(options: Options, answered: bool) -> str:
             if options.label_columns and answered:
                 label = f" and {', '.join(options.label_columns)} (0 or 1)"
             return f"each row has {texts}{label}"
+        case TokenClassification():
+            tokens, text = options.tokens_column or "tokens", options.text_column or "text"
+            tags, spans = options.tags_column or "tags", options.spans_column or "spans"
+            if not answered:
+                return f"each row has {tokens} (a list of words), or {text}"
+            return (
+                f"a file in the form of CoNLL; or each row has {tokens} (a list of words) and "
+                f"{tags} (a list as long), or {text} and {spans} (a list of objects with start, "
+                "end and label)"
+            )
         case QuestionAnswering():
             texts = f"{options.question_column}, {options.context_column} (text)"
             form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'

@@ -10,9 +10,11 @@ from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTas
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
+from ftcluster_train.engine.tasks.token_classification import TokenClassificationTask
 
 _TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassificationTask,
+    "token-classification": TokenClassificationTask,
     "question-answering": QuestionAnsweringTask,
     "causal-lm": CausalLmTask,
     "sentence-similarity": SentenceSimilarityTask,
