@@ -15,8 +15,8 @@ from ftcluster_common.columns import (
 from ftcluster_common.conversations import conversation_columns, preference_columns
 from ftcluster_common.data_files import Row
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
@@ -51,7 +51,7 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
         case QuestionAnswering():
             read = zip(ANSWERING, answering_columns(options, answered), strict=False)
             uses = {use: (name,) for use, name in read}
-        case CausalLm():
+        case LanguageModel():
             uses = {"text": (text_column(options, columns),)}
         case SentenceSimilarity() if answered:
             pair = search_columns(options, columns)

@@ -25,8 +25,8 @@ from ftcluster_common.conversations import (
 )
 from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
@@ -58,7 +58,7 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             return partial(_tagging_problem, options, tagged, TagCheck())
         case QuestionAnswering():
             return _answering(options, answering_columns(options, answered))
-        case CausalLm():
+        case LanguageModel():
             return partial(_check_columns, [text_column(options, columns)], [])
         case SentenceSimilarity() if answered:
             return _reads(partial(search_texts, columns=search_columns(options, columns)))

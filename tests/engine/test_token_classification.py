@@ -164,7 +164,8 @@ def test_what_is_found_is_what_transformers_pipeline_finds(
     for text, line in zip(texts, lines, strict=True):
         wanted = [
             {"start": e["start"], "end": e["end"], "label": e["entity_group"],
-             "text": text[e["start"] : e["end"]], "score": pytest.approx(float(e["score"]), abs=2e-5)}
+             "text": text[e["start"] : e["end"]],
+             "score": pytest.approx(float(e["score"]), abs=2e-5)}
             for e in pipeline(text)
         ]  # fmt: skip
         assert line["prediction"] == wanted

@@ -27,7 +27,7 @@ from ftcluster_common.data_files import (
 )
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
-    CausalLm,
+    LanguageModel,
     Options,
     Recipe,
     TextClassification,
@@ -54,7 +54,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     options = recipe.options
     answered = purpose != PREDICT
     form = row_form(options, answered)
-    texts = texts_of(path) if isinstance(options, CausalLm) else {}
+    texts = texts_of(path) if isinstance(options, LanguageModel) else {}
     try:
         files = texts or files_of(path)
         problems = [] if files else [_no_data(path, options)]
@@ -88,7 +88,7 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 
 
 def _no_data(path: Path, options: Options) -> str:
-    kinds = ", ".join((*TABLES, TEXT) if isinstance(options, CausalLm) else TABLES)
+    kinds = ", ".join((*TABLES, TEXT) if isinstance(options, LanguageModel) else TABLES)
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
     return f"{path} has no data in {kinds}{listed}"
 

@@ -40,6 +40,7 @@ RECIPES: Mapping[str, str] = {  # for any data, by task
     "token-classification": "ner",
     "question-answering": "squad",
     "causal-lm": "clm",
+    "masked-lm": "mlm",
     "instruction-tuning": "sft",
     "preference-tuning": "dpo",
     "sentence-similarity": "embed",

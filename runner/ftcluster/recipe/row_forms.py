@@ -4,8 +4,8 @@ from typing import assert_never
 
 from ftcluster_common.data_files import TABLES, TEXT
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
@@ -49,7 +49,7 @@ def row_form(options: Options, answered: bool) -> str:
             form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
             answers = f" and {options.answers_column} ({form})" if answered else ""
             return f"each row has {texts}{answers}"
-        case CausalLm():
+        case LanguageModel():
             return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
         case SentenceSimilarity() if not answered:
             return f"each row has {options.query_column or 'a column of text'}"

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
-    CausalLm,
     DecoderTuning,
     InstructionTuning,
+    LanguageModel,
     Metric,
     Options,
     PreferenceTuning,
@@ -29,7 +29,7 @@ SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known 
 
 def metric_names(options: Options) -> tuple[str, ...]:
     """Return the metrics of a task that may be measured, whatever classes its data have."""
-    if isinstance(options, CausalLm | InstructionTuning):
+    if isinstance(options, LanguageModel | InstructionTuning):
         return ("loss", "perplexity")
     if isinstance(options, PreferenceTuning):
         return ("loss", "accuracy", "margin")

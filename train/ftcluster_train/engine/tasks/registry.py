@@ -5,6 +5,7 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
 from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
 from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
@@ -17,6 +18,7 @@ _TASKS: dict[str, type[Task]] = {
     "token-classification": TokenClassificationTask,
     "question-answering": QuestionAnsweringTask,
     "causal-lm": CausalLmTask,
+    "masked-lm": MaskedLmTask,
     "sentence-similarity": SentenceSimilarityTask,
     "text-ranking": TextRankingTask,
     "instruction-tuning": InstructionTuningTask,
