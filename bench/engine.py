@@ -11,10 +11,10 @@ tokenizer, such as all-MiniLM-L6-v2.
 All train the same model from the same weights on the same samples with two threads; each run is a
 process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
 run_glue, run_ner, run_qa, run_mlm and run_clm: padded to the maximum. `tuned` is Trainer as far as
-its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both have fused
-AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as planned runs
-do. Where batches differ in length, the speed is that of an epoch's mean batch (`length_share`), for
-each of them.
+its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both
+have fused AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as
+planned runs do. Where batches differ in length, the speed is that of an epoch's mean batch
+(`length_share`), for each of them.
 --ablation also measures ours without each optimization and with each alone, and `tuned` in fp32;
 --profile the time by kind of work and its serial share. `--turns 1 --steps 6` takes minutes.
 """
