@@ -19,7 +19,7 @@ from ftcluster_common.given_files import parse_json
 
 PARQUET, TEXT = ".parquet", ".txt"
 CONLL = ".conll"
-TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET, CONLL)
+TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
 SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # where they are in the form of CoNLL
 TRAIN, VALIDATION = "train", "validation"
 WORDS = {  # in names of files, as `datasets` knows them
@@ -76,13 +76,8 @@ def files_of(path: Path) -> dict[str, Files]:
         DataError: a split has files of several formats.
     """
     if path.is_file():
-        return {TRAIN: (path,)} if kind_of(path) in TABLES or is_conll(path) else {}
-    tables = sorted(
-        file
-        for file in path.glob("*")
-        if file.is_file()
-        and (kind_of(file) in TABLES or (kind_of(file) in SENTENCES and is_conll(file)))
-    )
+        return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
+    tables = sorted(file for file in path.glob("*") if file.is_file() and _has_rows(file))
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")
     splits: dict[str, Files] = {}
@@ -334,6 +329,11 @@ def _json_value(line: str, path: Path, number: int) -> Any:
     except ValueError as error:
         what = str(error)
     return DataError(f"{path}:{number}: not valid JSON: {what}")
+
+
+def _has_rows(path: Path) -> bool:
+    kind = kind_of(path)
+    return kind in (*TABLES, CONLL) or (kind in SENTENCES and is_conll(path))
 
 
 def is_conll(path: Path) -> bool:

@@ -646,5 +646,8 @@ PARSERS = {
         (dumped({"chosen": MESSAGES, "rejected": MESSAGES}),),
         (DataError,),
     ),
-    **{f"rows of {suffix}": rows(suffix) for suffix in (".csv", ".tsv", ".json", ".jsonl", ".conll")},
+    **{
+        f"rows of {suffix}": rows(suffix)
+        for suffix in (".csv", ".tsv", ".json", ".jsonl", ".conll")
+    },
 }  # fmt: skip

@@ -124,7 +124,7 @@ def _prepared(request: PredictRequest, view: View) -> TrainingRun:
         pipeline = "fill-mask" if masked else "text-generation"
         raise UsageError(
             "a language model predicts nothing of a row",
-            f"its loss: ftcluster evaluate; its texts: transformers' pipeline(\"{pipeline}\", "
+            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
             "model=DIR)",
         )
     return run

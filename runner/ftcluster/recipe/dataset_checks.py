@@ -13,6 +13,7 @@ from ftcluster_common.columns import (
     with_label_columns,
 )
 from ftcluster_common.data_files import (
+    CONLL,
     PARQUET,
     TABLES,
     TEXT,
@@ -31,6 +32,7 @@ from ftcluster_common.recipe import (
     Options,
     Recipe,
     TextClassification,
+    TokenClassification,
 )
 from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
@@ -88,7 +90,9 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 
 
 def _no_data(path: Path, options: Options) -> str:
-    kinds = ", ".join((*TABLES, TEXT) if isinstance(options, LanguageModel) else TABLES)
+    more = (TEXT,) if isinstance(options, LanguageModel) else ()
+    more = (CONLL,) if isinstance(options, TokenClassification) else more
+    kinds = ", ".join((*TABLES, *more))
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
     return f"{path} has no data in {kinds}{listed}"
 
