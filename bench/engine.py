@@ -4,20 +4,22 @@
         [--ablation] [--profile] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
-checkout. DIR has the folders mrpc, squad and shakespeare; --encoder is a small BERT with its
+checkout. DIR has the folders mrpc, squad and shakespeare; ner learns which words of mrpc's
+sentences have capital letters, mlm the texts of shakespeare. --encoder is a small BERT with its
 tokenizer, such as all-MiniLM-L6-v2.
 
 All train the same model from the same weights on the same samples with two threads; each run is a
 process, runs are interleaved, numbers are medians. `stock` is Trainer with the defaults of
-run_glue, run_qa and run_clm: padded to the maximum. `tuned` is Trainer as far as its own options
-go: batches padded to their longest sample and grouped by length, and tcmalloc. Both have fused
-AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as planned runs
-do. Where batches differ in length, the speed is that of an epoch's mean batch (`length_share`), for
-each of them.
+run_glue, run_ner, run_qa, run_mlm and run_clm: padded to the maximum. `tuned` is Trainer as far as
+its own options go: batches padded to their longest sample and grouped by length, and tcmalloc. Both
+have fused AdamW, and bf16 where the CPU has instructions for it. `ours` runs with tcmalloc, as
+planned runs do. Where batches differ in length, the speed is that of an epoch's mean batch
+(`length_share`), for each of them.
 --ablation also measures ours without each optimization and with each alone, and `tuned` in fp32;
 --profile the time by kind of work and its serial share. `--turns 1 --steps 6` takes minutes.
 """
 
+import json
 import statistics
 import sys
 import tempfile
@@ -61,6 +63,14 @@ CASES = {
         ("squad", *DISTILBERT, "data={data}/squad", "batch_size=16"),
         11, 5, ((2736, 768, 768), (2736, 768, 3072), (2736, 3072, 768)),
     ),
+    "ner": Case(
+        ("ner", *DISTILBERT, "data={tagged}", "data_config=null", "batch_size=32"),
+        13, 6, ((1024, 768, 768), (1024, 768, 3072), (1024, 3072, 768)),
+    ),
+    "mlm": Case(
+        ("mlm", *DISTILBERT, "data={data}/shakespeare", "data_config=null", "batch_size=8"),
+        9, 5, ((2048, 768, 768), (2048, 768, 3072), (2048, 3072, 768), (307, 768, 30522)),
+    ),
     "gpt2": Case(
         ("gpt2", "tokenizer=null", "data={data}/shakespeare", "batch_size=4", "block_size=512",
          "training.gradient_accumulation_steps=1", "config_overrides={{vocab_size: 50257}}"),
@@ -83,9 +93,11 @@ def main() -> int:
     )
     with tempfile.TemporaryDirectory() as folder:
         results: dict[str, Any] = {"machine": machine(options.prefix, options.threads), "speed": {}}
+        tagged = write_tagged(options.data / "mrpc/train.jsonl", Path(folder) / "tagged")
         for name in options.cases or CASES:
             case = CASES[name]
-            run_dir = bench.prepare(Path(folder) / name, case.recipe)
+            recipe = tuple(word.replace("{tagged}", str(tagged)) for word in case.recipe)
+            run_dir = bench.prepare(Path(folder) / name, recipe)
             chosen = variants(case, options.steps, options.ablation, options.profile)
             found = measure(bench, run_dir, case, chosen, options.turns)
             if options.profile:
@@ -94,6 +106,17 @@ def main() -> int:
             print(table(name, found), flush=True)
             write(options.results, results)
     return 0
+
+
+def write_tagged(pairs: Path, folder: Path) -> Path:
+    """Sentences of pairs as words, those with a capital letter tagged, for training alone."""
+    folder.mkdir()
+    with pairs.open(encoding="utf-8") as lines, (folder / "train.jsonl").open("w") as file:
+        for line in lines:
+            words = json.loads(line)["sentence1"].split()
+            tags = ["B-NAME" if word[:1].isupper() else "O" for word in words]
+            file.write(json.dumps({"tokens": words, "tags": tags}) + "\n")
+    return folder
 
 
 def variants(

@@ -24,11 +24,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.profiler import profile, schedule
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
-from ftcluster_common.recipe import CausalLm
+from ftcluster_common.recipe import CausalLm, MaskedLm, TokenClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
@@ -180,7 +185,7 @@ def _ours(
 def _stock(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
 ) -> Trained:
-    """transformers' Trainer as run_glue, run_qa and run_clm configure it, or `tuned`."""
+    """transformers' Trainer as run_glue and its like configure it, or `tuned`."""
     training, recipe, tuned = job.recipe.training, job.recipe, options.get("tuned", False)
     arguments = TrainingArguments(
         output_dir=str(job.run_dir / "stock"),
@@ -208,9 +213,17 @@ def _stock(
     )
     causal = isinstance(recipe.options, CausalLm)
     longest = 0 if causal or tuned else recipe.options.max_length  # type: ignore[attr-defined]
+    masked = None
+    if isinstance(recipe.options, MaskedLm):  # draws its own
+        probability = recipe.options.mlm_probability
+        masked = DataCollatorForLanguageModeling(task.tokenizer, mlm_probability=probability)
     tokens: list[int] = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        if masked:
+            batch: dict[str, Any] = masked([{"input_ids": row["input_ids"]} for row in rows])
+            tokens.append(batch["input_ids"].numel())
+            return batch
         inputs, targets = task.collate(rows)
         names = {"start": "start_positions", "end": "end_positions", "labels": "labels"}
         labels = {names[name]: values for name, values in targets.items() if name in names}
@@ -218,9 +231,12 @@ def _stock(
             labels = {"labels": targets["tokens"]}
         short = max(0, longest - inputs["input_ids"].shape[1])
         if short:
-            inputs = {
-                name: torch.nn.functional.pad(values, (0, short)) for name, values in inputs.items()
-            }
+            pad = torch.nn.functional.pad
+            inputs = {name: pad(values, (0, short)) for name, values in inputs.items()}
+            if isinstance(recipe.options, TokenClassification):  # a label a token
+                labels = {
+                    name: pad(values, (0, short), value=-100) for name, values in labels.items()
+                }
         tokens.append(inputs["input_ids"].numel())
         return {**inputs, **labels}
 

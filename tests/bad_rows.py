@@ -71,6 +71,10 @@ BAD = {
         "dpo", {"prompt": "a", "chosen": "b", "rejected": "c"},
         {"prompt": "a", "chosen": "", "rejected": "c"}, "chosen is empty",
     ),
+    "a tag too few": BadRow(
+        "ner", {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]},
+        {"tokens": ["a", "b"], "tags": ["B-X"]}, "2 words in tokens, 1 in tags", flat=False,
+    ),
     "another place": BadRow(
         "squad", ASKED, {**ASKED, "answers": {"text": ["me"], "answer_start": [2]}},
         "answer 'me' is not at character 2", flat=False,

@@ -56,7 +56,7 @@ class ClassReport:
             what is predicted for its rows, and how many. Empty where a row may have several.
         rows: of the set.
         positive: the class that the metric f1 is of; "" where there are more than two.
-        several: whether a row may have several classes, or none.
+        several: whether a row may have several classes, or none; as of the entities of a text.
         left_out: classes and cells that are not here.
     """
 
@@ -66,6 +66,11 @@ class ClassReport:
     positive: str = ""
     several: bool = False
     left_out: int = 0
+
+    @property
+    def thresholds(self) -> bool:
+        """Whether classes are predicted from thresholds on; entities of a text are not."""
+        return self.several and all(one.threshold is not None for one in self.classes)
 
     @property
     def never_predicted(self) -> list[str]:
@@ -123,7 +128,7 @@ class ClassReport:
                     "f1": one.f1,
                     "support": one.support,
                     "predicted": one.predicted,
-                    **({"threshold": one.threshold} if self.several else {}),
+                    **({"threshold": one.threshold} if self.thresholds else {}),
                 }
                 for one in self.classes
             ],

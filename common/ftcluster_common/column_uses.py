@@ -15,15 +15,17 @@ from ftcluster_common.columns import (
 from ftcluster_common.conversations import conversation_columns, preference_columns
 from ftcluster_common.data_files import Row
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
+from ftcluster_common.tagged_words import tagged_columns
 
 UNREAD = "not read"
 ANSWERING = ("question", "context", "answers")
@@ -43,10 +45,13 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
         case TextClassification():
             texts, labels = classification_columns(options, columns, answered)
             uses = {"text": texts, "label": labels if answered else ()}
+        case TokenClassification():
+            named = tagged_columns(options, columns, answered)._asdict()
+            uses = {use: (name,) for use, name in named.items() if name}
         case QuestionAnswering():
             read = zip(ANSWERING, answering_columns(options, answered), strict=False)
             uses = {use: (name,) for use, name in read}
-        case CausalLm():
+        case LanguageModel():
             uses = {"text": (text_column(options, columns),)}
         case SentenceSimilarity() if answered:
             pair = search_columns(options, columns)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
-    CausalLm,
+    LanguageModel,
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
@@ -130,7 +130,7 @@ def find_texts(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(names[name] for name in chosen)
 
 
-def text_column(options: CausalLm, columns: Sequence[str]) -> str:
+def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
     """The column with the text.
 
     Raises:

@@ -8,16 +8,19 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
 
+from ftcluster_common.conll import looks_like_conll, sentences
 from ftcluster_common.given_files import parse_json
 
 PARQUET, TEXT = ".parquet", ".txt"
+CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
+SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # where they are in the form of CoNLL
 TRAIN, VALIDATION = "train", "validation"
 WORDS = {  # in names of files, as `datasets` knows them
     "train": TRAIN, "training": TRAIN,
@@ -73,8 +76,8 @@ def files_of(path: Path) -> dict[str, Files]:
         DataError: a split has files of several formats.
     """
     if path.is_file():
-        return {TRAIN: (path,)} if kind_of(path) in TABLES else {}
-    tables = sorted(file for file in path.glob("*") if kind_of(file) in TABLES and file.is_file())
+        return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
+    tables = sorted(file for file in path.glob("*") if file.is_file() and _has_rows(file))
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")
     splits: dict[str, Files] = {}
@@ -144,7 +147,7 @@ class Table:
         """
         for path in self.paths:
             try:
-                for where, row in _READERS[kind_of(path)](path):
+                for where, row in _reader_of(path)(path):
                     usable = isinstance(row, dict | DataError)
                     yield where, row if usable else DataError(f"{where}: not a JSON object")
             except UnicodeDecodeError as error:
@@ -326,6 +329,33 @@ def _json_value(line: str, path: Path, number: int) -> Any:
     except ValueError as error:
         what = str(error)
     return DataError(f"{path}:{number}: not valid JSON: {what}")
+
+
+def _has_rows(path: Path) -> bool:
+    kind = kind_of(path)
+    return kind in (*TABLES, CONLL) or (kind in SENTENCES and is_conll(path))
+
+
+def is_conll(path: Path) -> bool:
+    """Whether a file has sentences in the form of CoNLL, by its first lines."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            return looks_like_conll(lines)
+    except (OSError, ValueError):
+        return False
+
+
+def _conll(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, found in sentences(lines):
+            where = f"{path}:{number}"
+            yield where, DataError(f"{where}: {found}") if isinstance(found, str) else found
+
+
+def _reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, Any]]]:
+    if kind_of(path) == ".tsv" and is_conll(path):
+        return _conll
+    return _READERS.get(kind_of(path), _conll)
 
 
 _READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines}

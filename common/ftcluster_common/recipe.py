@@ -119,21 +119,85 @@ class QuestionAnswering:
 
 
 @dataclass(frozen=True)
-class CausalLm:
-    """Predicts the next token; texts are packed into blocks of one length.
+class TokenClassification:
+    """Predicts the tag of each word: the entities of a text (NER), or parts of speech.
+
+    A row has words with their tags, or a text with its entities as spans.
+
+    Attributes:
+        tokens_column: with a list of words; left out, one that is known for them; likewise
+            tags_column, with their tags: names such as B-PER, or numbers.
+        text_column: with a text, where no column has words; likewise spans_column, with a list of
+            objects with start, end (characters) and label.
+        tag_names: of tags that are numbers, where the data do not name them.
+        repair_tags: whether tags that are not all of one scheme are read as conlleval does, which
+            are an error otherwise.
+        label_all_tokens: whether all tokens of a word are learned, not the first alone.
+        max_length: tokens of a window; of a longer row there are several.
+        doc_stride: tokens that neighbouring windows of a row share.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    tokens_column: str | None = None
+    tags_column: str | None = None
+    text_column: str | None = None
+    spans_column: str | None = None
+    tag_names: tuple[str, ...] = ()
+    repair_tags: bool = False
+    label_all_tokens: bool = False
+    max_length: int = limited(256, at_least=8)
+    doc_stride: int = limited(64, at_least=0)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel:
+    """What tasks have in common that learn texts alone.
 
     Attributes:
         text_column: the column with the text, where the data are rows.
-        validation_split_percentage: share of the blocks, from the end, that are kept for validation
-            where the data have no validation set.
+        validation_split_percentage: share of the samples, from the end, that are kept for
+            validation where the data have no validation set.
+    """
+
+    text_column: str = "text"
+    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLm(LanguageModel):
+    """Predicts the next token; texts are packed into blocks of one length.
+
+    Attributes:
         vocab_size: with from_scratch and no tokenizer: the tokens of the one that is made from the
             data.
     """
 
-    text_column: str = "text"
     block_size: int = limited(512, at_least=2)
-    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
     vocab_size: int | None = limited(None, at_least=257)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLm(LanguageModel):
+    """Predicts tokens that are masked, to adapt an encoder to texts of a domain.
+
+    Attributes:
+        line_by_line: whether each text is a sample, or several if it is longer than max_length;
+            left out, texts are packed into blocks of max_length tokens. A text is a row, or a line
+            of *.txt.
+        paragraphs: whether a text of *.txt ends with a blank line, not with each line.
+        mlm_probability: of a token to be predicted. Of these 80 % are replaced by the mask, 10 %
+            by random tokens, and others stay.
+        whole_word_mask: whether words are drawn, not tokens, and all of their tokens are replaced
+            by the mask.
+    """
+
+    max_length: int = limited(256, at_least=8)
+    line_by_line: bool = False
+    paragraphs: bool = False
+    mlm_probability: float = limited(0.15, above=0, below=1)
+    whole_word_mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -280,8 +344,10 @@ class PreferenceTuning(DecoderTuning):
 
 Options = (
     TextClassification
+    | TokenClassification
     | QuestionAnswering
     | CausalLm
+    | MaskedLm
     | SentenceSimilarity
     | TextRanking
     | InstructionTuning
@@ -289,8 +355,10 @@ Options = (
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
+    "token-classification": TokenClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
+    "masked-lm": MaskedLm,
     "sentence-similarity": SentenceSimilarity,
     "text-ranking": TextRanking,
     "instruction-tuning": InstructionTuning,
@@ -364,8 +432,10 @@ class Training:
 
 TaskName = Literal[
     "text-classification",
+    "token-classification",
     "question-answering",
     "causal-lm",
+    "masked-lm",
     "sentence-similarity",
     "text-ranking",
     "instruction-tuning",

@@ -25,15 +25,17 @@ from ftcluster_common.conversations import (
 )
 from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
+from ftcluster_common.tagged_words import TagCheck, TaggedColumns, read_tagged, tagged_columns
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
 
@@ -51,9 +53,12 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
     match options:
         case TextClassification():
             return _classification(options, answered, columns)
+        case TokenClassification():
+            tagged = tagged_columns(options, columns, answered)
+            return partial(_tagging_problem, options, tagged, TagCheck())
         case QuestionAnswering():
             return _answering(options, answering_columns(options, answered))
-        case CausalLm():
+        case LanguageModel():
             return partial(_check_columns, [text_column(options, columns)], [])
         case SentenceSimilarity() if answered:
             return _reads(partial(search_texts, columns=search_columns(options, columns)))
@@ -131,6 +136,17 @@ def _classification_problem(
             what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
             return f"{what}{lacks}"
     return ""
+
+
+def _tagging_problem(
+    options: TokenClassification, columns: TaggedColumns, check: TagCheck, row: Row
+) -> str:
+    try:
+        tagged = read_tagged(row, columns, options.tag_names)
+    except DataError as error:
+        return str(error)
+    words = row[columns.tokens] if columns.tokens else []
+    return "" if options.repair_tags else check.problem(tagged.tags, lambda n: str(words[n]))
 
 
 def _is_class(label: Any) -> bool:

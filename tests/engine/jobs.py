@@ -13,6 +13,7 @@ from ftcluster_common.job import Job
 from ftcluster_common.recipe import (
     CausalLm,
     InstructionTuning,
+    MaskedLm,
     Options,
     PreferenceTuning,
     QuestionAnswering,
@@ -20,6 +21,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
     Training,
 )
 from ftcluster_train.comm.world import World
@@ -40,10 +42,12 @@ FIRST_WORD = len(SPECIAL)
 
 OPTIONS: dict[str, Options] = {
     "text-classification": TextClassification(text_columns=("text",), max_length=48),
+    "token-classification": TokenClassification(max_length=48, doc_stride=8),
     "question-answering": QuestionAnswering(
         max_length=24, doc_stride=4, max_query_length=8, n_best_size=5, max_answer_length=6
     ),
     "causal-lm": CausalLm(block_size=16, validation_split_percentage=10.0),
+    "masked-lm": MaskedLm(max_length=16),
     "sentence-similarity": SentenceSimilarity(max_length=24),
     "text-ranking": TextRanking(max_length=32),
     "instruction-tuning": InstructionTuning(max_length=40),
@@ -66,6 +70,8 @@ def make_samples(task: str, count: int, seed: int = 0, length: int = 0) -> list[
         sample: Sample = {"input_ids": words}
         if task == "text-classification":
             sample["label"] = [sum(words) % CLASSES]
+        if task == "masked-lm":
+            sample["kinds"] = [1] * size
         if task == "question-answering":
             start = draw.randrange(1, size - 4)
             sample |= {**NO_PLACES, "start": [start], "end": [start + draw.randrange(4)]}

@@ -11,8 +11,10 @@ from tokenizers.processors import BertProcessing
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     BertConfig,
     DistilBertConfig,
     GPT2Config,
@@ -87,8 +89,10 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
 }  # fmt: skip
 MODEL_CLASSES = {
     "text-classification": AutoModelForSequenceClassification,
+    "token-classification": AutoModelForTokenClassification,
     "question-answering": AutoModelForQuestionAnswering,
     "causal-lm": AutoModelForCausalLM,
+    "masked-lm": AutoModelForMaskedLM,
     "sentence-similarity": AutoModel,
     "text-ranking": AutoModelForSequenceClassification,
     "instruction-tuning": AutoModelForCausalLM,
@@ -123,5 +127,5 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", eos_token="[SEP]", model_max_length=LONGEST,
+        sep_token="[SEP]", eos_token="[SEP]", mask_token="[UNK]", model_max_length=LONGEST,
     )  # fmt: skip

@@ -40,6 +40,20 @@ def numbers(count: int, seed: int) -> list[Row]:
     return labelled(count, seed, lambda words: words[0] / len(WORDS))
 
 
+def tags(count: int, seed: int) -> list[Row]:
+    """The first words are entities, and the words behind them."""
+    rows = []
+    for row in classes(count, seed):
+        words = str(row["text"]).split()
+        first = [word in WORDS[:40] for word in words]
+        found = ["B-A" if one else "O" for one in first]
+        for number in range(1, len(words)):
+            if first[number - 1] and not first[number]:
+                found[number] = "I-A"
+        rows.append({"tokens": words, "tags": found})
+    return rows
+
+
 def completions(count: int, seed: int) -> list[Row]:
     """Prompts whose completions, from one word to eight, repeat the last one."""
     rows = []

@@ -14,6 +14,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
 from ftcluster_train.engine.data.sources import check_rows, load_rows
 from ftcluster_train.errors import TrainError
@@ -21,7 +22,8 @@ from tests.bad_rows import BAD, check_said
 
 OPTIONS: dict[str, Options] = {
     "classify": TextClassification(), "squad": QuestionAnswering(), "embed": SentenceSimilarity(),
-    "rerank": TextRanking(), "sft": InstructionTuning(), "dpo": PreferenceTuning(),
+    "ner": TokenClassification(), "rerank": TextRanking(), "sft": InstructionTuning(),
+    "dpo": PreferenceTuning(),
 }  # fmt: skip
 
 

@@ -16,6 +16,10 @@ TALK = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w6 
 SPAN = {"text": ["w8 w9"], "answer_start": [3]}
 TASKS: dict[str, tuple[str, Row, str]] = {
     "text-classification": ("bert", {"text": "w5", "label": "good"}, "[CLS] w5 [SEP] -> good"),
+    "token-classification": (
+        "bert", {"tokens": ["w5", "w6", "w7"], "tags": ["O", "B-A", "I-A"]},
+        "[CLS] w5« w6 w7» [SEP] -> A",
+    ),
     "question-answering": (
         "bert", {"question": "w5", "context": "w7 w8 w9", "answers": SPAN},
         "[CLS] w5 [SEP] w7« w8 w9» [SEP] -> an answer",

@@ -25,6 +25,7 @@ from tests.engine.runs import (
     preferences,
     questions,
     sets_of_classes,
+    tags,
     triplets,
     write_data,
     write_model,
@@ -64,6 +65,11 @@ KINDS = {
         "question-answering", "bert", questions, {"version_2_with_negative": True},
         ("exact_match", "f1", "HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1"),
     ),
+    "tags": Kind(
+        "token-classification", "bert", tags, {},
+        ("precision", "recall", "f1", "accuracy", "loss"),
+    ),
+    "masks": Kind("masked-lm", "bert", classes, {"whole_word_mask": True}, ("loss", "perplexity")),
     "texts": Kind("causal-lm", "gpt2", classes, {}, ("loss", "perplexity")),
     "completions": Kind(
         "instruction-tuning", "gpt2", completions, {"chat_template": False},

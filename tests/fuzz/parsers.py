@@ -83,10 +83,12 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
 from ftcluster_common.row_checks import row_check
 from ftcluster_common.run_state import RunState, pack
 from ftcluster_common.sentence_modules import read_modules
+from ftcluster_common.tagged_words import tagged_columns
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
 from ftcluster_train.engine.data.download import missing_weights
@@ -290,7 +292,7 @@ def columns_of(names: Any) -> list[object]:
     for options, search in (
         (TextClassification(), classification_columns), (CausalLm(), text_column),
         (SentenceSimilarity(), search_columns), (SentenceSimilarity(), embedded_column),
-        (TextRanking(), ranking_columns),
+        (TextRanking(), ranking_columns), (TokenClassification(), tagged_columns),
     ):  # fmt: skip
         with contextlib.suppress(DataError):
             found.append(search(options, names))  # type: ignore[operator]
@@ -438,6 +440,7 @@ def rows(suffix: str) -> Parser:
         ".json": (dumped([{"text": "a"}]), dumped({"data": [{"paragraphs": [{"context": "c",
                   "qas": [{"question": "q", "answers": [{"text": "c", "answer_start": 0}]}]}]}]})),
         ".jsonl": (dumped({"text": "a"}) + b"\n" + dumped({"text": "b"}),),
+        ".conll": (b"-DOCSTART- -X- O\n\nEU NNP B-ORG\nsays VB O\n",),
     }[suffix]  # fmt: skip
     read = of_file(lambda path: list(Table((path,)).with_places()), f"train{suffix}")
     return Parser(
@@ -595,7 +598,8 @@ PARSERS = {
             {"query": "a", "text": "b", "label": 0.5},
             {"query": "a", "text": "b", "negative": ["c"]},
             {"question": "a", "context": "b", "answers": {"text": ["b"], "answer_start": [0]}},
-            {"chosen": MESSAGES, "rejected": MESSAGES},
+            {"chosen": MESSAGES, "rejected": MESSAGES}, {"tokens": ["a"], "tags": ["B-X"]},
+            {"text": "a", "spans": [{"start": 0, "end": 1, "label": "X"}]},
         ))),
     ),
     "wheelhouse": Parser(
@@ -642,5 +646,8 @@ PARSERS = {
         (dumped({"chosen": MESSAGES, "rejected": MESSAGES}),),
         (DataError,),
     ),
-    **{f"rows of {suffix}": rows(suffix) for suffix in (".csv", ".tsv", ".json", ".jsonl")},
+    **{
+        f"rows of {suffix}": rows(suffix)
+        for suffix in (".csv", ".tsv", ".json", ".jsonl", ".conll")
+    },
 }  # fmt: skip

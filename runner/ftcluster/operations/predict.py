@@ -23,7 +23,7 @@ from ftcluster.operations.train import speed
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import CausalLm, DecoderTuning
+from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
 
 # also as text, which rows of CSV have
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -119,11 +119,13 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 
 def _prepared(request: PredictRequest, view: View) -> TrainingRun:
     run = request.launchable(PREDICT, view)
-    if isinstance(run.recipe.options, CausalLm | DecoderTuning):
+    if isinstance(run.recipe.options, LanguageModel | DecoderTuning):
+        masked = isinstance(run.recipe.options, MaskedLm)
+        pipeline = "fill-mask" if masked else "text-generation"
         raise UsageError(
             "a language model predicts nothing of a row",
-            "its loss: ftcluster evaluate; its texts: transformers' "
-            'pipeline("text-generation", model=DIR)',
+            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
+            "model=DIR)",
         )
     return run
 

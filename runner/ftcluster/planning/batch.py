@@ -20,7 +20,7 @@ from ftcluster.planning.memory import (
 )
 from ftcluster.text.plural import counted
 from ftcluster_common.kernel_limits import EVAL_TOKENS
-from ftcluster_common.recipe import CausalLm, DecoderTuning, PreferenceTuning, Recipe
+from ftcluster_common.recipe import DecoderTuning, LanguageModel, PreferenceTuning, Recipe
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Batch:
             parts=recipe.training.gradient_accumulation_steps,
             tokens=tokens,
             texts=recipe.texts_of_a_sample,
-            predicts_tokens=isinstance(recipe.options, CausalLm | DecoderTuning),
+            predicts_tokens=isinstance(recipe.options, LanguageModel | DecoderTuning),
             precision=precision,
             model=model,
             ipex=ipex,

@@ -36,10 +36,10 @@ def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
         for one in report.classes
         if one in chosen
     ]
-    if report.several:
+    if report.thresholds:
         at = [f"{one.threshold:.3f}" for one in report.classes if one in chosen]
         rows = [(*row, threshold) for row, threshold in zip(rows, at, strict=True)]
-    total = (str(sum(one.support for one in report.classes)), *([""] * report.several))
+    total = (str(sum(one.support for one in report.classes)), *([""] * report.thresholds))
     return [
         *rows,
         *((f"{name} mean", *_cells(*values), *total) for name, values in report.averages.items()),
@@ -48,7 +48,7 @@ def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
 
 def head_of(report: ClassReport) -> tuple[str, ...]:
     """The headings of `score_rows`."""
-    return ("class", *HEAD, *(("threshold",) * report.several))
+    return ("class", *HEAD, *(("threshold",) * report.thresholds))
 
 
 def notes_of(report: ClassReport) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ftcluster_common.data_files import (
     texts_of,
 )
 from ftcluster_common.job import PREDICT, Purpose
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.recipe import LanguageModel, Recipe
 
 DELIMITED = (".csv", ".tsv")
 ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
@@ -37,7 +37,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     """All columns of the data; empty where this machine cannot tell."""
     path, options = Path(recipe.data), recipe.options
-    if not path.exists() or (isinstance(options, CausalLm) and texts_of(path)):
+    if not path.exists() or (isinstance(options, LanguageModel) and texts_of(path)):
         return []
     try:
         files = files_of(path)

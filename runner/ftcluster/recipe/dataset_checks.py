@@ -13,6 +13,7 @@ from ftcluster_common.columns import (
     with_label_columns,
 )
 from ftcluster_common.data_files import (
+    CONLL,
     PARQUET,
     TABLES,
     TEXT,
@@ -27,10 +28,11 @@ from ftcluster_common.data_files import (
 )
 from ftcluster_common.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
-    CausalLm,
+    LanguageModel,
     Options,
     Recipe,
     TextClassification,
+    TokenClassification,
 )
 from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
@@ -54,7 +56,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     options = recipe.options
     answered = purpose != PREDICT
     form = row_form(options, answered)
-    texts = texts_of(path) if isinstance(options, CausalLm) else {}
+    texts = texts_of(path) if isinstance(options, LanguageModel) else {}
     try:
         files = texts or files_of(path)
         problems = [] if files else [_no_data(path, options)]
@@ -67,9 +69,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
-            problems += (
-                _check_text(file) if kind_of(file) == TEXT else _check_rows(file, make_check)
-            )
+            problems += _check_text(file) if texts else _check_rows(file, make_check)
     if isinstance(options, TextClassification) and answered and not options.regression:
         rows = next((files[split] for split in used if split in files), ())
         problems = problems or _check_scores(rows, options)
@@ -90,7 +90,9 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 
 
 def _no_data(path: Path, options: Options) -> str:
-    kinds = ", ".join((*TABLES, TEXT) if isinstance(options, CausalLm) else TABLES)
+    more = (TEXT,) if isinstance(options, LanguageModel) else ()
+    more = (CONLL,) if isinstance(options, TokenClassification) else more
+    kinds = ", ".join((*TABLES, *more))
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
     return f"{path} has no data in {kinds}{listed}"
 

@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
-from ftcluster_common.data_files import TABLES, TEXT, DataError, kind_of
+from ftcluster_common.data_files import CONLL, TABLES, TEXT, DataError, kind_of
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.job import Purpose
 from ftcluster_common.model_package import PACKAGE
@@ -121,7 +121,7 @@ def check_exists(field: str, value: str) -> None:
     means_path = (
         value.startswith((".", "/", "~"))
         or value.endswith("/")
-        or kind_of(path) in (*TABLES, TEXT)
+        or kind_of(path) in (*TABLES, CONLL, TEXT)
         or value.count("/") > 1
         or ("/" in value and folder.is_dir())
     )

@@ -37,8 +37,10 @@ from ftcluster_common.recipe import (
 
 RECIPES: Mapping[str, str] = {  # for any data, by task
     "text-classification": "classify",
+    "token-classification": "ner",
     "question-answering": "squad",
     "causal-lm": "clm",
+    "masked-lm": "mlm",
     "instruction-tuning": "sft",
     "preference-tuning": "dpo",
     "sentence-similarity": "embed",

@@ -4,14 +4,15 @@ from typing import assert_never
 
 from ftcluster_common.data_files import TABLES, TEXT
 from ftcluster_common.recipe import (
-    CausalLm,
     InstructionTuning,
+    LanguageModel,
     Options,
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
 
 
@@ -33,12 +34,22 @@ def row_form(options: Options, answered: bool) -> str:
             if options.label_columns and answered:
                 label = f" and {', '.join(options.label_columns)} (0 or 1)"
             return f"each row has {texts}{label}"
+        case TokenClassification():
+            tokens, text = options.tokens_column or "tokens", options.text_column or "text"
+            tags, spans = options.tags_column or "tags", options.spans_column or "spans"
+            if not answered:
+                return f"each row has {tokens} (a list of words), or {text}"
+            return (
+                f"a file in the form of CoNLL; or each row has {tokens} (a list of words) and "
+                f"{tags} (a list as long), or {text} and {spans} (a list of objects with start, "
+                "end and label)"
+            )
         case QuestionAnswering():
             texts = f"{options.question_column}, {options.context_column} (text)"
             form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
             answers = f" and {options.answers_column} ({form})" if answered else ""
             return f"each row has {texts}{answers}"
-        case CausalLm():
+        case LanguageModel():
             return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
         case SentenceSimilarity() if not answered:
             return f"each row has {options.query_column or 'a column of text'}"

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
-    CausalLm,
     DecoderTuning,
     InstructionTuning,
+    LanguageModel,
     Metric,
     Options,
     PreferenceTuning,
@@ -15,10 +15,13 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     TextClassification,
     TextRanking,
+    TokenClassification,
 )
 
 Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
+# the last but one are of tags that are no entities, as of parts of speech
+ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
@@ -26,7 +29,7 @@ SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known 
 
 def metric_names(options: Options) -> tuple[str, ...]:
     """Return the metrics of a task that may be measured, whatever classes its data have."""
-    if isinstance(options, CausalLm | InstructionTuning):
+    if isinstance(options, LanguageModel | InstructionTuning):
         return ("loss", "perplexity")
     if isinstance(options, PreferenceTuning):
         return ("loss", "accuracy", "margin")
@@ -35,6 +38,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         if options.version_2_with_negative:
             names += ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
         return names
+    if isinstance(options, TokenClassification):
+        return ENTITY_METRICS
     if isinstance(options, SentenceSimilarity):
         return RETRIEVAL_METRICS
     if isinstance(options, TextRanking):
@@ -80,6 +85,16 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
         for name in (*of_adapters, "merge_adapters"):
             if options.lora_r is None and getattr(options, name) != getattr(plain, name):
                 yield name, f"{name} is for adapters, whose rank is lora_r: 16"
+    if isinstance(options, TokenClassification):
+        if options.max_length <= options.doc_stride + SPECIAL_TOKENS:
+            yield (
+                "doc_stride",
+                f"windows of {options.max_length} tokens, {SPECIAL_TOKENS} of them special ones, "
+                f"cannot share {options.doc_stride}; use a quarter: {options.max_length // 4}",
+            )
+        both = [name for name in ("tokens_column", "text_column") if getattr(options, name)]
+        if len(both) > 1:
+            yield "text_column", "rows have either words (tokens_column) or a text"
     if not isinstance(options, QuestionAnswering):
         return
     if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:

@@ -21,6 +21,7 @@ SQUAD = load_recipe("squad")
 CLM = load_recipe("clm")
 EMBED = load_recipe("embed")
 RERANK = load_recipe("rerank")
+NER, MLM = load_recipe("ner"), load_recipe("mlm")
 SFT = load_recipe("sft")
 PLAIN = load_recipe("sft", ["chat_template=false"])
 DPO = load_recipe("dpo")
@@ -68,6 +69,9 @@ def problems_of(folder: Path, recipe: Recipe = MRPC) -> str:
         (STSB, [{**PAIR, "label": 3}, {**PAIR, "label": 2.5}]),
         (SQUAD, [QUESTION, {**QUESTION, "answers": {"text": [], "answer_start": []}}]),
         (CLM, [{"text": "to be"}]),
+        (MLM, [{"text": "to be"}]),
+        (NER, [{"tokens": ["a", "b"], "ner_tags": ["B-X", "I-X"]}]),
+        (NER, [{"text": "a b", "entities": [[0, 1, "X"]]}, {"text": "", "entities": []}]),
         (EMBED, [{"anchor": "a", "answer": "b"}]),
         (EMBED, [{"query": "a", "positive": "b", "negative_1": n} for n in ("c", "", None, ["d"])]),
         (EMBED, [QUESTION]),

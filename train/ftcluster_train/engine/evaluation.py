@@ -36,7 +36,7 @@ def predict(
     of_rank: list[tuple[int, Any]] = []
     lengths, tokens = samples.lengths("input_ids"), task.evaluation_tokens(model)
     for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
-        batch = [samples[i] for i in indices]
+        batch = [task.draw(samples[i], i, None) for i in indices]
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, task.collate(batch).inputs)
         of_rank += zip(indices, task.predictions(outputs, batch), strict=True)

@@ -145,12 +145,14 @@ def run(job: Job) -> None:
 def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any]) -> None:
     """Log which classes a model never predicts, although its validation sets have them."""
     for name, found in classes.items():
-        if missing := read_report(found).never_predicted:
+        report = read_report(found)
+        if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
+            help_ = "a higher learning rate" + " or class_weights=balanced" * (not report.several)
             log.notice(
-                f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs, a "
-                "higher learning rate or class_weights=balanced may help"
+                f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
+                f"{help_} may help"
             )
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,10 @@ class Batches:
     def __init__(
         self, job: Job, task: Task, train_set: Samples, world: World, group_by_length: bool = True
     ) -> None:
-        self._job, self._train_set, self._world = job, train_set, world
+        self._job, self._task, self._train_set, self._world = job, task, train_set, world
         self._settings = job.recipe.training
         self._lengths = train_set.lengths("input_ids")
-        self._weights = task.weights(train_set)
+        self._weights: Mapping[int, float] | Sequence[float] | None = task.weights(train_set)
         self._sampler = BatchSampler(
             self._lengths, job.recipe.batch_size, self._settings,
             group_by_length and task.group_by_length,
@@ -80,11 +80,17 @@ class Batches:
 
     def read(self, step: int, indices: Sequence[int]) -> StepBatch:
         """This rank's samples of a step."""
-        share = share_of_rank(indices, self._world.rank, self._world.size)
+        size, weights = self._world.size, self._weights
+        share = share_of_rank(indices, self._world.rank, size)
+        epoch, task = (step - 1) // self.steps_per_epoch, self._task
+        samples = {  # each rank has to know what those of the others count
+            i: task.draw(self._train_set[i], i, epoch) for i in (indices if task.draws else share)
+        }
+        if task.draws:
+            weights = {i: len(sample["learned"]) for i, sample in samples.items()}
         parts = micro_batches(share, self._settings.gradient_accumulation_steps)
         if self._job.log_samples:
             log_samples(self._job.run_dir, self._world.rank, step, share)
-        size, weights = self._world.size, self._weights
         shares = (share_of_rank(indices, rank, size) for rank in range(size))
         return StepBatch(
             step=step,
@@ -92,7 +98,7 @@ class Batches:
             tokens=sum(self._lengths[i] for i in indices),
             by_rank=[sum(weights[i] for i in one) if weights else len(one) for one in shares],
             share=share,
-            parts=[[self._train_set[i] for i in part] for part in parts],
+            parts=[[samples[i] for i in part] for part in parts],
             dropout_seed=dropout_seed(self._settings.seed, step, self._world.rank),
         )
 

@@ -84,20 +84,24 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
-    ) -> torch.Tensor:
-        of_hidden, of_weight, _ = ctx.needs_input_grad
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         grad_weight: torch.Tensor | None = None
+        grad_bias = torch.zeros(len(weight)) if of_bias else None
         size = chunk_size(len(weight))
         loss = torch.zeros(())
         for begin in range(0, len(tokens), size):
             part = slice(begin, begin + size)
-            logits = _product(hidden[part], padded.T)
+            logits = _logits(hidden[part], padded, bias)
             loss += _replace_by_gradients(logits, tokens[part], len(weight)).sum()
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
+            if grad_bias is not None:
+                grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
             if of_weight:
                 more = logits.T @ hidden[part]
                 if len(tokens) <= size:
@@ -107,20 +111,23 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 else:
                     grad_weight += more
             del logits  # else those of two parts are there while the next ones are computed
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.vocab_size, ctx.dtype = len(weight), weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
         return loss
 
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        grad_hidden, grad_weight = ctx.saved_tensors
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
         if grad_weight is not None:
             grad_weight = grad_weight.mul_(grad_output)[: ctx.vocab_size].to(ctx.dtype)
-        return grad_hidden, grad_weight, None
+        if grad_bias is not None:
+            grad_bias = grad_bias.mul_(grad_output).to(ctx.bias_dtype)
+        return grad_hidden, grad_weight, None, grad_bias
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
@@ -132,20 +139,21 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
-    ) -> torch.Tensor:
-        of_hidden, of_weight, _ = ctx.needs_input_grad
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
-        frozen = of_hidden and not of_weight
+        frozen = of_hidden and not (of_weight or of_bias)
         grad_hidden = torch.empty_like(hidden) if frozen else None
         losses = torch.empty(len(tokens))
         for part in _chunks(tokens, weight):
-            logits = _product(hidden[part], padded.T)
+            logits = _logits(hidden[part], padded, bias)
             losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
             del logits
-        ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens)
+        ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens, bias)
         ctx.frozen = frozen
         return losses
 
@@ -153,20 +161,25 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        hidden, weight, tokens = ctx.saved_tensors
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+        hidden, weight, tokens, bias = ctx.saved_tensors
         if ctx.frozen:
-            return (hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None
+            return (hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None, None
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden)
+        grad_bias = None if bias is None else torch.zeros(len(weight))
         grad_weight = torch.zeros(padded.shape)  # a sum of several in bf16 would be rounded again
         for part in _chunks(tokens, weight):
-            logits = _product(hidden[part], padded.T)
+            logits = _logits(hidden[part], padded, bias)
             _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
+            if grad_bias is not None:
+                grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
             _product(logits, padded, grad_hidden[part])
             grad_weight += logits.T @ hidden[part]
             del logits
-        return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None
+        if bias is not None and grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None, grad_bias
 
 
 def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
@@ -177,6 +190,13 @@ def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
 def chunk_size(vocab_size: int) -> int:
     """The most tokens whose logits are there at the same time."""
     return max(LOGITS // vocab_size, ROWS)
+
+
+def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    logits = _product(hidden, padded.T)
+    if bias is not None:
+        logits[:, : len(bias)] += bias
+    return logits
 
 
 def _product(
@@ -234,9 +254,10 @@ def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
-    """The sum of the cross entropies of the logits `hidden @ weight.T`, in fp32.
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The sum of the cross entropies of the logits `hidden @ weight.T + bias`, in fp32.
 
     Args:
         hidden: shape (tokens, hidden size).
@@ -245,12 +266,17 @@ def linear_cross_entropy(
     """
     with torch.autocast("cpu", enabled=False):
         # some models keep their residuals in fp32 whatever the dtype of their weights
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden.to(weight.dtype), weight, tokens)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(
+            hidden.to(weight.dtype), weight, tokens, bias
+        )
     return loss
 
 
-def token_losses(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def token_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
     with torch.autocast("cpu", enabled=False):
-        losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens)
+        losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens, bias)
     return losses

@@ -81,23 +81,29 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
+def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor | None:
     """Models whose logits are hidden states times one weight, which is tried out.
+
+    Where `with_bias` is set, the layer may have a bias, and the model may be an encoder.
 
     Returns that weight, of shape (vocabulary, hidden size), for `KernelMode`'s `head`; None where
     logits are more, for example capped, or hooks see them. A constant factor is no obstacle, as the
     hidden states have it too.
     """
     layer = model.get_output_embeddings()
-    if type(layer) is not nn.Linear or layer.bias is not None or has_hooks(layer):
+    if type(layer) is not nn.Linear or has_hooks(layer):
         return None
+    bias = layer.bias
+    if bias is not None and not with_bias:
+        return None
+    plain = {} if with_bias else {"use_cache": False}  # which encoders do not know
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
 
     def forward(kernels: KernelMode) -> torch.Tensor:
         bf16 = layer.weight.dtype == torch.bfloat16
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+            logits: torch.Tensor = model(input_ids=tokens, **plain).logits
         return logits
 
     logits = forward(KernelMode())
@@ -113,6 +119,7 @@ def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
     hidden = hidden.to(logits.dtype)
     rounded = 4 * torch.finfo(logits.dtype).eps
     rtol, atol = max(1e-3, rounded), max(1e-4, rounded * float(logits.abs().max()))
-    same = torch.allclose(hidden @ layer.weight.T, logits, rtol=rtol, atol=atol)
+    product = hidden @ layer.weight.T + (0 if bias is None else bias.to(logits.dtype))
+    same = torch.allclose(product, logits, rtol=rtol, atol=atol)
     linear = torch.allclose(large.to(hidden.dtype), hidden * SOFTCAP_PROBE, rtol=rtol)
     return layer.weight if same and linear else None

@@ -23,7 +23,7 @@ from ftcluster_common.data_files import (
     texts_of,
 )
 from ftcluster_common.given_files import parse_json
-from ftcluster_common.recipe import GENERATED, CausalLm, Options
+from ftcluster_common.recipe import GENERATED, LanguageModel, Options
 from ftcluster_common.row_checks import CheckRow, row_check
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.synthetic_pairs import generate
@@ -259,6 +259,19 @@ class TextFiles:
             except UnicodeDecodeError as error:
                 raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
 
+    def documents(self, paragraphs: bool) -> Iterator[str]:
+        """The lines, or what is between blank lines, without those."""
+        for path in self.paths:
+            try:
+                with path.open(encoding="utf-8") as lines:
+                    for is_text, group in itertools.groupby(lines, lambda line: bool(line.strip())):
+                        if is_text and paragraphs:
+                            yield "".join(group)
+                        elif is_text:
+                            yield from (line.rstrip("\n") for line in group)
+            except UnicodeDecodeError as error:
+                raise TrainError(f"{path}: not UTF-8: {error.reason}") from error
+
 
 @dataclass(frozen=True)
 class TextRows:
@@ -269,6 +282,11 @@ class TextRows:
     where: str
 
     def __iter__(self) -> Iterator[Piece]:
+        for text in self.documents(False):
+            yield from pieces(io.StringIO(text))
+
+    def documents(self, paragraphs: bool) -> Iterator[str]:  # noqa: ARG002 - a row is one
+        """The text of each row."""
         for number, row in enumerate(self.rows, start=1):
             text = row.get(self.column)
             if not isinstance(text, str):
@@ -277,13 +295,13 @@ class TextRows:
                     f"found {', '.join(map(str, row))}",
                     "name the column: text_column=NAME",
                 )
-            yield from pieces(io.StringIO(text))
+            yield text
 
 
 Texts = TextFiles | TextRows
 
 
-def load_texts(data: str, config: str | None, options: CausalLm) -> dict[str, Texts]:
+def load_texts(data: str, config: str | None, options: LanguageModel) -> dict[str, Texts]:
     """The texts of the splits train and, if there is one, validation.
 
     Args:

@@ -82,6 +82,8 @@ class Task(TokenizedTexts, ABC):
         uses: the columns of the data, by what they are for.
         drawn: the rows of the training set that became the validation set, if some did.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
+        draws: whether samples change in each epoch, see `draw`.
+        biased_head: whether a head may have a bias, which the loss adds.
         disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
@@ -94,6 +96,8 @@ class Task(TokenizedTexts, ABC):
     group_by_length = True
     needs_reference = False
     disables_dropout = False
+    draws = False
+    biased_head = False
     pads = True
     compares = True
     validation_splits: tuple[str, ...] = (VALIDATION,)
@@ -177,7 +181,7 @@ class Task(TokenizedTexts, ABC):
             The weight of the layer that has to return its input in training, or None.
         """
         if self.large_vocabulary and not self.smoothing:
-            self.head = find_head(model)
+            self.head = find_head(model, self.biased_head)
         return self.head
 
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
@@ -194,10 +198,20 @@ class Task(TokenizedTexts, ABC):
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
 
+    def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:  # noqa: ARG002
+        """A sample with what is drawn for it, such as masks; `learned` are the places that count.
+
+        Args:
+            number: of the sample in its set.
+            epoch: from 0; None: for an evaluation.
+        """
+        return sample
+
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         """The context of forward passes without gradients, for `predictions`."""
         if self.large_vocabulary and self._evaluated is not model:
-            self._evaluated, self.evaluation_head = model, find_head(model)
+            self._evaluated = model
+            self.evaluation_head = find_head(model, self.biased_head)
         return KernelMode(head=self.evaluation_head)
 
     def evaluation_tokens(self, model: "PreTrainedModel") -> int:

@@ -8,20 +8,13 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from ftcluster_common.data_files import TRAIN, VALIDATION
-from ftcluster_common.job import EVALUATE
 from ftcluster_common.recipe import CausalLm, Recipe
-from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, load_texts
-from ftcluster_train.engine.data.text_samples import PIECE, Packer, Piece
-from ftcluster_train.engine.data.token_store import (
-    Sample,
-    Samples,
-    SampleWriter,
-    move_tail,
-    token_kind,
-)
+from ftcluster_train.engine.data.sources import Texts
+from ftcluster_train.engine.data.text_samples import Packer, Piece
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch, Document
+from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 
@@ -29,65 +22,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class CausalLmTask(Task):
+class CausalLmTask(LanguageModelTask):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
 
     model_class = AutoModelForCausalLM
     options: CausalLm
-    large_vocabulary = True
     pads = False
-    compares = False
+    length_field = "block_size"
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self._router_coefficient = 0.0
 
-    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
-        block, notices = self.limit_length(self.options.block_size, "block_size", longest)
-        texts = load_texts(data, self.recipe.data_config, self.options)
-        if self.purpose == EVALUATE:
-            texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
-        first = next(iter(texts.values()))
-        if isinstance(first, TextRows):
-            self.look_at_columns(first.rows)
-        for split, pieces in texts.items():
-            self._encode_split(pieces, split, block, folder / split)
-        if VALIDATION not in texts:
-            blocks = len(Samples(folder / "train"))
-            percent = self.options.validation_split_percentage
-            moved = max(1, round(blocks * percent / 100))
-            if moved == blocks:
-                raise TrainError(
-                    f"the texts fill one block of {block} tokens; training needs one and "
-                    "validation another",
-                    "add text, or use smaller blocks: block_size=128",
-                )
-            move_tail(folder / "train", folder / "validation", moved)
-            notices.append(f"validation: the last {moved} of {blocks} blocks")
-        return notices
-
-    def _encode_split(self, texts: Iterable[Piece], split: str, block: int, folder: Path) -> None:
+    def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
-        packer = Packer(block)
+        packer = Packer(length)
         for tokens in self._tokens(texts):
             for ids in packer.add(tokens):
                 writer.add({"input_ids": ids})
         if not len(writer):
-            raise TrainError(
-                f"the texts of {split} have {len(packer.left)} tokens, fewer than one block of "
-                f"{block}",
-                "add text, or use smaller blocks: block_size=128",
-            )
+            raise self.too_short(split, len(packer.left), length)
         writer.close()
+        return []
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
         """The tokens of each piece; the end-of-text token follows the last one of a text."""
         end = self.tokenizer.eos_token_id
-        for batch in _batches(texts):
-            encoded = self.tokenizer([piece.text for piece in batch], add_special_tokens=False)
-            self.look_for_special(piece.text for piece in batch)
-            for piece, ids in zip(batch, encoded["input_ids"], strict=True):
-                yield [*ids, end] if piece.last and end is not None else ids
+        for batch in batches((piece.text, piece.last) for piece in texts):
+            encoded = self.tokenizer([text for text, _ in batch], add_special_tokens=False)
+            self.look_for_special(text for text, _ in batch)
+            for (_, is_last), ids in zip(batch, encoded["input_ids"], strict=True):
+                yield [*ids, end] if is_last and end is not None else ids
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         ids = sample["input_ids"]
@@ -147,17 +112,3 @@ class CausalLmTask(Task):
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         loss = sum(predictions) / len(samples)
         return {"loss": loss, "perplexity": perplexity(loss)}
-
-
-def _batches(texts: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in batches of limited number and length."""
-    batch: list[Piece] = []
-    length = 0
-    for piece in texts:
-        batch.append(piece)
-        length += len(piece.text)
-        if len(batch) == BATCH_ROWS or length >= 4 * PIECE:
-            yield batch
-            batch, length = [], 0
-    if batch:
-        yield batch

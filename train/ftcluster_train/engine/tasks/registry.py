@@ -5,16 +5,20 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
 from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
 from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
+from ftcluster_train.engine.tasks.token_classification import TokenClassificationTask
 
 _TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassificationTask,
+    "token-classification": TokenClassificationTask,
     "question-answering": QuestionAnsweringTask,
     "causal-lm": CausalLmTask,
+    "masked-lm": MaskedLmTask,
     "sentence-similarity": SentenceSimilarityTask,
     "text-ranking": TextRankingTask,
     "instruction-tuning": InstructionTuningTask,

@@ -11,12 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from ftcluster_common.class_report import (
-    ClassReport,
-    read_report,
-    report_of_classes,
-    report_of_sets,
-)
+from ftcluster_common.class_report import ClassReport, report_of_classes, report_of_sets
 from ftcluster_common.columns import (
     LOOKED_AT,
     classification_columns,
@@ -28,8 +23,15 @@ from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import HALF, best_threshold, default_metrics, measure
+from ftcluster_train.engine.metrics import default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import (
+    Thresholds,
+    class_answer,
+    names_of_model,
+    numbered,
+    reports_of,
+)
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     check_classes,
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
-THRESHOLDS = "label_thresholds"  # in the configuration of a model: by the name of a class
 
 
 class TextClassificationTask(Task):
@@ -63,7 +64,7 @@ class TextClassificationTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.validation_splits = self.options.validation_splits
         self.several = getattr(self.trained, "problem_type", None) == MULTI_LABEL
-        self._thresholds: Mapping[str, float] = getattr(self.trained, THRESHOLDS, None) or {}
+        self._thresholds = Thresholds(self.trained)
         self._weights: torch.Tensor | None = None
         self._class_count = getattr(self.trained, "num_labels", 0)
 
@@ -104,7 +105,7 @@ class TextClassificationTask(Task):
             notices += self.truncated(split, cut, limit)
         if labelled and not self.options.regression:
             if self.trained:
-                names = [str(self.trained.id2label[number]) for number in range(count)]
+                names = names_of_model(self.trained)
             check_metrics(self.recipe, self.options, names, self.several, self.purpose == "train")
             if self.purpose == "train":
                 notices += check_classes(self.recipe, self.options, classes, names, self.several)
@@ -203,18 +204,18 @@ class TextClassificationTask(Task):
     def _names(self, samples: Samples) -> list[str]:
         """The classes by their numbers."""
         if self.trained:
-            return [str(self.trained.id2label[n]) for n in range(self.trained.num_labels)]
+            return names_of_model(self.trained)
         names = [*samples.about.get("names", ())]
         return names or [f"LABEL_{number}" for number in range(samples.about["classes"])]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:
         # the classes' names come from the data, not from the pretrained model
         if self.options.regression:
-            return {**_named(["LABEL_0"]), "problem_type": "regression"}
+            return {**numbered(["LABEL_0"]), "problem_type": "regression"}
         self.several = train_set.about.get("several", False)
         self._class_count = train_set.about["classes"]
         kind = MULTI_LABEL if self.several else "single_label_classification"
-        return {**_named(self._names(train_set)), "problem_type": kind}
+        return {**numbered(self._names(train_set)), "problem_type": kind}
 
     def weights(self, samples: Samples) -> list[float] | None:
         """Of each sample that of its class; `loss` has them from then on."""
@@ -266,10 +267,9 @@ class TextClassificationTask(Task):
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
         if self.several:
-            columns = enumerate(zip(*(row for *_, row in predictions), strict=True))
-            rows = [sample["label"] for sample in samples]
-            found = [best_threshold(column, [n in row for row in rows]) for n, column in columns]
-            self._thresholds = dict(zip(self._names(samples), found, strict=True))
+            rows = [row for *_, row in predictions]
+            labels = [sample["label"] for sample in samples]
+            self._thresholds.choose(self._names(samples), rows, labels)
 
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
         if self.options.regression:
@@ -277,48 +277,34 @@ class TextClassificationTask(Task):
         names, labels = self._names(samples), [sample["label"] for sample in samples]
         classes = self._classes(predictions, samples)
         if self.several:
-            return report_of_sets(classes, labels, names, self._thresholds_of(names))
+            return report_of_sets(classes, labels, names, self._thresholds.of(names))
         return report_of_classes([one for [one] in classes], [one for [one] in labels], names)
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
-        for report in map(read_report, classes.values() if self.several else ()):
-            limits = {one.name: one.threshold for one in report.classes}
-            self._thresholds = {name: at for name, at in limits.items() if at is not None}
+        if self.several:
+            self._thresholds.use(reports_of(classes))
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write the thresholds of several classes into the model's configuration."""
-        if self._thresholds:
-            setattr(model.config, THRESHOLDS, dict(self._thresholds))
-            model.config.save_pretrained(folder)
-
-    def _thresholds_of(self, names: Sequence[str]) -> list[float]:
-        return [self._thresholds.get(name, HALF) for name in names]
+        self._thresholds.write(model, folder)
 
     def _classes(self, predictions: Sequence[Any], samples: Samples) -> list[list[int]]:
         """The classes that are predicted: the likeliest, or all from their thresholds on."""
         if not self.several:
             return [[likeliest] for _, likeliest, *_ in predictions]
-        limits = self._thresholds_of(self._names(samples))
+        limits = self._thresholds.of(self._names(samples))
         return [[n for n, p in enumerate(row) if p >= limits[n]] for *_, row in predictions]
 
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """The number; or the class or classes by name, and how probable they are."""
         if self.options.regression:
             return [{"prediction": value} for _, value, *_ in predictions]
-        names, answers = self._names(samples), []
-        chosen = self._classes(predictions, samples)
-        for (_, _, sure, row), classes in zip(predictions, chosen, strict=True):
-            answer: dict[str, Any] = {
-                "prediction": [names[number] for number in classes],
-                "probability": [round(row[n], 6) if row else round(sure, 6) for n in classes],
-            }
-            if not self.several:
-                answer = {name: one for name, [one] in answer.items()}
-            if self.options.all_probabilities:
-                every = (round(value, 6) for value in row)
-                answer["probabilities"] = dict(zip(names, every, strict=True))
-            answers.append(answer)
-        return answers
+        names, every = self._names(samples), self.options.all_probabilities
+        rows = zip(predictions, self._classes(predictions, samples), strict=True)
+        return [
+            class_answer(names, chosen, sure, row, self.several, every)
+            for (_, _, sure, row), chosen in rows
+        ]
 
     def _targets(self, samples: Sequence[Sample]) -> torch.Tensor:
         if self.several:
@@ -341,8 +327,3 @@ class TextClassificationTask(Task):
             losses = binary_cross_entropy_with_logits(logits, labels, reduction="none")
             return losses.mean(dim=-1)
         return cross_entropy(logits, labels, weights, reduction="none", label_smoothing=smoothing)
-
-
-def _named(names: Sequence[str]) -> dict[str, Any]:
-    numbers = dict(enumerate(names))
-    return {"id2label": numbers, "label2id": {name: number for number, name in numbers.items()}}

@@ -92,8 +92,8 @@ class TokenizedTexts:
             name: [s[name] for s in samples] for name in TOKENIZER_COLUMNS if name in samples[0]
         }
         masks = [[1] * len(ids) for ids in columns["input_ids"]]
-        padded = {name: _rectangle(rows, fill[name], side) for name, rows in columns.items()}
-        return {**padded, "attention_mask": _rectangle(masks, 0, side)}
+        padded = {name: rectangle(rows, fill[name], side) for name, rows in columns.items()}
+        return {**padded, "attention_mask": rectangle(masks, 0, side)}
 
     def look_for_special(self, texts: Iterable[str]) -> None:
         """Count the texts that hold special tokens of the tokenizer."""
@@ -101,7 +101,8 @@ class TokenizedTexts:
         self.special.update(token for text in texts for token in tokens if token in text)
 
 
-def _rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
+def rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
+    """Rows of unequal length as a tensor, filled on one side."""
     longest = max(map(len, rows))
     padding = ([fill] * (longest - len(row)) for row in rows)
     return torch.tensor(

@@ -1,0 +1,73 @@
+"""Sentences in the form of CoNLL: a word a line with its tags, a blank line after each sentence.
+
+Standard library only.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+DOCUMENT = "-DOCSTART-"  # begins a document in CoNLL-2003
+TAG = re.compile(r"O|[BIOLUESM]-\S+")
+LOOKED_AT = 20  # lines
+# by the number of cells: those of CoNLL-2003 as its data set on the Hub has them
+COLUMNS = {1: ("tokens",), 4: ("tokens", "pos_tags", "chunk_tags", "ner_tags")}
+
+Sentence = dict[str, list[str]]  # its words and their tags, by the column
+
+
+def looks_like_conll(lines: Iterable[str]) -> bool:
+    """Whether each of the first lines that are not blank ends with a tag behind a word.
+
+    >>> looks_like_conll(["-DOCSTART- -X- -X- O", "", "EU NNP B-NP B-ORG"])
+    True
+    >>> looks_like_conll(["text label", "good B-ORG"]), looks_like_conll(["O"])
+    (False, False)
+    """
+    filled = (_cells(line) for line in lines if line.strip())
+    first = [*islice((cells for cells in filled if not _is_comment(cells)), LOOKED_AT)]
+    return bool(first) and all(len(one) > 1 and TAG.fullmatch(one[-1]) for one in first)
+
+
+def sentences(lines: Iterable[str]) -> Iterator[tuple[int, Sentence | str]]:
+    """The sentences of a file, or what is wrong with a line; with the number of its first line.
+
+    The word is in the first cell of a line and its tag in the last one; cells are divided by tabs
+    or else by spaces. Lines of -DOCSTART- and comments before a sentence are left out.
+
+    >>> list(sentences(["EU B-ORG", "rejects O", "", "Peter"]))[0]
+    (1, {'tokens': ['EU', 'rejects'], 'ner_tags': ['B-ORG', 'O']})
+    >>> list(sentences(["EU B-ORG", "", "Peter"]))[1]
+    (3, "1 cell ('Peter'), and the lines before have 2: a word, and its tag last")
+    """
+    words: list[list[str]] = []
+    begin = width = 0
+    for number, line in enumerate(chain(lines, [""]), start=1):
+        cells = _cells(line)
+        if not line.strip() or cells[0] == DOCUMENT:
+            if words:
+                yield begin, _sentence(words)
+            words = []
+        elif not words and _is_comment(cells):
+            continue
+        elif width and len(cells) != width:
+            have = f"{len(cells)} cell{'s' * (len(cells) > 1)} ({line.strip()[:40]!r})"
+            yield number, f"{have}, and the lines before have {width}: a word, and its tag last"
+        else:
+            begin, width = begin if words else number, len(cells)
+            words.append(cells)
+
+
+def _is_comment(cells: list[str]) -> bool:
+    return cells[0].startswith("#") and not TAG.fullmatch(cells[-1])
+
+
+def _cells(line: str) -> list[str]:
+    return line.rstrip("\r\n").split("\t") if "\t" in line else line.split()
+
+
+def _sentence(words: list[list[str]]) -> Sentence:
+    width = len(words[0])
+    others = (f"column_{number}" for number in range(2, width))
+    names = COLUMNS.get(width, ("tokens", *others, "ner_tags"))
+    return {name: list(cells) for name, cells in zip(names, zip(*words, strict=True), strict=True)}

@@ -1,0 +1,266 @@
+"""Token classification against transformers: run_ner's labels, Trainer's loss, the pipeline."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import BertProcessing
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    PreTrainedTokenizerFast,
+    TokenClassificationPipeline,
+)
+
+from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.entity_scores import entity_metrics, entity_report
+from ftcluster_train.engine.tasks.tag_samples import IGNORED
+from ftcluster_train.errors import TrainError
+from tests.engine.jobs import make_job, make_task_of, result_of, run
+from tests.engine.models import SPECIAL, make_model
+from tests.engine.runs import Row, make_whole_job, write_data
+
+TASK = "token-classification"
+LETTERS = "abcdefghij"
+TAGS = ["O", "B-A", "I-A", "B-B", "I-B"]
+
+
+def make_pieces() -> PreTrainedTokenizerFast:
+    """A tokenizer as BERT's, whose words have a token for each letter."""
+    pieces = [*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), ".", ","]
+    tokenizer = Tokenizer(WordPiece({p: n for n, p in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    tokenizer.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
+        sep_token="[SEP]", model_max_length=48,
+    )  # fmt: skip
+
+
+def tagged(count: int, seed: int, most: int = 9) -> list[Row]:
+    """Words that begin with a or b, and the word behind them, are entities."""
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        words = [
+            "".join(draw.choices(LETTERS, k=draw.randrange(1, 4)))
+            for _ in range(draw.randrange(2, most))
+        ]
+        tags = ["O"] * len(words)
+        for number, word in enumerate(words):
+            if word[0] in "ab" and tags[number] == "O":
+                tags[number : number + 2] = [f"B-{word[0].upper()}", f"I-{word[0].upper()}"]
+        rows.append({"tokens": words, "ner_tags": tags[: len(words)]})
+    return rows
+
+
+def job_of(folder: Path, rows: Any, model: str = "", purpose: Any = "train", **changes: Any) -> Any:
+    data = write_data(folder / "data", rows if isinstance(rows, dict) else {"train": rows})
+    if not model:
+        model = str(folder / "bert")
+        make_model("bert", TASK, max_position_embeddings=48).base_model.save_pretrained(model)
+        make_pieces().save_pretrained(model)
+    job = make_whole_job(folder / purpose, TASK, data, model, **changes)
+    return type(job)(**{**vars(job), "purpose": purpose})
+
+
+def samples_of(job: Any, split: str = "train") -> Samples:
+    return Samples(Path(prepare(job).samples) / split)
+
+
+@pytest.mark.parametrize("every", [False, True])
+def test_labels_are_those_of_run_ner(tmp_path: Path, every: bool) -> None:
+    rows, tokenizer = tagged(40, 1), make_pieces()
+    job = job_of(tmp_path, {"train": rows, "validation": rows}, options={"label_all_tokens": every})
+    samples = samples_of(job)
+    assert samples.about["names"] == TAGS
+    for row, sample in zip(rows, samples, strict=True):
+        encoded = tokenizer(row["tokens"], is_split_into_words=True)
+        numbers = [TAGS.index(tag) for tag in row["ner_tags"]]
+        labels, previous = [], None
+        for word in encoded.word_ids():  # as run_ner's tokenize_and_align_labels
+            if word is None:
+                labels.append(IGNORED)
+            elif word != previous:
+                labels.append(numbers[word])
+            else:
+                inner = numbers[word] + (numbers[word] % 2)  # I- of its B-
+                labels.append(inner if every else IGNORED)
+            previous = word
+        assert (sample["input_ids"], sample["tags"]) == (encoded["input_ids"], labels)
+
+
+def test_loss_and_gradients_are_those_of_trainer(tmp_path: Path, world: World) -> None:
+    samples = list(samples_of(job_of(tmp_path / "d", tagged(20, 2))))[:8]
+    model = make_model("bert", TASK, num_labels=len(TAGS))
+    features = [{"input_ids": s["input_ids"], "labels": s["tags"]} for s in samples]
+    batch = DataCollatorForTokenClassification(make_pieces())(features)
+    wanted = model(**batch).loss
+    wanted.backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    job = make_job(tmp_path, TASK, max_steps=1, gradient_accumulation_steps=3)
+    task = make_task_of(job)
+    inputs, targets = task.collate(samples)
+    count = sum(task.weights(write_again(tmp_path / "s", samples)) or [])
+    loss = task.loss(model(**inputs), targets) / count
+    loss.backward()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient, rtol=1e-5, atol=1e-7)
+    # over uneven parts, as a rank computes it
+    norm = torch.nn.utils.get_total_norm([*gradients.values()])
+    model.zero_grad(set_to_none=True)
+    done = run(job, model, samples, world)
+    assert done.losses == [pytest.approx(wanted.item(), rel=1e-5)]
+    assert done.of("step")[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def write_again(folder: Path, samples: Any) -> Samples:
+    from tests.engine.jobs import write_samples
+
+    return write_samples(folder, samples)
+
+
+def lines_of(result: dict[str, Any]) -> list[Any]:
+    text = (Path(result["predictions"]) / "predictions.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(("every", "strategy"), [(False, "first"), (True, "simple")])
+def test_what_is_found_is_what_transformers_pipeline_finds(
+    tmp_path: Path, every: bool, strategy: str
+) -> None:
+    options = {"label_all_tokens": every}
+    rows = {"train": tagged(60, 3), "validation": tagged(20, 4)}
+    job = job_of(
+        tmp_path, rows, options=options, max_steps=12, learning_rate=1e-2, eval_strategy="epoch"
+    )
+    result, model = result_of(job), str(job.run_dir / "model")
+    assert list(result["metrics"]) == ["precision", "recall", "f1", "accuracy", "loss"]
+    assert result["metrics"]["f1"] > 0.3  # there is something to find
+    pipeline = TokenClassificationPipeline(
+        model=AutoModelForTokenClassification.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model), aggregation_strategy=strategy,
+    )  # fmt: skip
+    texts = [", ".join(row["tokens"]) + "." for row in tagged(30, 5)]
+    lines = lines_of(
+        result_of(
+            job_of(tmp_path / "t", [{"text": t} for t in texts], model, "predict", options=options)
+        )
+    )
+    assert sum(len(line["prediction"]) for line in lines) > 10
+    for text, line in zip(texts, lines, strict=True):
+        wanted = [
+            {"start": e["start"], "end": e["end"], "label": e["entity_group"],
+             "text": text[e["start"] : e["end"]],
+             "score": pytest.approx(float(e["score"]), abs=2e-5)}
+            for e in pipeline(text)
+        ]  # fmt: skip
+        assert line["prediction"] == wanted
+    # the metrics are those of what predict writes
+    validation = rows["validation"]
+    words = [{"tokens": row["tokens"]} for row in validation]
+    lines = lines_of(result_of(job_of(tmp_path / "w", words, model, "predict", options=options)))
+    measured = result_of(job_of(tmp_path / "e", validation, model, "evaluate", options=options))
+    assert measured["metrics"] == pytest.approx(result["metrics"], rel=1e-5)
+    if not every:
+        found, true = ([one[name] for one in rows] for rows, name in
+                       ((lines, "prediction"), (validation, "ner_tags")))  # fmt: skip
+        ours = entity_metrics(entity_report(found, true, "IOB2"), found, true, "IOB2")
+        assert {**ours, "loss": measured["metrics"]["loss"]} == pytest.approx(measured["metrics"])
+    for line, row in zip(lines, validation, strict=True):
+        assert len(line["prediction"]) == len(row["tokens"])
+        for one in line["entities"]:
+            assert " ".join(row["tokens"][one["start"] : one["end"]]).startswith(one["text"])
+
+
+def test_a_long_row_is_read_in_windows_that_learn_each_word_once(tmp_path: Path) -> None:
+    rows = tagged(12, 6, most=80)
+    job = job_of(tmp_path, {"train": rows, "validation": rows}, options={"max_length": 20})
+    inputs = prepare(job)
+    samples = Samples(Path(inputs.samples) / "train")
+    assert any("rows have more than 20 tokens" in notice for notice in inputs.notices)
+    for number, row in enumerate(rows):
+        own = [sample for sample in samples if sample["row"] == [number]]
+        words = [word for sample in own for word in sample["word"]]
+        assert words == list(range(len(row["tokens"])))
+        tags = [tag for sample in own for tag in sample["tags"] if tag != IGNORED]
+        assert [TAGS[tag] for tag in tags] == row["ner_tags"]
+        assert all(len(s["input_ids"]) <= 20 for s in own)
+        for sample in own[1:]:  # a labelled token has others before it
+            assert next(at for at, tag in enumerate(sample["tags"]) if tag != IGNORED) > 3
+
+
+def test_spans_are_the_tags_of_the_words_that_they_touch(tmp_path: Path) -> None:
+    text = "abc, de fg."
+    spans = [{"start": 0, "end": 3, "label": "A"}, {"start": 6, "end": 10, "label": "B"}]
+    rows = [{"text": text, "spans": spans}] * 2
+    inputs = prepare(job_of(tmp_path, {"train": rows, "validation": rows}))
+    sample = Samples(Path(inputs.samples) / "train")[0]
+    tags = [TAGS[tag] for tag in sample["tags"] if tag != IGNORED]
+    assert tags == ["B-A", "O", "B-B", "I-B", "O"]
+    assert [text[b:e] for b, e in zip(sample["begin"], sample["end"], strict=True)] == [
+        "abc", ",", "de", "fg", ".",
+    ]  # fmt: skip
+    said = "train: 2 OF 4 SPANS begin or end within one of the tokenizer's words"
+    assert any(said in notice for notice in inputs.notices)
+
+
+def test_numbers_have_the_names_that_parquet_gives(tmp_path: Path) -> None:
+    names = ["O", "B-B", "I-B", "B-A", "I-A"]
+    rows = [
+        {"tokens": r["tokens"], "ner_tags": [names.index(t) for t in r["ner_tags"]]}
+        for r in tagged(20, 7)
+    ]
+    kinds = datasets.Features(
+        {"tokens": datasets.List(datasets.Value("string")),
+         "ner_tags": datasets.List(datasets.ClassLabel(names=names))}
+    )  # fmt: skip
+    job = job_of(tmp_path, rows)
+    (tmp_path / "data/train.jsonl").unlink()
+    datasets.Dataset.from_list(rows, features=kinds).to_parquet(tmp_path / "data/train.parquet")
+    samples = samples_of(job)
+    assert samples.about["names"] == names
+    assert {tag for s in samples for tag in s["tags"]} <= {IGNORED, *range(5)}
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (
+            {"train": tagged(9, 1), "validation": [{"tokens": ["a"], "ner_tags": ["B-C"]}]},
+            "validation.jsonl:1: the model has no tag B-C, but O, B-A",
+        ),
+        ({"train": [{"tokens": ["a"], "ner_tags": ["O"]}] * 4}, "no word of train has a tag"),
+        (
+            {"train": [*tagged(9, 1), {"tokens": ["c", "d"], "ner_tags": ["O", "I-A"]}]},
+            "train.jsonl:10: word 2, 'd', has I-A, as IOB1 has it, and the data are IOB2",
+        ),
+    ],
+)
+def test_tags_that_cannot_be_learned(tmp_path: Path, sets: Any, said: str) -> None:
+    with pytest.raises(TrainError) as caught:
+        prepare(job_of(tmp_path, sets))
+    assert said in caught.value.message
+
+
+def test_other_sets_get_the_scheme_of_the_training_set(tmp_path: Path) -> None:
+    iobes = [{"tokens": ["a", "b", "c"], "ner_tags": ["B-A", "E-A", "S-A"]}] * 2
+    iob2 = [{"tokens": ["a", "b", "c"], "ner_tags": ["B-A", "I-A", "B-A"]}] * 2
+    for number, (train, validation) in enumerate(((iobes, iob2), (iob2, iobes))):
+        job = job_of(tmp_path / str(number), {"train": train, "validation": validation})
+        samples = samples_of(job, "validation")
+        tags = [samples.about["names"][t] for t in samples[0]["tags"] if t != IGNORED]
+        assert tags == train[0]["ner_tags"]

@@ -1,0 +1,157 @@
+"""Words as tokens: which token of a row has which tag, and the windows of long rows.
+
+A token belongs to the word that it begins in. Neighbouring windows share tokens, so that each has
+some context; a token is learned in one window alone, the one in which it is farther from the end.
+Standard library only.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from ftcluster_common.tagged_words import OUTSIDE, Tagged, parts
+
+Place = tuple[int, int]  # the first character and the one behind the last
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A token whose tag is learned or predicted.
+
+    Attributes:
+        position: of the token, among those of the row's text.
+        word: the number of its word; of a text that of the word that the tokenizer has found.
+        tag: "" where there is none.
+        place: the characters of its word, or of itself where all tokens are labelled.
+    """
+
+    position: int
+    word: int
+    tag: str
+    place: Place
+
+
+@dataclass(frozen=True)
+class LabelledRow:
+    """The tokens of a row that have tags.
+
+    Attributes:
+        lost: words without a token of their own.
+        unfit: spans that begin or end within what gets a tag.
+    """
+
+    tokens: list[Labelled]
+    lost: int = 0
+    unfit: int = 0
+
+
+def label_tokens(
+    row: Tagged, offsets: Sequence[Place], word_ids: Sequence[int | None], every: bool
+) -> LabelledRow:
+    """The tokens that have tags: the first of each word, or `every` one.
+
+    As in run_ner, further tokens of a word that begins with B- have I-.
+
+    Args:
+        offsets: the characters of the tokens, without special ones.
+        word_ids: of a tokenizer, by which a text is divided into words.
+
+    >>> row = Tagged("New York", spans=(("LOC", 0, 8),))
+    >>> [(one.tag, one.place) for one in label_tokens(row, [(0, 3), (4, 8)], [0, 1], False).tokens]
+    [('B-LOC', (0, 3)), ('I-LOC', (4, 8))]
+    """
+    begins = _begins(row.text, offsets)
+    if row.words:
+        return _of_words(row, offsets, begins, every)
+    numbered = [number for number, begin in enumerate(begins) if begin is not None]
+    units = [
+        list(group)
+        for _, group in groupby(numbered, lambda number: number if every else word_ids[number])
+    ]
+    places = [(begins[unit[0]] or 0, offsets[unit[-1]][1]) for unit in units]
+    tags, unfit = _tags_of_spans(row, places)
+    tokens = [
+        Labelled(unit[0], number, tag, place)
+        for number, (unit, place, tag) in enumerate(zip(units, places, tags, strict=True))
+    ]
+    return LabelledRow(tokens, unfit=unfit)
+
+
+def _begins(text: str, offsets: Sequence[Place]) -> list[int | None]:
+    """Where each token begins, without the spaces that some tokenizers count to it."""
+    parts_of_text = (text[begin:end] for begin, end in offsets)
+    spaces = (len(part) - len(part.lstrip()) for part in parts_of_text)
+    return [
+        begin + space if begin + space < end else None
+        for (begin, end), space in zip(offsets, spaces, strict=True)
+    ]
+
+
+def _of_words(
+    row: Tagged, offsets: Sequence[Place], begins: Sequence[int | None], every: bool
+) -> LabelledRow:
+    starts = [begin for begin, _ in row.words]
+    tokens: list[Labelled] = []
+    found = set()
+    for position, begin in enumerate(begins):
+        if begin is None:
+            continue
+        word = bisect_right(starts, begin) - 1
+        if word in found and not every:
+            continue
+        tag = row.tags[word] if row.tags else ""
+        if word in found and tag.startswith("B-"):
+            tag = f"I-{parts(tag)[1]}"
+        place = (begin, offsets[position][1]) if every else row.words[word]
+        tokens.append(Labelled(position, word, tag, place))
+        found.add(word)
+    return LabelledRow(tokens, lost=len(row.words) - len(found))
+
+
+def _tags_of_spans(row: Tagged, places: Sequence[Place]) -> tuple[list[str], int]:
+    """The tags of places, in IOB2, and how many spans begin or end within one."""
+    tags, unfit = [OUTSIDE] * len(places), 0
+    starts = [begin for begin, _ in places]
+    edges = {*starts}, {end for _, end in places}
+    for kind, begin, end in row.spans:
+        unfit += begin not in edges[0] or end not in edges[1]
+        first = max(bisect_right(starts, begin) - 1, 0)
+        if first < len(places) and places[first][1] <= begin:
+            first += 1
+        prefix = "B"
+        for number in range(first, len(places)):
+            if starts[number] >= end:
+                break
+            if tags[number] == OUTSIDE:
+                tags[number], prefix = f"{prefix}-{kind}", "I"
+    return tags, unfit
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a row.
+
+    Attributes:
+        begin: its first token; `end` is the one behind its last.
+        own_begin: the first token that is labelled in it; `own_end` is the one behind the last.
+    """
+
+    begin: int
+    end: int
+    own_begin: int
+    own_end: int
+
+
+def windows(count: int, size: int, stride: int) -> Iterator[Window]:
+    """The windows of a row of `count` tokens, `size` each, neighbours share `stride` or more.
+
+    >>> list(windows(3, 4, 2))
+    [Window(begin=0, end=3, own_begin=0, own_end=3)]
+    >>> [(one.begin, one.end, one.own_begin, one.own_end) for one in windows(7, 4, 2)]
+    [(0, 4, 0, 3), (2, 6, 3, 4), (3, 7, 4, 7)]
+    """
+    begins = [*range(0, count - size, size - stride), max(count - size, 0)]
+    edges = [0, *((one + size + other) // 2 for one, other in pairwise(begins)), count]
+    for begin, (own_begin, own_end) in zip(begins, pairwise(edges), strict=True):
+        yield Window(begin, min(begin + size, count), own_begin, own_end)

@@ -1,0 +1,87 @@
+"""How well entities are found, as seqeval counts, and what is written of those that are found.
+
+An entity counts where its type, its first and its last word are right. Tags of IOB are read as
+conlleval reads them, seqeval's default; those of IOBES have to be whole, its mode strict.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ftcluster_common.class_report import ClassReport, ClassScores, report_of_classes
+from ftcluster_common.tagged_words import Entity, Scheme, entities, whole_entities
+
+Rows = Sequence[Sequence[str]]  # the tags of each row's words
+
+
+def entities_of(tags: Sequence[str], scheme: Scheme) -> list[Entity]:
+    """The entities that count; of plain tags each word."""
+    if scheme == "plain":
+        return [(tag, number, number + 1) for number, tag in enumerate(tags)]
+    return whole_entities(tags) if scheme == "IOBES" else entities(tags)
+
+
+def entity_report(found: Rows, true: Rows, scheme: Scheme) -> ClassReport:
+    """The entities by their types; of plain tags the words by their tags.
+
+    >>> [one.f1 for one in entity_report([["B-A", "O"]], [["B-A", "I-A"]], "IOB2").classes]
+    [0.0]
+    """
+    if scheme == "plain":
+        names = sorted({tag for row in (*found, *true) for tag in row})
+        numbers = {name: number for number, name in enumerate(names)}
+        flat = [[numbers[tag] for row in rows for tag in row] for rows in (found, true)]
+        return report_of_classes(flat[0], flat[1], names)
+    support, predicted, right = Counter[str](), Counter[str](), Counter[str]()
+    for row, wanted in zip(found, true, strict=True):
+        one, other = {*entities_of(row, scheme)}, {*entities_of(wanted, scheme)}
+        for count, some in ((predicted, one), (support, other), (right, one & other)):
+            count.update(kind for kind, _, _ in some)
+    kinds = sorted({*support, *predicted})
+    classes = tuple(
+        ClassScores(kind, support[kind], predicted[kind], right[kind]) for kind in kinds
+    )
+    return ClassReport(classes, (), len(true), several=True)
+
+
+def entity_metrics(
+    report: ClassReport, found: Rows, true: Rows, scheme: Scheme
+) -> dict[str, float]:
+    """Precision, recall and F1 of all entities, or F1 over plain tags, and the words' accuracy."""
+    pairs = [
+        pair
+        for row, wanted in zip(found, true, strict=True)
+        for pair in zip(row, wanted, strict=True)
+    ]
+    accuracy = sum(one == other for one, other in pairs) / len(pairs)
+    if scheme == "plain":
+        of_f1 = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
+        return {"accuracy": accuracy, **of_f1}
+    precision, recall, f1 = report.averages["micro"]
+    return {"precision": precision, "recall": recall, "f1": f1, "accuracy": accuracy}
+
+
+def found_entities(
+    tags: Sequence[str], scores: Sequence[float], text: str, begins: Sequence[int],
+    ends: Sequence[int], words: Sequence[int] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The entities of a row, as transformers' pipeline groups words.
+
+    Args:
+        scores: how probable each tag is.
+        begins: the first character of what each tag is of; `ends` has the one behind the last.
+        words: their numbers, which are written instead of these.
+
+    >>> found_entities(["B-A", "I-A"], [0.5, 1.0], "New York", [0, 4], [3, 8])
+    [{'start': 0, 'end': 8, 'label': 'A', 'text': 'New York', 'score': 0.75}]
+    """
+    written = []
+    for kind, first, behind in entities(tags):
+        start, end = begins[first], ends[behind - 1]
+        part, score = text[start:end], sum(scores[first:behind]) / (behind - first)
+        if words:
+            start, end = words[first], words[behind - 1] + 1
+        written.append(
+            {"start": start, "end": end, "label": kind, "text": part, "score": round(score, 6)}
+        )
+    return written

@@ -1,0 +1,83 @@
+"""What tasks have in common that learn texts alone: samples of a stream, and perplexity."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.job import EVALUATE
+from ftcluster_common.recipe import LanguageModel
+from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, Texts, load_texts
+from ftcluster_train.engine.data.text_samples import PIECE
+from ftcluster_train.engine.data.token_store import Samples, move_tail
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError
+
+T = TypeVar("T")
+
+
+class LanguageModelTask(Task):
+    """Samples of texts; the last ones of the training set are the validation set, if none is there.
+
+    Attributes:
+        length_field: the recipe's field with the tokens of a sample.
+    """
+
+    options: LanguageModel
+    large_vocabulary = True
+    compares = False
+    length_field = "max_length"
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        field = self.length_field
+        length, notices = self.limit_length(getattr(self.options, field), field, longest)
+        texts = load_texts(data, self.recipe.data_config, self.options)
+        if self.purpose == EVALUATE:
+            texts = {VALIDATION: texts.get(VALIDATION, texts[TRAIN])}
+        first = next(iter(texts.values()))
+        if isinstance(first, TextRows):
+            self.look_at_columns(first.rows)
+        for split, of_split in texts.items():
+            notices += self.encode_texts(of_split, split, length, folder / split)
+        if VALIDATION not in texts:
+            count = len(Samples(folder / TRAIN))
+            moved = max(1, round(count * self.options.validation_split_percentage / 100))
+            if moved == count:
+                raise TrainError(
+                    f"the texts fill one block of {length} tokens; training needs one and "
+                    "validation another",
+                    f"add text, or use smaller blocks: {field}=128",
+                )
+            move_tail(folder / TRAIN, folder / VALIDATION, moved)
+            notices.append(f"validation: the last {moved} of {count} blocks")
+        return notices
+
+    @abstractmethod
+    def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
+        """Write the samples of a set, of `length` tokens at most; returns notices.
+
+        Raises:
+            TrainError: there is none.
+        """
+
+    def too_short(self, split: str, tokens: int, length: int) -> TrainError:
+        """The error for texts that do not fill a block."""
+        return TrainError(
+            f"the texts of {split} have {tokens} tokens, fewer than one block of {length}",
+            f"add text, or use smaller blocks: {self.length_field}=128",
+        )
+
+
+def batches(texts: Iterable[tuple[str, T]]) -> Iterator[list[tuple[str, T]]]:
+    """Texts with what belongs to them, in batches of limited number and length."""
+    batch: list[tuple[str, T]] = []
+    length = 0
+    for one in texts:
+        batch.append(one)
+        length += len(one[0])
+        if len(batch) == BATCH_ROWS or length >= 4 * PIECE:
+            yield batch
+            batch, length = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,153 @@
+"""Rows with tagged words as samples, a window each, and what a user should know of them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ftcluster_common.recipe import TokenClassification
+from ftcluster_common.tagged_words import Scheme, Tagged, entities, scheme_of, tags_of
+from ftcluster_train.engine.data.tag_windows import Labelled, label_tokens, windows
+from ftcluster_train.engine.data.token_store import SampleWriter
+from ftcluster_train.errors import TrainError
+
+IGNORED = -100  # the tag of tokens that are not learned
+SHOWN = 12  # tags in a message
+
+Read = tuple[str, Tagged, Scheme]  # where a row is, the row, the scheme of the set's tags so far
+
+
+class TagWriter:
+    """Writes the samples of a set.
+
+    A sample has the tokens of a window and their `tags`; the number of its `row`, and how many
+    `words` that has, if it has words; and of each labelled token the number of its `word` and the
+    characters that it stands for, `begin` to `end`.
+
+    Args:
+        kinds: the tokenizer's columns.
+        names: the model's tags.
+        limit: tokens of a window, with special ones.
+        predicts: whether the rows have no tags; else those without a word are left out.
+
+    Raises:
+        TrainError: a window has no room for more than what it shares with its neighbour.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, options: TokenClassification,
+        kinds: Mapping[str, str], folder: Path, names: Sequence[str], limit: int, predicts: bool,
+    ) -> None:  # fmt: skip
+        self._tokenizer, self._options, self._kinds = tokenizer, options, kinds
+        self._names, self._limit, self._predicts = names, limit, predicts
+        special = tokenizer.num_special_tokens_to_add()
+        self._room = limit - special
+        if self._room <= options.doc_stride:
+            raise TrainError(
+                f"windows of {limit} tokens, {special} of them special ones, cannot share "
+                f"{options.doc_stride}",
+                f"let them share fewer: doc_stride={limit // 4}",
+            )
+        self._numbers = {name: number for number, name in enumerate(names)}
+        columns = ("tags", "row", "words", "word", "begin", "end")
+        self._writer = SampleWriter(folder, {**kinds, **dict.fromkeys(columns, "i")})
+        self._rows = 0
+        self._texts: list[str] = []  # of rows to predict
+        self._counts = Counter[str]()
+
+    def add(self, batch: Sequence[Read]) -> None:
+        """Write rows.
+
+        Raises:
+            TrainError: a tag is not one of the model.
+        """
+        texts = [tagged.text for _, tagged, _ in batch]
+        encoded = self._tokenizer(texts, return_offsets_mapping=True)
+        for number, (where, tagged, scheme) in enumerate(batch):
+            ids = encoded.sequence_ids(number)
+            content = [place for place, text in enumerate(ids) if text is not None]
+            offsets, word_ids = encoded["offset_mapping"][number], encoded.word_ids(number)
+            row = label_tokens(
+                tagged, [offsets[i] for i in content], [word_ids[i] for i in content],
+                self._options.label_all_tokens,
+            )  # fmt: skip
+            tags = [0] * len(row.tokens)
+            if not self._predicts:
+                tags = self._tags([one.tag for one in row.tokens], where, scheme)
+            self._counts["lost"] += row.lost
+            self._counts["unfit"] += row.unfit
+            self._counts["spans"] += len(tagged.spans)
+            columns = {name: encoded[name][number] for name in self._kinds}
+            self._write(columns, content, [*zip(row.tokens, tags, strict=True)], len(tagged.words))
+        self._texts += texts * self._predicts
+
+    def _write(
+        self, columns: Mapping[str, list[int]], content: Sequence[int],
+        labelled: Sequence[tuple[Labelled, int]], words: int,
+    ) -> None:  # fmt: skip
+        first, behind = (content[0], content[-1] + 1) if content else (0, 0)
+        parts = [*windows(len(content), self._room, self._options.doc_stride)]
+        self._counts["long"] += len(parts) > 1
+        self._counts["windows"] += len(parts) * (len(parts) > 1)
+        self._counts["left out"] += not labelled and not self._predicts
+        for part in parts:
+            own = [(o, tag) for o, tag in labelled if part.own_begin <= o.position < part.own_end]
+            if not own and not (self._predicts and part.begin == 0):
+                continue
+            sample: dict[str, list[int]] = {
+                name: [*values[:first], *values[first:behind][part.begin : part.end],
+                       *values[behind:]]
+                for name, values in columns.items()
+            }  # fmt: skip
+            sample["tags"] = [IGNORED] * len(sample["input_ids"])
+            for one, tag in own:
+                sample["tags"][first + one.position - part.begin] = tag
+            sample |= {"row": [self._rows], "words": [words] if words else []}
+            sample["word"] = [one.word for one, _ in own]
+            sample |= {
+                name: [one.place[at] for one, _ in own] for at, name in enumerate(("begin", "end"))
+            }
+            self._writer.add(sample)
+        self._rows += 1
+
+    def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
+        """The numbers of tags, in the model's scheme; those of spans are IOB2."""
+        wanted = scheme_of(self._names)
+        if scheme and (scheme == "plain") != (wanted == "plain"):
+            raise TrainError(f"{where}: the tags are {scheme} ones, those of the model {wanted}")
+        other = (scheme == "IOBES") != (wanted == "IOBES")
+        if wanted != "plain" and (other or self._options.repair_tags):
+            tags = tags_of(entities(tags), len(tags), wanted)
+        if unknown := {*tags} - self._numbers.keys():
+            more = " ..." * (len(self._names) > SHOWN)
+            raise TrainError(
+                f"{where}: the model has no tag {min(unknown)}, but "
+                f"{', '.join(islice(self._names, SHOWN))}{more}",
+                "each type of entity has to be in the training set",
+            )
+        return [self._numbers[tag] for tag in tags]
+
+    def close(self, split: str, **about: Any) -> list[str]:
+        """Close the files; returns notices.
+
+        Raises:
+            TrainError: there is no sample.
+        """
+        if not len(self._writer):
+            raise TrainError(f"the data have no words in {split}")
+        count, every = self._counts, self._options.label_all_tokens
+        about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
+        self._writer.close(names=self._names, rows=self._rows, **about)
+        what = "tokens" if every else "words"
+        better = "" if every else "; label_all_tokens=true learns where in a word they end"
+        said = {
+            "long": f"rows have more than {self._limit} tokens: {count['windows']} windows",
+            "unfit": f"OF {count['spans']} SPANS begin or end within one of the tokenizer's "
+            f"{what}, and are learned as whole {what}{better}",
+            "lost": "words have no token, so nothing is learned of them",
+            "left out": "rows without a word are left out",
+        }
+        return [f"{split}: {count[name]} {text}" for name, text in said.items() if count[name]]
