@@ -41,7 +41,8 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     again.run_dir.mkdir()
     assert result_of(again)["metrics"] == pytest.approx(metrics, abs=1e-5)
 
-    texts = [f"{WORDS[3]} w40", f"{WORDS[70]} w40"]
+    # the last one is longer than the recipe's 32 tokens, and than the model's 50
+    texts = [f"{WORDS[3]} w40", f"{WORDS[70]} w40", " ".join(WORDS[30:90])]
     rows = [{"query": "w7 w8", "text": text} for text in texts]
     there = write_data(tmp_path / "new", {"test": rows})
     recipe = replace(changed, data=there)
@@ -50,11 +51,14 @@ def test_a_trained_model_orders_texts(tmp_path: Path) -> None:
     [file] = Path(result_of(again)["predictions"]).iterdir()
     scores = [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
     pairs = [[row["query"], row["text"]] for row in rows]
-    tokens = AutoTokenizer.from_pretrained(found["model"])(pairs, return_tensors="pt")
+    # as CrossEncoder of sentence-transformers calls them
+    tokenizer = AutoTokenizer.from_pretrained(found["model"])
+    tokens = tokenizer(pairs, padding=True, truncation=True, return_tensors="pt")
+    assert tokens["input_ids"].shape == (3, 32)
     with torch.no_grad():
         loaded = AutoModelForSequenceClassification.from_pretrained(found["model"]).eval()
         logits = loaded(**tokens).logits
-    assert logits.shape == (2, 1)  # by which CrossEncoder takes the sigmoid
+    assert logits.shape == (3, 1)  # by which CrossEncoder takes the sigmoid
     assert scores == pytest.approx(logits[:, 0].sigmoid().tolist(), abs=1e-5)
     assert scores[0] > scores[1]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
 from ftcluster_common.data_files import TRAIN
@@ -18,6 +18,7 @@ from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import retrieval_metrics
+from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
 
@@ -89,6 +90,11 @@ class TextRankingTask(Task):
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own
         return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+
+    def check_model(self, model: PreTrainedModel) -> None:
+        if self.purpose == "train":  # the saved tokenizer cuts pairs where CrossEncoder reads them
+            longest = longest_input(model.config, self.tokenizer) or self.options.max_length
+            self.tokenizer.model_max_length = min(longest, self.options.max_length)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs = self.pad(samples, self.tokenizer.padding_side)
