@@ -41,6 +41,7 @@ RECIPES: Mapping[str, str] = {  # for any data, by task
     "causal-lm": "clm",
     "instruction-tuning": "sft",
     "preference-tuning": "dpo",
+    "seq2seq-lm": "seq2seq",
     "sentence-similarity": "embed",
     "text-ranking": "rerank",
 }

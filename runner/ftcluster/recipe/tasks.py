@@ -13,12 +13,14 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
 )
 
 Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
+WRITING_METRICS = ("rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len")
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
@@ -37,6 +39,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return names
     if isinstance(options, SentenceSimilarity):
         return RETRIEVAL_METRICS
+    if isinstance(options, Seq2SeqLm):
+        return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
     if isinstance(options, TextRanking):
         return (*RETRIEVAL_METRICS, "accuracy", "loss")
     default = REGRESSION_METRICS if options.regression else CLASS_METRICS
@@ -80,6 +84,9 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
         for name in (*of_adapters, "merge_adapters"):
             if options.lora_r is None and getattr(options, name) != getattr(plain, name):
                 yield name, f"{name} is for adapters, whose rank is lora_r: 16"
+    if isinstance(options, Seq2SeqLm) and bool(options.source_lang) != bool(options.target_lang):
+        name = "target_lang" if options.source_lang else "source_lang"
+        yield name, "a translation has two languages: source_lang and target_lang"
     if not isinstance(options, QuestionAnswering):
         return
     if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:

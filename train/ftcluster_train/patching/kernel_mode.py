@@ -93,11 +93,14 @@ def find_head(model: "PreTrainedModel") -> torch.Tensor | None:
         return None
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
+    inputs = {"input_ids": tokens, "use_cache": False}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
 
     def forward(kernels: KernelMode) -> torch.Tensor:
         bf16 = layer.weight.dtype == torch.bfloat16
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits: torch.Tensor = model(input_ids=tokens, use_cache=False).logits
+            logits: torch.Tensor = model(**inputs).logits
         return logits
 
     logits = forward(KernelMode())
