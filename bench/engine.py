@@ -76,6 +76,14 @@ CASES = {
          "training.gradient_accumulation_steps=1", "config_overrides={{vocab_size: 50257}}"),
         6, 5, ((2048, 768, 768), (2048, 768, 3072), (2048, 768, 50257)),
     ),
+    # T5-small writes the question to a context
+    "seq2seq": Case(
+        ("seq2seq", "model=config:t5", "from_scratch=true", "tokenizer={encoder}",
+         "data={data}/squad", "source_column=context", "target_column=question", "batch_size=16",
+         "max_source_length=256", "max_target_length=32", "predict_with_generate=false",
+         "config_overrides={{decoder_start_token_id: 0}}"),
+        11, 6, ((2400, 512, 512), (2400, 512, 2048), (2400, 2048, 512)),
+    ),
 }  # fmt: skip
 
 

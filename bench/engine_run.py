@@ -26,14 +26,16 @@ import torch.distributed as dist
 from torch.profiler import profile, schedule
 from transformers import (
     DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
     Trainer,
     TrainerCallback,
-    TrainingArguments,
 )
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
-from ftcluster_common.recipe import CausalLm, MaskedLm, TokenClassification
+from ftcluster_common.recipe import CausalLm, MaskedLm, Seq2SeqLm, TokenClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
@@ -106,8 +108,8 @@ def main() -> int:
     job = replace(job, recipe=recipe, precision=options.get("precision", job.precision))
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
-    lengths = train_set.lengths("input_ids")
-    flop_per_token = 6 * weights_of(product_shapes(model))
+    lengths = task.lengths(train_set)
+    operations = 6 * products_of(model, train_set)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
     with _profiler(options) as profiler:
@@ -118,7 +120,7 @@ def main() -> int:
     share = sum(met) / (len(met) * recipe.batch_size) / (sum(epoch) / len(lengths))
     seconds = counted[-1] - counted[0]
     found: dict[str, Any] = {
-        "flop_per_sample": flop_per_token * sum(lengths) / len(lengths),
+        "flop_per_sample": operations / len(lengths),
         # the few steps of a run meet longer or shorter batches than the epoch has
         "samples_per_second": share * recipe.batch_size * (len(counted) - 1) / seconds,
         "length_share": share,
@@ -133,6 +135,21 @@ def main() -> int:
         found["profile"] = options["profile_found"]
     print(json.dumps(found))
     return 0
+
+
+def products_of(model: Any, train_set: Samples) -> float:
+    """The products of a weight and a token in a pass over all samples."""
+    read = sum(train_set.lengths("input_ids"))
+    if not model.config.is_encoder_decoder:
+        return read * weights_of(product_shapes(model))
+    written, total = sum(train_set.lengths("labels")), 0.0
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            # keys and values of the decoder's other attention are of the encoder's tokens
+            of_source = "decoder" not in name and "lm_head" not in name
+            of_source |= name.endswith(("EncDecAttention.k", "EncDecAttention.v"))
+            total += layer.weight.numel() * (read if of_source else written)
+    return total
 
 
 def versions() -> dict[str, str]:
@@ -174,7 +191,7 @@ def _ours(
         Optimizations(**dict.fromkeys(left_out, False)),
     )
     _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
-    lengths, grouped = train_set.lengths("input_ids"), optimizations.group_by_length
+    lengths, grouped = task.lengths(train_set), optimizations.group_by_length
     sampler = BatchSampler(lengths, recipe.batch_size, training, grouped)
     of_epoch = replace(training, max_steps=sampler.steps_per_epoch)
     epoch = BatchSampler(lengths, recipe.batch_size, of_epoch, grouped)
@@ -187,7 +204,7 @@ def _stock(
 ) -> Trained:
     """transformers' Trainer as run_glue and its like configure it, or `tuned`."""
     training, recipe, tuned = job.recipe.training, job.recipe, options.get("tuned", False)
-    arguments = TrainingArguments(
+    arguments = Seq2SeqTrainingArguments(
         output_dir=str(job.run_dir / "stock"),
         per_device_train_batch_size=recipe.batch_size,
         gradient_accumulation_steps=training.gradient_accumulation_steps,
@@ -211,12 +228,15 @@ def _stock(
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    causal = isinstance(recipe.options, CausalLm)
-    longest = 0 if causal or tuned else recipe.options.max_length  # type: ignore[attr-defined]
+    causal, writes = (isinstance(recipe.options, kind) for kind in (CausalLm, Seq2SeqLm))
+    # run_summarization pads to the longest of a batch by default
+    plain = causal or writes or tuned
+    longest = 0 if plain else recipe.options.max_length  # type: ignore[attr-defined]
     masked = None
     if isinstance(recipe.options, MaskedLm):  # draws its own
         probability = recipe.options.mlm_probability
         masked = DataCollatorForLanguageModeling(task.tokenizer, mlm_probability=probability)
+    of_pairs = DataCollatorForSeq2Seq(task.tokenizer, model)
     tokens: list[int] = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -224,6 +244,11 @@ def _stock(
             batch: dict[str, Any] = masked([{"input_ids": row["input_ids"]} for row in rows])
             tokens.append(batch["input_ids"].numel())
             return batch
+        if writes:
+            names = ("input_ids", "labels")
+            pairs = of_pairs([{name: row[name] for name in names} for row in rows])
+            tokens.append(sum(pairs[name].numel() for name in names))
+            return dict(pairs)
         inputs, targets = task.collate(rows)
         names = {"start": "start_positions", "end": "end_positions", "labels": "labels"}
         labels = {names[name]: values for name, values in targets.items() if name in names}
@@ -240,11 +265,11 @@ def _stock(
         tokens.append(inputs["input_ids"].numel())
         return {**inputs, **labels}
 
-    trainer = Trainer(
+    trainer = (Seq2SeqTrainer if writes else Trainer)(
         model, arguments, train_dataset=train_set, data_collator=collate, callbacks=[clock]
     )
     trainer.train()
-    lengths = train_set.lengths("input_ids")
+    lengths = task.lengths(train_set)
     order, size = [lengths[index] for index in trainer._get_train_sampler()], recipe.batch_size
     batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
     epoch = [len(batch) * (longest or max(batch)) for batch in batches]

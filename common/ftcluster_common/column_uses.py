@@ -21,10 +21,12 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
 )
+from ftcluster_common.source_target import source_target_columns
 from ftcluster_common.tagged_words import tagged_columns
 
 UNREAD = "not read"
@@ -75,6 +77,9 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
             named = preference_columns(options, columns)._asdict()
             uses = {use: (name,) for use, name in named.items() if name}
             uses["tools"] = tuple(name for name in columns if name == "tools")
+        case Seq2SeqLm():
+            texts = source_target_columns(options, columns, answered)
+            uses = {"source": (texts.source,), "target": (texts.target,) if texts.target else ()}
     known = {name for names in uses.values() for name in names}
     uses[UNREAD] = tuple(name for name in columns if name not in known)
     return {use: names for use, names in uses.items() if names}

@@ -69,7 +69,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     # a host that has fallen behind, and why; ratio: how many times as long as usual its steps take,
     # 0 where it has recovered
     "slow_host": {"host": str, "step": int, "ratio": Number, "message": str},
-    # of a classification also `classes`: a `ClassReport` for each set; so has `result`
+    # of a classification also `classes`: a `ClassReport` for each set; of a model that writes texts
+    # `texts`: for each set some sources, references and texts; `result` may have both
     "evaluation": {"step": int, "epoch": Number, "metrics": dict, "seconds": Number},
     "parameters": {"step": int, "equal": bool, "sha256": str},
     "checkpoint": {"step": int, "folder": str, "seconds": Number},
@@ -140,6 +141,7 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
         )
         and (kind != "data" or is_data(fields))
         and _are_reports(fields.get("classes", {}))
+        and _are_texts(fields.get("texts", {}))
         and all(
             _is(one.get(name), type_)
             for one in (fields["ranks"] if kind == "placement" else ())
@@ -180,6 +182,13 @@ def _are_reports(found: Any) -> bool:
     try:
         return all(isinstance(read_report(one), ClassReport) for one in found.values())
     except (LookupError, TypeError, ValueError, AttributeError):
+        return False
+
+
+def _are_texts(found: Any) -> bool:
+    try:
+        return all(len(one) == 3 and _are(one, str) for rows in found.values() for one in rows)
+    except (TypeError, AttributeError):
         return False
 
 

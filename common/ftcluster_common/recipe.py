@@ -342,6 +342,47 @@ class PreferenceTuning(DecoderTuning):
     disable_dropout: bool = True
 
 
+@dataclass(frozen=True)
+class Seq2SeqLm:
+    """An encoder reads a text and a decoder writes another one: a summary, a translation.
+
+    The names are those of transformers' examples run_summarization and run_translation.
+
+    Attributes:
+        source_column: with the texts that are read; left out, one that is known; likewise
+            target_column, with those to write. With languages, one column may have both.
+        source_lang: the key of the source where a cell has texts by their language, as in WMT's
+            {"translation": {"en": ..., "de": ...}}, or the name of its column; likewise
+            target_lang.
+        source_prefix: what is written before each source, as T5 was trained with.
+        max_source_length: tokens of a source; longer ones are cut. Likewise max_target_length.
+        predict_with_generate: whether evaluations also write texts, and compare them with the
+            targets.
+        num_beams: how many texts a prediction goes on with at once; 1 is greedy; left out, as the
+            model's generation_config.json says.
+        max_new_tokens: of a text that is written, at most; left out, max_target_length.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    source_column: str | None = None
+    target_column: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    source_prefix: str = ""
+    max_source_length: int = limited(512, at_least=2)
+    max_target_length: int = limited(128, at_least=2)
+    predict_with_generate: bool = True
+    num_beams: int | None = limited(None, at_least=1, at_most=64)
+    max_new_tokens: int | None = limited(None, at_least=1)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the text that is read."""
+        return self.max_source_length
+
+
 Options = (
     TextClassification
     | TokenClassification
@@ -352,6 +393,7 @@ Options = (
     | TextRanking
     | InstructionTuning
     | PreferenceTuning
+    | Seq2SeqLm
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
@@ -363,6 +405,7 @@ TASKS: dict[str, type[Options]] = {
     "text-ranking": TextRanking,
     "instruction-tuning": InstructionTuning,
     "preference-tuning": PreferenceTuning,
+    "seq2seq-lm": Seq2SeqLm,
 }
 
 
@@ -440,6 +483,7 @@ TaskName = Literal[
     "text-ranking",
     "instruction-tuning",
     "preference-tuning",
+    "seq2seq-lm",
 ]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow

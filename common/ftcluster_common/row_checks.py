@@ -31,10 +31,12 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
 )
+from ftcluster_common.source_target import source_and_target, source_target_columns
 from ftcluster_common.tagged_words import TagCheck, TaggedColumns, read_tagged, tagged_columns
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
@@ -75,6 +77,9 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             answers = preference_columns(options, columns)
             template = options.chat_template
             return _reads(partial(read_preference, columns=answers, chat_template=template))
+        case Seq2SeqLm():
+            texts = source_target_columns(options, columns, answered)
+            return _reads(partial(source_and_target, columns=texts))
     assert_never(options)
 
 

@@ -19,7 +19,7 @@ HASH_BYTES = 8
 # of a task's fields, those that say nothing of how the model reads a row
 LEFT_OUT = (
     "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
-    "validation_splits", "validation_split_percentage", "vocab_size",
+    "validation_splits", "validation_split_percentage", "vocab_size", "predict_with_generate",
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
 )  # fmt: skip
 

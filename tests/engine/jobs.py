@@ -19,6 +19,7 @@ from ftcluster_common.recipe import (
     QuestionAnswering,
     Recipe,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
@@ -52,6 +53,7 @@ OPTIONS: dict[str, Options] = {
     "text-ranking": TextRanking(max_length=32),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
+    "seq2seq-lm": Seq2SeqLm(max_source_length=32, max_target_length=12),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}
 

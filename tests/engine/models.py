@@ -13,8 +13,10 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForQuestionAnswering,
+    AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    BartConfig,
     BertConfig,
     DistilBertConfig,
     GPT2Config,
@@ -23,6 +25,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
     RobertaConfig,
+    T5Config,
 )
 
 VOCABULARY = 97
@@ -86,6 +89,23 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
             "attention_dropout": dropout,
         },
     ),
+    "t5": (
+        T5Config,
+        lambda dropout: {
+            "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2,
+            "dropout_rate": dropout, "decoder_start_token_id": 0, "eos_token_id": 3,
+        },
+    ),
+    "bart": (
+        BartConfig,
+        lambda dropout: {
+            "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+            "dropout": dropout, "attention_dropout": dropout, "decoder_start_token_id": 3,
+            "bos_token_id": 2, "eos_token_id": 3, "forced_eos_token_id": None,
+            "max_position_embeddings": LONGEST,
+        },
+    ),
 }  # fmt: skip
 MODEL_CLASSES = {
     "text-classification": AutoModelForSequenceClassification,
@@ -97,6 +117,7 @@ MODEL_CLASSES = {
     "text-ranking": AutoModelForSequenceClassification,
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
+    "seq2seq-lm": AutoModelForSeq2SeqLM,
 }
 
 

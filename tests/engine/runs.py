@@ -64,6 +64,18 @@ def completions(count: int, seed: int) -> list[Row]:
     return rows
 
 
+def summaries(count: int, seed: int) -> list[Row]:
+    """Documents, and the last word of each, once to four times."""
+    rows = []
+    for row in classes(count, seed):
+        words = str(row["text"]).split()
+        last = words[-1] = WORDS[len(words) % 5]
+        rows.append(
+            {"document": " ".join(words), "summary": " ".join([last] * (len(words) % 4 + 1))}
+        )
+    return rows
+
+
 def triplets(count: int, seed: int) -> list[Row]:
     """A text is right if it begins with one of the first words, whatever the query is."""
     draw = random.Random(seed)

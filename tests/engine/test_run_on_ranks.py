@@ -25,6 +25,7 @@ from tests.engine.runs import (
     preferences,
     questions,
     sets_of_classes,
+    summaries,
     tags,
     triplets,
     write_data,
@@ -78,6 +79,10 @@ KINDS = {
     "ranking": Kind(
         "text-ranking", "bert", triplets, {},
         ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"),
+    ),
+    "summaries": Kind(
+        "seq2seq-lm", "t5", summaries, {"max_new_tokens": 3},
+        ("loss", "rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len"),
     ),
     "preferences": Kind(
         "preference-tuning", "gpt2", preferences, {"chat_template": False},

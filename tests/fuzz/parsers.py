@@ -81,6 +81,7 @@ from ftcluster_common.recipe import (
     TASKS,
     CausalLm,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
@@ -88,6 +89,7 @@ from ftcluster_common.recipe import (
 from ftcluster_common.row_checks import row_check
 from ftcluster_common.run_state import RunState, pack
 from ftcluster_common.sentence_modules import read_modules
+from ftcluster_common.source_target import source_target_columns
 from ftcluster_common.tagged_words import tagged_columns
 from ftcluster_common.timeouts import Timeouts
 from ftcluster_common.trained_model import read_trained
@@ -293,6 +295,7 @@ def columns_of(names: Any) -> list[object]:
         (TextClassification(), classification_columns), (CausalLm(), text_column),
         (SentenceSimilarity(), search_columns), (SentenceSimilarity(), embedded_column),
         (TextRanking(), ranking_columns), (TokenClassification(), tagged_columns),
+        (Seq2SeqLm(), source_target_columns),
     ):  # fmt: skip
         with contextlib.suppress(DataError):
             found.append(search(options, names))  # type: ignore[operator]

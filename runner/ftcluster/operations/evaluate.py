@@ -14,6 +14,7 @@ from ftcluster.operations.train import speed
 from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import metrics
 from ftcluster.progress.state import RunProgress
+from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.job import EVALUATE, Purpose
 from ftcluster_common.recipe import PreferenceTuning
@@ -75,7 +76,7 @@ class EvaluateResult:
             return [self.progress.run]
         result = self.progress.result
         of_all = [metrics(result["metrics"]), speed(self.progress, self.run)]
-        return [*class_lines(result), *of_all]
+        return [*class_lines(result), *text_lines(written_texts(result, ())), *of_all]
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:

@@ -30,6 +30,7 @@ from ftcluster.operations.slurm_job import earlier_run, requeued
 from ftcluster.progress.classes import class_lines
 from ftcluster.progress.format import duration, metrics
 from ftcluster.progress.state import RunProgress
+from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
 from ftcluster.report.cost import cost_line
@@ -120,6 +121,7 @@ class TrainResult:
             cost = [cost_line(progress.seconds, progress.epoch_seconds, price, hosts)]
         return [
             *class_lines(result),
+            *text_lines(written_texts(result, progress.evaluations)),
             metrics(result["metrics"]),
             speed(progress, run),
             *cost,

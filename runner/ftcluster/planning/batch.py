@@ -20,7 +20,13 @@ from ftcluster.planning.memory import (
 )
 from ftcluster.text.plural import counted
 from ftcluster_common.kernel_limits import EVAL_TOKENS
-from ftcluster_common.recipe import DecoderTuning, LanguageModel, PreferenceTuning, Recipe
+from ftcluster_common.recipe import (
+    DecoderTuning,
+    LanguageModel,
+    PreferenceTuning,
+    Recipe,
+    Seq2SeqLm,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class Batch:
         in_4bit: whether weights that are not trained are in NF4.
         merged: whether adapters are added to the weights at the end.
         evaluated: tokens that a rank evaluates at once; 0: nothing is.
+        targets: the most that a text has which a decoder beside an encoder learns; 0: no decoder.
     """
 
     samples: int | None = None
@@ -61,14 +68,15 @@ class Batch:
     in_4bit: bool = False
     merged: bool = False
     evaluated: int = 0
+    targets: int = 0
 
     @classmethod
     def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
         """Return the batch of a recipe."""
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
-        training = recipe.training
-        compared = isinstance(recipe.options, PreferenceTuning)  # with the model before a step
+        training, options = recipe.training, recipe.options
+        compared = isinstance(options, PreferenceTuning)  # with the model before a step
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
         return cls(
@@ -77,7 +85,7 @@ class Batch:
             parts=recipe.training.gradient_accumulation_steps,
             tokens=tokens,
             texts=recipe.texts_of_a_sample,
-            predicts_tokens=isinstance(recipe.options, LanguageModel | DecoderTuning),
+            predicts_tokens=isinstance(recipe.options, LanguageModel | DecoderTuning | Seq2SeqLm),
             precision=precision,
             model=model,
             ipex=ipex,
@@ -87,6 +95,7 @@ class Batch:
             in_4bit=recipe.load_in_4bit,
             merged=isinstance(recipe.options, DecoderTuning) and recipe.options.merge_adapters,
             evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
+            targets=options.max_target_length if isinstance(options, Seq2SeqLm) else 0,
         )
 
     def total(self, world: int) -> int | None:
@@ -119,6 +128,7 @@ class Batch:
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
+            self.targets,
         )  # fmt: skip
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
@@ -220,7 +230,7 @@ class Batch:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
-            )
+            ) + (f" and {self.targets} to write" if self.targets else "")
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:

@@ -44,6 +44,8 @@ class Costs:
 OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
 # with IPEX, residuals and loss are those of transformers; torch 2.8 in bf16, assumed for fp32
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
+# of an encoder's layer with as many tokens: it has another attention and another norm
+OF_A_DECODER_LAYER = 1.5
 OF_A_LAYER = 0.5  # what an evaluation has at once of what the backward pass needs of a layer
 USABLE = 0.9  # of a host's memory; the rest is for the system and its page cache
 
@@ -58,6 +60,7 @@ class ModelSize:
         heads: how many the attention of a layer has.
         positions: tokens that it takes at most.
         embeddings: parameters with a row for each word of the vocabulary.
+        decoder_layers: beside those of an encoder.
     """
 
     parameters: int
@@ -67,6 +70,7 @@ class ModelSize:
     vocabulary: int = 0
     positions: int = 0
     embeddings: int = 0
+    decoder_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ def need(
     in_4bit: bool = False,
     merged: bool = False,
     evaluated: int = 0,
+    targets: int = 0,
 ) -> Need:
     """The memory for a forward and a backward pass, and for evaluating and saving between them.
 
@@ -121,6 +126,7 @@ def need(
         in_4bit: whether weights that are not trained are in NF4, but for embeddings.
         merged: whether adapters are added to the weights at the end.
         evaluated: tokens that a rank evaluates at once; 0: nothing is.
+        targets: the most tokens of a text that a decoder beside an encoder learns; 0: no decoder.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -129,8 +135,13 @@ def need(
     if checkpointing:
         kept = min(kept, size.layers * size.features * FP32 + a_layer)
     activations = samples * tokens * kept
+    if targets:  # each layer attends to the targets and to the sources
+        pairs = size.heads * (min(targets, attended) + attended) * costs.attention
+        of_decoder = size.features * costs.activations * OF_A_DECODER_LAYER + pairs
+        layers = 1 if checkpointing else size.decoder_layers or size.layers
+        activations += int(samples * targets * layers * of_decoder)
     if predicts_tokens:
-        logits = samples * tokens * size.vocabulary
+        logits = samples * (targets or tokens) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     evaluating = int(evaluated * a_layer * OF_A_LAYER)
     if predicts_tokens:

@@ -15,10 +15,13 @@ INDEX = "model.safetensors.index.json"
 MOST = 1 << 48  # of a size; more is no model's, and no float is too small for products of it
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
 # the names of the same value in different types of models (transformers, attribute_map)
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
-HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
-INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff")
+HEADS = (
+    "num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"
+)  # fmt: skip
+INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff", "encoder_ffn_dim")
+DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 POSITIONS = ("max_position_embeddings", "n_positions")
 # the defaults of transformers, 5.23, for types that are often trained from scratch
 _BERT = {
@@ -58,6 +61,7 @@ def model_size(folder: Path) -> ModelSize | None:
         embeddings=sum(
             math.prod(shape) for shape in shapes if len(shape) == 2 and shape[0] == vocabulary
         ),
+        decoder_layers=_decoder_layers(config),
     )
 
 
@@ -100,15 +104,26 @@ def size_from_scratch(
         return None
     vocab_size = vocabulary or _first(merged, ("vocab_size",))
     inner = _first(merged, INNER) or 4 * features
-    a_layer = 4 * features**2 + 2 * features * inner
+    decoder_layers = _decoder_layers(merged)
+    # of a decoder beside an encoder each layer has another attention
+    squares = 4 * (layers + 2 * decoder_layers)
+    of_layers = squares * features**2 + (layers + decoder_layers) * 2 * features * inner
     return ModelSize(
-        parameters=layers * a_layer + (vocab_size + _first(merged, POSITIONS)) * features,
+        parameters=of_layers + (vocab_size + _first(merged, POSITIONS)) * features,
         layers=layers,
         features=features,
         heads=_first(merged, HEADS),
         vocabulary=vocab_size,
         embeddings=vocab_size * features,
+        decoder_layers=decoder_layers,
     )
+
+
+def _decoder_layers(config: Mapping[str, Any]) -> int:
+    """Those of a decoder beside an encoder; T5 has as many of both where it does not say."""
+    if not config.get("is_encoder_decoder"):
+        return 0
+    return _first(config, DECODER_LAYERS) or _first(config, LAYERS)
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -43,6 +43,7 @@ RECIPES: Mapping[str, str] = {  # for any data, by task
     "masked-lm": "mlm",
     "instruction-tuning": "sft",
     "preference-tuning": "dpo",
+    "seq2seq-lm": "seq2seq",
     "sentence-similarity": "embed",
     "text-ranking": "rerank",
 }

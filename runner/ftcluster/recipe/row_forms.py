@@ -10,6 +10,7 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
@@ -83,5 +84,12 @@ def row_form(options: Options, answered: bool) -> str:
             return (
                 f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} "
                 "(lists of messages that begin alike)"
+            )
+        case Seq2SeqLm():
+            source, target = options.source_column or "source", options.target_column or "target"
+            both = f", {target} (the text to write)" if answered else ""
+            return (
+                f"each row has {source} (the text to read){both}; or translation with a text for "
+                "each language: source_lang=en target_lang=de"
             )
     assert_never(options)

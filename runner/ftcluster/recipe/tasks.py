@@ -13,6 +13,7 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     QuestionAnswering,
     SentenceSimilarity,
+    Seq2SeqLm,
     TextClassification,
     TextRanking,
     TokenClassification,
@@ -22,6 +23,7 @@ Contradiction = tuple[str, str]  # the key to change, and what is wrong with its
 RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 # the last but one are of tags that are no entities, as of parts of speech
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
+WRITING_METRICS = ("rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len")
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
@@ -42,6 +44,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return ENTITY_METRICS
     if isinstance(options, SentenceSimilarity):
         return RETRIEVAL_METRICS
+    if isinstance(options, Seq2SeqLm):
+        return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
     if isinstance(options, TextRanking):
         return (*RETRIEVAL_METRICS, "accuracy", "loss")
     default = REGRESSION_METRICS if options.regression else CLASS_METRICS
@@ -95,6 +99,9 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
         both = [name for name in ("tokens_column", "text_column") if getattr(options, name)]
         if len(both) > 1:
             yield "text_column", "rows have either words (tokens_column) or a text"
+    if isinstance(options, Seq2SeqLm) and bool(options.source_lang) != bool(options.target_lang):
+        name = "target_lang" if options.source_lang else "source_lang"
+        yield name, "a translation has two languages: source_lang and target_lang"
     if not isinstance(options, QuestionAnswering):
         return
     if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:

@@ -17,6 +17,7 @@ from ftcluster.progress.classes import (
 )
 from ftcluster.progress.data import LEARNED, sample_lines, set_line
 from ftcluster.progress.format import duration, metrics
+from ftcluster.progress.texts import HEAD
 from ftcluster.report.analysis import HostCost
 from ftcluster.report.cost import recorded_price
 from ftcluster.report.files import RunFiles
@@ -58,6 +59,8 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         outlook=[(run.label, run.next) for run in runs if run.next],
         data=[(run.label, run.history.data) for run in runs if run.history.data],
         classes=list(class_tables(runs)),
+        texts=list(text_tables(runs)),
+        text_head=HEAD,
         learned=LEARNED,
         set_line=set_line,
         sample_lines=sample_lines,
@@ -74,6 +77,13 @@ def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list
             tables = [[head_of(report), *score_rows(report)], confusion_rows(report)]
             notes = [*confused_lines(report), *notes_of(report)]
             yield f"{title}, {report.rows} rows", [one for one in tables if one], notes
+
+
+def text_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, Any]]:
+    """For each set of each run whose model writes texts: its title, and some of them."""
+    for run in runs:
+        for name, rows in run.texts.items():
+            yield f"{run.label}: {name}" if len(runs) > 1 else name, rows
 
 
 def percent(share: float) -> str:

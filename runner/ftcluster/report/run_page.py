@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from ftcluster.progress.classes import reports_of
+from ftcluster.progress.texts import Texts, written_texts
 from ftcluster.report.analysis import (
     HostCost,
     NextHost,
@@ -108,6 +109,11 @@ class RunPage:
     def classes(self) -> dict[str, ClassReport]:
         """How well each class is predicted, by the set."""
         return reports_of(self._measured)
+
+    @property
+    def texts(self) -> Texts:
+        """What the model has written, by the set."""
+        return written_texts(self.history.result, self.history.evaluations)
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:

@@ -50,6 +50,11 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
             {"query": ("query",), "text": ("text",), "label": ("label",)},
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},
         ),
+        (
+            "seq2seq", {"id": 1, "article": "a", "highlights": "b"},
+            {"source": ("article",), "target": ("highlights",), UNREAD: ("id",)},
+            {"source": ("article",), UNREAD: ("id", "highlights")},
+        ),
     ],
 )  # fmt: skip
 def test_columns_of_each_task(

@@ -273,7 +273,9 @@ HARMFUL = {
 }
 
 
-@pytest.mark.parametrize("name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "clm"])
+@pytest.mark.parametrize(
+    "name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "seq2seq", "clm"]
+)
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
 def test_data_that_were_made_to_harm_are_refused_or_read(
     tmp_path: Path, name: str, suffix: str

@@ -142,6 +142,14 @@ def test_how_well_each_class_is_predicted() -> None:
     assert "<b>bad</b>" not in page
 
 
+def test_what_a_model_writes() -> None:
+    files = run_files()
+    evaluation = next(event for event in files.events if event["event"] == "evaluation")
+    evaluation["texts"] = {"validation": [["a <b>long</b> text", "a text", "text"]]}
+    rows = "validation source reference written a &lt;b&gt;long&lt;/b&gt; text a text text"
+    assert f"What the model writes {rows}" in text_of(render([files], NOW))
+
+
 def test_a_script_has_no_training() -> None:
     events: list[dict[str, Any]] = [
         {"event": "output", "time": 1.0, "rank": 0, "stream": "stdout", "text": "hello"},

@@ -15,7 +15,6 @@ from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
-from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
@@ -31,15 +30,12 @@ def predict(
 ) -> list[Any]:
     """What the task's `predictions` gives for each sample, the same on every rank."""
     model.eval()
-    kernels = task.evaluation_kernels(model)
     most = task.recipe.training.per_device_eval_batch_size
     of_rank: list[tuple[int, Any]] = []
-    lengths, tokens = samples.lengths("input_ids"), task.evaluation_tokens(model)
+    lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
     for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
         batch = [task.draw(samples[i], i, None) for i in indices]
-        with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            outputs = call_model(model, task.collate(batch).inputs)
-        of_rank += zip(indices, task.predictions(outputs, batch), strict=True)
+        of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
     by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
     return [by_index[i] for i in range(len(samples))]
 
@@ -50,10 +46,12 @@ class Scores(NamedTuple):
     Attributes:
         metrics: by name.
         classes: of a classification, for each set its `ClassReport` as JSON.
+        texts: of a task that writes them, for each set the first ones, see `Task.texts`.
     """
 
     metrics: dict[str, float]
     classes: dict[str, Any]
+    texts: dict[str, list[list[str]]]
 
 
 def evaluate(
@@ -69,7 +67,7 @@ def evaluate(
     `accuracy_matched`. A training measures all of them with what it chose on the first one, or on
     the one of `metric_for_best_model`.
     """
-    metrics, classes = {}, {}
+    metrics, classes, texts = {}, {}, {}
     best = task.recipe.training.metric_for_best_model or ""
     sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
     for name in sets:
@@ -80,9 +78,11 @@ def evaluate(
         of_set = task.score(predictions, samples)
         if report := task.class_report(predictions, samples):
             classes[name] = report.to_dict()
+        if written := task.texts(predictions, samples):
+            texts[name] = written
         suffix = _suffix(name) if len(sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
-    return Scores(metrics, classes)
+    return Scores(metrics, classes, texts)
 
 
 def _suffix(name: str) -> str:

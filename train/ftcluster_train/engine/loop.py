@@ -130,7 +130,7 @@ def train(
     training_step = make_step(task, model, optimizer, kernels, times, bf16)
     if settings.eval_on_start and first_step == 1:
         with times.pause():
-            state.metrics, state.classes = evaluator.evaluate(validation_sets, 0, 0.0)
+            state.metrics, state.classes, _ = evaluator.evaluate(validation_sets, 0, 0.0)
     model.train()
     for step, indices in batches.after(state.step):
         report(step, "forward")
@@ -175,7 +175,8 @@ def train(
                 if evaluates:
                     report(step, "evaluating")
                     epoch = intervals.epoch(step)
-                    state.metrics, state.classes = evaluator.evaluate(validation_sets, step, epoch)
+                    scores = evaluator.evaluate(validation_sets, step, epoch)
+                    state.metrics, state.classes = scores.metrics, scores.classes
                     better = compares and state.update_best(settings)
                     saves |= choose_best and better
                 if saves or stopping:

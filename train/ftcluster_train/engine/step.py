@@ -66,7 +66,7 @@ class Batches:
     ) -> None:
         self._job, self._task, self._train_set, self._world = job, task, train_set, world
         self._settings = job.recipe.training
-        self._lengths = train_set.lengths("input_ids")
+        self._lengths = task.lengths(train_set)
         self._weights: Mapping[int, float] | Sequence[float] | None = task.weights(train_set)
         self._sampler = BatchSampler(
             self._lengths, job.recipe.batch_size, self._settings,
@@ -176,7 +176,8 @@ class Step:
         """The model's outputs, and the targets for the loss."""
         with self._times:
             inputs, targets = self._task.collate(samples)
-        self._times.padded_tokens += inputs["input_ids"].numel()
+        read = (inputs[name] for name in ("input_ids", "decoder_input_ids") if name in inputs)
+        self._times.padded_tokens += sum(tokens.numel() for tokens in read)
         with torch.autocast("cpu", torch.bfloat16, enabled=self._bf16):
             return call_model(self._model, inputs), targets
 

@@ -99,11 +99,14 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
     plain = {} if with_bias else {"use_cache": False}  # which encoders do not know
     model.eval()
     tokens = torch.arange(8).unsqueeze(0) % layer.out_features
+    inputs = {"input_ids": tokens, **plain}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = tokens
 
     def forward(kernels: KernelMode) -> torch.Tensor:
         bf16 = layer.weight.dtype == torch.bfloat16
         with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits: torch.Tensor = model(input_ids=tokens, **plain).logits
+            logits: torch.Tensor = model(**inputs).logits
         return logits
 
     logits = forward(KernelMode())

@@ -158,11 +158,11 @@ def _activation_of(module: nn.Module) -> str | None:
 
 
 def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
-    """Modules whose class is called so, and that compute the same: some add 1 to the weight."""
+    """Modules that compute the same, as T5's LayerNorm does: some RMSNorms add 1 to the weight."""
     if not simd.is_available():
         return
     for module in _unpatched(model):
-        if not type(module).__name__.endswith("RMSNorm"):
+        if not type(module).__name__.endswith("Norm"):
             continue
         epsilon = next((name for name in EPSILONS if isinstance(vars(module).get(name), float)), "")
         if not epsilon:

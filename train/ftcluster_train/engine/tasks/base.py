@@ -18,6 +18,7 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
@@ -194,6 +195,10 @@ class Task(TokenizedTexts, ABC):
             predictions: what `predictions` gives for each sample.
         """
 
+    def lengths(self, samples: Samples) -> list[int]:
+        """The tokens of each sample, by which samples are grouped and counted."""
+        return samples.lengths("input_ids")
+
     def weights(self, samples: Samples) -> Sequence[float] | None:  # noqa: ARG002
         """How much each sample counts in a step's loss, which is a mean; None: all the same."""
         return None
@@ -245,6 +250,13 @@ class Task(TokenizedTexts, ABC):
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write what other programs need besides model and tokenizer into a saved model."""
 
+    def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
+        """The `predictions` of samples that are computed at once."""
+        kernels = self.evaluation_kernels(model)
+        with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            outputs = call_model(model, self.collate(samples).inputs)
+        return self.predictions(outputs, samples)
+
     @abstractmethod
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each sample what `score` needs of the model's outputs, as plain data for JSON."""
@@ -259,6 +271,10 @@ class Task(TokenizedTexts, ABC):
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:  # noqa: ARG002
         """How well each class is predicted; None where rows have no classes."""
         return None
+
+    def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
+        """Some sources, references and predictions of a task that writes texts, for a report."""
+        return []
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         """Take from an evaluation what belongs to the model that it measured, see `Scores`."""

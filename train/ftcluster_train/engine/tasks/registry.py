@@ -9,6 +9,7 @@ from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
 from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
 from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTask
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.seq2seq_lm import Seq2SeqLmTask
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
 from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
 from ftcluster_train.engine.tasks.token_classification import TokenClassificationTask
@@ -23,6 +24,7 @@ _TASKS: dict[str, type[Task]] = {
     "text-ranking": TextRankingTask,
     "instruction-tuning": InstructionTuningTask,
     "preference-tuning": PreferenceTuningTask,
+    "seq2seq-lm": Seq2SeqLmTask,
 }
 
 

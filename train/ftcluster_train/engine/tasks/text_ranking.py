@@ -4,11 +4,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
 from ftcluster_common.data_files import TRAIN
@@ -21,6 +21,9 @@ from ftcluster_train.engine.metrics import retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HALF = 0.5  # a text with a label of at least this belongs to the query
 
@@ -91,7 +94,7 @@ class TextRankingTask(Task):
         # with one output CrossEncoder of sentence-transformers needs no files of its own
         return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
-    def check_model(self, model: PreTrainedModel) -> None:
+    def check_model(self, model: "PreTrainedModel") -> None:
         if self.purpose == "train":  # the saved tokenizer cuts pairs where CrossEncoder reads them
             longest = longest_input(model.config, self.tokenizer) or self.options.max_length
             self.tokenizer.model_max_length = min(longest, self.options.max_length)

@@ -1,0 +1,317 @@
+"""An encoder reads a text and a decoder writes another one: summaries, translations."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy as smoothed_cross_entropy
+from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
+
+from ftcluster_common.data_files import TRAIN
+from ftcluster_common.job import PREDICT
+from ftcluster_common.recipe import Recipe, Seq2SeqLm
+from ftcluster_common.source_target import source_and_target, source_target_columns
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.text_overlap import overlap
+from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels.cross_entropy import (
+    cross_entropy,
+    linear_cross_entropy,
+    token_losses,
+)
+from ftcluster_train.patching.kernel_mode import KernelMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+IGNORED = -100  # the label of padding, which is not learned
+SHOWN = 3  # texts beside their references
+SHOWN_CHARACTERS = 600
+
+
+class Seq2SeqLmTask(Task):
+    """Cross entropy of the targets' tokens, the mean over those of all ranks' samples.
+
+    The decoder reads the target as the model's own method shifts it.
+
+    Attributes:
+        generates: whether evaluations write texts.
+    """
+
+    model_class = AutoModelForSeq2SeqLM
+    options: Seq2SeqLm
+    large_vocabulary = True
+
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
+        super().__init__(recipe, tokenizer, *others)
+        self.generates = self.options.predict_with_generate or self.purpose == PREDICT
+        self._target_limit = 0
+        self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._forced: dict[str, int] = {}  # what a text in this language begins with
+        self._set_languages()
+
+    def _set_languages(self) -> None:
+        """Tell a tokenizer of many languages which ones these are.
+
+        Raises:
+            TrainError: it needs to know, or does not know them.
+        """
+        if not hasattr(self.tokenizer, "src_lang"):
+            return
+        named = (self.options.source_lang, self.options.target_lang)
+        known = [name for name in named if name and self._is_known(name)]
+        unknown = ", ".join(name or "(none)" for name in named if name not in known)
+        if len(known) < len(named):
+            raise TrainError(
+                f"the tokenizer of {self.recipe.model} is for texts of many languages, and these "
+                f"are none of them: {unknown}",
+                "name both as it calls them, such as source_lang=en_XX target_lang=ro_RO",
+            )
+        self.tokenizer.src_lang, self.tokenizer.tgt_lang = known
+        self._forced = {"forced_bos_token_id": self.tokenizer.convert_tokens_to_ids(known[1])}
+
+    def _is_known(self, language: str) -> bool:
+        return bool(self.tokenizer.convert_tokens_to_ids(language) != self.tokenizer.unk_token_id)
+
+    # data
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        options = self.options
+        limits = {"max_source_length": options.max_source_length}
+        if self.purpose != PREDICT:
+            limits["max_target_length"] = options.max_target_length
+        notices, found = [], []
+        for field, wanted in limits.items():
+            limit, more = self.limit_length(wanted, field, longest)
+            found.append(limit)
+            notices += more
+        self.limit, self._target_limit = sum(found), found[-1]
+        sets, drawn = self.with_validation(self.sets(data))
+        self.keep_rows(sets, folder)
+        for split, rows in sets.items():
+            notices += self.encode_split(rows, split, found[0], folder / split)
+        return [*notices, *drawn]
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        options, answered = self.options, self.purpose != PREDICT
+        columns = find_columns(
+            rows, split, lambda names: source_target_columns(options, names, answered)
+        )
+        kind = token_kind(len(self.tokenizer))
+        kinds = {"input_ids": kind, "labels": kind}
+        # whole, as tokens may be cut, and do not have each letter
+        kinds |= {"reference": "B"} if split != TRAIN else {}
+        writer = SampleWriter(folder, kinds)
+        pairs = (
+            pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
+        )
+        lengths: tuple[list[int], list[int]] = [], []
+        while batch := list(islice(pairs, BATCH_ROWS)):
+            sources = [options.source_prefix + source for source, _ in batch]
+            targets = [target for _, target in batch]
+            read = self._tokens(sources, limit, lengths[0])
+            written = [[] for _ in batch]
+            if answered:
+                written = self._tokens(targets, self._target_limit, lengths[1], "text_target")
+            for ids, labels, target in zip(read, written, targets, strict=True):
+                reference = list(target.encode())
+                writer.add({"input_ids": ids, "labels": labels, "reference": reference})
+        if not len(writer):
+            raise TrainError(f"the data have no samples in {split}")
+        limits = (limit, self._target_limit)
+        cut = [sum(n > most for n in of) for of, most in zip(lengths, limits, strict=True)]
+        found = {"source_column": columns.source, "target_column": columns.target}
+        kept = found if columns.languages is None and answered else {}
+        writer.close(columns=kept, rows=len(writer), cut=sum(cut))
+        kinds_of_text = zip(("source", "target"), lengths, limits, cut, strict=True)
+        return [
+            f"{split}: {n} {what}s were truncated to {most} tokens, see max_{what}_length; "
+            f"{_in_words(sorted(of))}"
+            for what, of, most, n in kinds_of_text
+            if n
+        ]
+
+    def _tokens(
+        self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
+    ) -> list[list[int]]:
+        """The tokens of texts, `limit` at most; adds how many each has to `lengths`."""
+        self.look_for_special(texts)
+        found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
+        lengths += map(len, found)
+        special = self.tokenizer.num_special_tokens_to_add()
+        self.empty += sum(len(ids) <= special for ids in found)
+        if long := [number for number, ids in enumerate(found) if len(ids) > limit]:
+            again = {kind: [texts[number] for number in long]}
+            shorter = self.tokenizer(**again, truncation=True, max_length=limit)["input_ids"]
+            for number, ids in zip(long, shorter, strict=True):
+                found[number] = ids
+        return found
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        source, target = sample["input_ids"], sample["labels"]
+        return [Document([*source, *target], range(len(source), len(source) + len(target)))]
+
+    # model
+
+    def check_model(self, model: "PreTrainedModel") -> None:
+        shift = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        if shift is None:
+            raise TrainError(
+                f"{self.recipe.model} is a {model.config.model_type} model, which does not say "
+                "what its decoder reads while it learns a text",
+                "use a model such as T5, BART, Pegasus or Marian",
+            )
+        if getattr(model.config, "decoder_start_token_id", None) is None:
+            raise TrainError(
+                f"the configuration of {self.recipe.model} does not say with which token its "
+                "decoder begins",
+                f"say it: config_overrides.decoder_start_token_id={self.tokenizer.pad_token_id}",
+            )
+        self._shift = shift
+        if self._forced:
+            for name, token in self._forced.items():
+                setattr(model.generation_config, name, token)
+
+    def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
+        self.check_model(model)
+        return super().use_fused_loss(model)
+
+    def inputs_to_compare(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        few = [
+            {name: sample[name][:COMPARED_TOKENS] for name in ("input_ids", "labels")}
+            for sample in samples[:1]
+        ]
+        inputs = self.pad(few)
+        # the first token need not be the one that a decoder begins with
+        return {**inputs, "decoder_input_ids": _padded(few, 0), "use_cache": False}
+
+    # a batch
+
+    def lengths(self, samples: Samples) -> list[int]:
+        both = zip(samples.lengths("input_ids"), samples.lengths("labels"), strict=True)
+        return [read + written for read, written in both]
+
+    def weights(self, samples: Samples) -> list[int]:
+        return samples.lengths("labels")
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        """Both texts padded; targets are the learned tokens and their places in the decoder's."""
+        assert self._shift is not None, "check_model comes first"
+        labels = _padded(samples, IGNORED)
+        places = (labels != IGNORED).flatten().nonzero().flatten()
+        inputs = {
+            **self.pad(samples),
+            "decoder_input_ids": self._shift(labels),
+            "use_cache": False,
+        }
+        return Batch(inputs, {"tokens": labels.flatten()[places], "places": places})
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The sum over the targets' tokens."""
+        logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
+        if self.head is not None:  # these are hidden states
+            return linear_cross_entropy(logits, self.head, tokens)
+        if self.smoothing:
+            return smoothed_cross_entropy(
+                logits.float(), tokens, reduction="sum", label_smoothing=self.smoothing
+            )
+        return cross_entropy(logits, tokens, reduction="sum")
+
+    def evaluation_tokens(self, model: "PreTrainedModel") -> int:
+        config = model.generation_config
+        beams = self.options.num_beams or getattr(config, "num_beams", None) or 1
+        return super().evaluation_tokens(model) // (beams if self.generates else 1)
+
+    def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
+        """For each sample the loss of its target, the target's tokens, a text, and its tokens."""
+        losses = [(0.0, 0) for _ in samples]
+        if self.purpose != PREDICT:
+            losses = super().predict(model, samples, bf16)
+        texts = [("", 0) for _ in samples]
+        if self.generates:
+            # without `head`, which the next token is chosen by
+            with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                texts = self._write(model, samples)
+        return [(*loss, *text) for loss, text in zip(losses, texts, strict=True)]
+
+    def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:
+        options = self.options
+        beams = {} if options.num_beams is None else {"num_beams": options.num_beams}
+        written = model.generate(
+            **self.pad(samples),
+            **beams,
+            max_new_tokens=options.max_new_tokens or options.max_target_length,
+            do_sample=False,
+        )
+        padding = self.tokenizer.pad_token_id
+        texts = self.tokenizer.batch_decode(written, skip_special_tokens=True)
+        return list(zip(texts, (written != padding).sum(1).tolist(), strict=True))
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """For each sample the sum of its target's losses, and their number."""
+        targets = self.collate(samples).targets
+        logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
+        if self.evaluation_head is not None:  # these are hidden states
+            losses = token_losses(logits, self.evaluation_head, tokens)
+        else:
+            losses = cross_entropy(logits, tokens, reduction="none")
+        counts = [len(sample["labels"]) for sample in samples]
+        sums = [one.sum().item() for one in losses.split(counts)]
+        return list(zip(sums, counts, strict=True))
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        losses, counts, texts, lengths = zip(*predictions, strict=True)
+        scores = {"loss": math.fsum(losses) / sum(counts)}
+        if self.generates:
+            scores |= overlap(texts, [_reference(sample) for sample in samples])
+            scores["gen_len"] = statistics.fmean(lengths)
+        return scores
+
+    def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
+        if not self.generates:
+            return []
+        few = islice(zip(samples, predictions, strict=True), SHOWN)
+        return [
+            [
+                text[:SHOWN_CHARACTERS]
+                for text in (self._source(sample), _reference(sample), written)
+            ]
+            for sample, (_, _, written, _) in few
+        ]
+
+    def _source(self, sample: Sample) -> str:
+        return str(self.tokenizer.decode(sample["input_ids"], skip_special_tokens=True))
+
+    def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
+        return [{"prediction": text} for _, _, text, _ in predictions]
+
+
+def _padded(samples: Sequence[Sample], padding: int) -> torch.Tensor:
+    """The targets' tokens as rows of one length."""
+    longest = max(1, *(len(sample["labels"]) for sample in samples))
+    return torch.tensor([s["labels"] + [padding] * (longest - len(s["labels"])) for s in samples])
+
+
+def _reference(sample: Sample) -> str:
+    return bytes(sample["reference"]).decode()
+
+
+def _in_words(lengths: Sequence[int]) -> str:
+    """How long texts are, of their lengths in order."""
+    shares = (f"{share} % have at most {_percentile(lengths, share)}" for share in (50, 95, 99))
+    return f"{', '.join(shares)}, the longest {lengths[-1]}"
+
+
+def _percentile(lengths: Sequence[int], share: int) -> int:
+    """The least length that this share of texts does not exceed.
+
+    >>> _percentile([10, 20, 30, 40], 50)
+    20
+    """
+    return lengths[math.ceil(len(lengths) * share / 100) - 1]
