@@ -120,8 +120,10 @@ def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
     assert len(text.splitlines()) <= MOST_LINES
 
 
-# Fewer modules of a size that is read at once: a new one is for a purpose that none has yet
-MOST_MODULES = 110
+# Few modules of a size that is read at once: a new one is for a purpose that none has yet, or for
+# a task
+MOST_MODULES = 88
+OF_TASKS = ("engine/tasks/", "engine/data/")
 LINES = range(40, 351)
 SHORT = {  # of the hosts' package, with the reason
     "mpi": "what a script imports to get the backend; the entry point of torch names it",
@@ -138,4 +140,4 @@ def test_the_hosts_package_has_few_modules_of_a_readable_size() -> None:
         if path.name != "__init__.py"
     }
     assert {name for name in lines if lines[name] not in LINES} == SHORT.keys()
-    assert len(lines) <= MOST_MODULES
+    assert len([name for name in lines if not name.startswith(OF_TASKS)]) <= MOST_MODULES
