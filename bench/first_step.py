@@ -1,0 +1,133 @@
+"""From Enter to the first step on a warm cluster, beside plain Python that does the same.
+
+    .venv-dev/bin/python -m bench.first_step --data DIR --encoder DIR [--turns N] [--prefix DIR]
+        [--results FILE]
+
+from the repository's root, after `ftcluster setup localhost`. DIR has the folder mrpc; --encoder is
+a small BERT with its tokenizer, such as all-MiniLM-L6-v2.
+
+Plain Python imports torch and transformers, loads the model and does one step. `ftcluster train`
+does one step of the recipe mrpc with the same model: `first` with a recipe that the cluster has not
+seen, `again` as every later one. In turns, medians of seconds. A run's events say when ranks were
+started, had torch, and had model and data. `predict` (40 rows), `plan`, `train --dry-run` and `ps`
+are timed whole.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.runs import ROOT, environment, machine, write
+
+FTCLUSTER = ROOT / ".venv/bin/ftcluster"
+PLAIN = """
+import sys, torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+texts = ["a sentence of a few words, and another one that says nearly the same " * 2] * 32
+batch = tokenizer(texts, return_tensors="pt", padding=True)
+with torch.autocast("cpu", torch.bfloat16):
+    model(**batch, labels=torch.zeros(32, dtype=torch.long)).loss.backward()
+optimizer.step()
+"""
+PARTS = {"phase": "ranks started", "placement": "torch there", "start": "model and data there"}
+
+
+def main() -> int:
+    """Measure, and print a table and one JSON document; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--encoder", type=Path, required=True)
+    parser.add_argument("--prefix", type=Path, default=Path("/opt/ftcluster"))
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--results", type=Path)
+    options = parser.parse_args()
+    encoder = options.encoder.absolute()
+    recipe = ["mrpc", "--data", str((options.data / "mrpc").absolute()), "--model", str(encoder)]
+    found: dict[str, list[dict[str, float]]] = {}
+    lengths = itertools.count(80)  # a recipe with another `max_length` is new
+    with tempfile.TemporaryDirectory() as folder:
+        rows = (options.data / "mrpc/validation.jsonl").read_text(encoding="utf-8").splitlines()
+        (Path(folder) / "rows.jsonl").write_text("\n".join(rows[:40]) + "\n", encoding="utf-8")
+        model = ""
+        for turn in range(options.turns + 1):  # the first turn fills caches, and does not count
+            length = f"max_length={next(lengths)}"
+            python = [options.prefix / "current/bin/python", "-c", PLAIN, encoder]
+            one = {"plain Python": {"first step": seconds(python)}}
+            for name in ("first", "again"):
+                one[f"train, {name}"], model = trained([*recipe, length], options.prefix)
+            for words in (["train", *recipe, "--dry-run"], ["plan"], ["ps"],
+                          ["predict", model, "--data", f"{folder}/rows.jsonl"]):  # fmt: skip
+                name = "train --dry-run" if "--dry-run" in words else words[0]
+                one[name] = {"whole": seconds([FTCLUSTER, *words])}
+            for name, parts in one.items() if turn else ():
+                found.setdefault(name, []).append(parts)
+                print(name, parts, file=sys.stderr, flush=True)
+    medians = {
+        name: {part: statistics.median(turn[part] for turn in turns) for part in turns[0]}
+        for name, turns in found.items()
+    }
+    results: dict[str, Any] = {"machine": machine(options.prefix, 2), "seconds": medians}
+    write(options.results, results | {"turns": found})
+    print(table(medians))
+    return 0
+
+
+def seconds(command: Sequence[str | Path]) -> float:
+    """How long a program takes.
+
+    Raises:
+        SystemExit: it failed.
+    """
+    began = time.monotonic()
+    done = subprocess.run(
+        command, env=environment(2), capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode:
+        raise SystemExit(f"{command}: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+    return time.monotonic() - began
+
+
+def trained(words: list[str], prefix: Path) -> tuple[dict[str, float], str]:
+    """When a training of one step had got how far, in seconds from its start; its model."""
+    began = time.time()  # as events have it
+    done = subprocess.run(
+        [FTCLUSTER, "train", *words, "training.max_steps=1", "training.eval_strategy=no", "--json"],
+        stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT,
+    )  # fmt: skip
+    result = json.loads(done.stdout)
+    at: dict[str, float] = {}
+    with (prefix / "runs" / result["run"] / "events.jsonl").open(encoding="utf-8") as lines:
+        for event in map(json.loads, lines):
+            at.setdefault(event["event"], event["time"] - began)
+    parts = {part: at[event] for event, part in PARTS.items()}
+    return parts | {"first step": at["step"]}, result["model"]
+
+
+def table(medians: dict[str, dict[str, float]]) -> str:
+    """As Markdown."""
+    columns = [*PARTS.values(), "first step"]
+    plain = medians["plain Python"]["first step"]
+    lines = [f"| seconds | {' | '.join(columns)} | to plain Python |", "|---" * 6 + "|"]
+    for name, parts in medians.items():
+        if "first step" in parts:
+            cells = [f"{parts[part]:.1f}" if part in parts else "" for part in columns]
+            lines.append(f"| {name} | {' | '.join(cells)} | {parts['first step'] / plain:.2f} |")
+    whole = [
+        f"{name} {parts['whole']:.2f} s" for name, parts in medians.items() if "whole" in parts
+    ]
+    return "\n".join([*lines, "", ", ".join(whole)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
