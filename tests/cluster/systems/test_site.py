@@ -17,10 +17,10 @@ from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
 
 pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
-BASE = "dc=nodomain"  # of Debian's slapd, without a domain of the host
+PACKAGES = ("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy")
 DOTTED, OF_DOMAIN = "jane.doe", r"CORP\joe.roe"
 ENTRY = """
-dn: uid={dn},{base}
+dn: uid={dn},BASE
 objectClass: account
 objectClass: posixAccount
 objectClass: shadowAccount
@@ -33,23 +33,19 @@ loginShell: /bin/bash
 gecos: {gecos}
 userPassword: *
 """
-INSTALL = """
-set -e
-export DEBIAN_FRONTEND=noninteractive
-apt-get -qq update
-apt-get -qq install -y --no-install-recommends {packages} > /dev/null
-"""
 FILL = """
 set -e
 systemctl stop slapd
-runuser -u openldap -- slapadd <<'END'
+base=$(slapcat | sed -n '1s/^dn: //p')
+sed "s/BASE/$base/" <<'END' | runuser -u openldap -- slapadd
 {people}
 END
 systemctl start slapd
 """
 JOIN = f"""
 set -e
-printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\nbase {BASE}\\n' > /etc/nslcd.conf
+printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\n' > /etc/nslcd.conf
+slapcat | sed -n '1s/^dn:/base/p' >> /etc/nslcd.conf # each host has one, of the same name
 sed -i -E 's/^(passwd|group|shadow):.*/\\1: files ldap/' /etc/nsswitch.conf
 systemctl restart nslcd
 printf '%s ALL=(ALL) NOPASSWD: ALL\\n' '{DOTTED}' 'CORP\\\\joe.roe' > /etc/sudoers.d/site
@@ -86,27 +82,24 @@ print(f"{os.environ['LANG']}: {name} é 中")
 """
 
 
-def entry(name: str, number: int, home: str = "", gecos: str = "of the site") -> str:
-    return ENTRY.format(dn=name.replace("\\", r"\5C"), name=name, number=number, base=BASE,
-                        home=home or name, gecos=gecos)  # fmt: skip
+def entry(name: str, number: int, home: str, gecos: str = "of the site") -> str:
+    return ENTRY.format(dn=name.replace("\\", r"\5C"), name=name, number=number, home=home,
+                        gecos=gecos)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
     folder = tmp_path_factory.mktemp("site")
-    with bare_hosts("bookworm", folder, PAIR, python=brought_python("bookworm")) as control:
-        people = [
-            entry(DOTTED, 20001, "nfs/jane.doe"),
-            entry(OF_DOMAIN, 20002, "nfs/joe.roe"),
-            entry("trainer", 20003, "trainer"),
-        ]
-        packages = "nslcd libnss-ldapd libpam-ldapd locales python3-fusepy"
-        squash = Path(__file__).with_name("root_squash.py").read_text()
+    people = [
+        entry(DOTTED, 20001, "nfs/jane.doe"),
+        entry(OF_DOMAIN, 20002, "nfs/joe.roe"),
+        entry("trainer", 20003, "trainer"),
+    ]
+    squash = Path(__file__).with_name("root_squash.py").read_text()
+    python = brought_python("bookworm")
+    with bare_hosts("bookworm", folder, PAIR, python, PACKAGES) as control:
+        control.shell(HEAD, FILL.format(people="".join(people)))
         for name in PAIR:
-            more = " slapd" * (name == HEAD)
-            control.shell(name, INSTALL.format(packages=packages + more))
-            if name == HEAD:
-                control.shell(name, FILL.format(people="".join(people)))
             control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
             control.shell(name, JOIN + HOMES)
         control.shell(OTHER, PORT)
