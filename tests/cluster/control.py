@@ -130,10 +130,12 @@ class Control:
 
 @contextmanager
 def bare_hosts(
-    suite: str, folder: Path, names: tuple[str, ...] = NAMES, python: Path | None = None
-) -> Iterator[Control]:
+    suite: str, folder: Path, names: tuple[str, ...] = NAMES, python: Path | None = None,
+    packages: tuple[str, ...] = (),
+) -> Iterator[Control]:  # fmt: skip
     """Hosts with nothing but Debian, and maybe a brought Python; they are removed afterwards."""
-    settings = replace(Settings.from_environment(), suite=suite, extra=HOST_PACKAGES)
+    settings = Settings.from_environment()
+    settings = replace(settings, suite=suite, extra=tuple(sorted({*HOST_PACKAGES, *packages})))
     if python:
         settings = replace(settings, bind_ro=(f"{python}:{PLACE}",))
     with Testbed(settings) as bed:

@@ -8,6 +8,7 @@ decides alone: root's rights on the host count for nothing.
 # ruff: noqa: ARG002, PTH104, PTH208, PTH211 - the calls of a file system, as they come
 
 import ctypes
+import functools
 import os
 import pwd
 import sys
@@ -18,6 +19,14 @@ from fusepy import FUSE, FuseOSError, Operations, fuse_get_context
 
 NOBODY = 65534
 libc = ctypes.CDLL(None)
+
+
+@functools.cache
+def groups_of(uid, gid):
+    try:
+        return os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
+    except KeyError:
+        return [gid]
 
 
 class Squashed(Operations):
@@ -31,13 +40,8 @@ class Squashed(Operations):
             return None
         uid, gid, _ = fuse_get_context()
         if uid == 0:
-            uid, gid, groups = NOBODY, NOBODY, [NOBODY]
-        else:
-            try:
-                groups = os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)
-            except KeyError:
-                groups = [gid]
-        os.setgroups(groups)
+            uid, gid = NOBODY, NOBODY
+        os.setgroups(groups_of(uid, gid))
         libc.setfsgid(gid)
         libc.setfsuid(uid)
         try:
@@ -113,5 +117,5 @@ class Squashed(Operations):
 if __name__ == "__main__":
     folder, place = map(str, map(Path, sys.argv[1:]))
     os.umask(0)
-    FUSE(Squashed(folder), place, foreground=False, nothreads=True, allow_other=True,
-         attr_timeout=0, entry_timeout=0, negative_timeout=0)  # fmt: skip
+    FUSE(Squashed(folder), place, foreground=True, nothreads=True, allow_other=True,
+         big_writes=True, attr_timeout=0, entry_timeout=0, negative_timeout=0)  # fmt: skip

@@ -1,5 +1,7 @@
 """Hosts as a site has them: accounts of LDAP, homes of NFS, /tmp noexec, a locale that is Latin-1.
 
+One has its sshd at another port.
+
 Two Debian 12 hosts; the first has a real slapd, and both ask it by nslcd for names and accounts.
 """
 
@@ -15,10 +17,10 @@ from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
 
 pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
-BASE = "dc=nodomain"  # of Debian's slapd, without a domain of the host
+PACKAGES = ("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy")
 DOTTED, OF_DOMAIN = "jane.doe", r"CORP\joe.roe"
 ENTRY = """
-dn: uid={dn},{base}
+dn: uid={dn},BASE
 objectClass: account
 objectClass: posixAccount
 objectClass: shadowAccount
@@ -31,23 +33,19 @@ loginShell: /bin/bash
 gecos: {gecos}
 userPassword: *
 """
-INSTALL = """
-set -e
-export DEBIAN_FRONTEND=noninteractive
-apt-get -qq update
-apt-get -qq install -y --no-install-recommends {packages} > /dev/null
-"""
 FILL = """
 set -e
 systemctl stop slapd
-runuser -u openldap -- slapadd <<'END'
+base=$(slapcat | sed -n '1s/^dn: //p')
+sed "s/BASE/$base/" <<'END' | runuser -u openldap -- slapadd
 {people}
 END
 systemctl start slapd
 """
 JOIN = f"""
 set -e
-printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\nbase {BASE}\\n' > /etc/nslcd.conf
+printf 'uid nslcd\\ngid nslcd\\nuri ldap://{ADDRESS[HEAD]}/\\n' > /etc/nslcd.conf
+slapcat | sed -n '1s/^dn:/base/p' >> /etc/nslcd.conf # each host has one, of the same name
 sed -i -E 's/^(passwd|group|shadow):.*/\\1: files ldap/' /etc/nsswitch.conf
 systemctl restart nslcd
 printf '%s ALL=(ALL) NOPASSWD: ALL\\n' '{DOTTED}' 'CORP\\\\joe.roe' > /etc/sudoers.d/site
@@ -71,6 +69,11 @@ systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/n
 until mountpoint -q /home/nfs; do sleep 0.1; done
 ! ls /home/nfs/jane.doe 2> /dev/null
 """
+# which the inventory does not say: the operator's ssh knows it
+PORT = """
+echo Port 2302 > /etc/ssh/sshd_config.d/port.conf && systemctl restart ssh
+"""
+OF_SSH_CONFIG = f"ansible_ssh_extra_args='-o Port=2302 -o HostKeyAlias={ADDRESS[OTHER]}'"
 OWN_DISK = r"ansible_remote_tmp=/var/tmp/.ansible-site"
 SCRIPT = """
 import json, os, sys
@@ -79,36 +82,35 @@ print(f"{os.environ['LANG']}: {name} é 中")
 """
 
 
-def entry(name: str, number: int, home: str = "", gecos: str = "of the site") -> str:
-    return ENTRY.format(dn=name.replace("\\", r"\5C"), name=name, number=number, base=BASE,
-                        home=home or name, gecos=gecos)  # fmt: skip
+def entry(name: str, number: int, home: str, gecos: str = "of the site") -> str:
+    return ENTRY.format(dn=name.replace("\\", r"\5C"), name=name, number=number, home=home,
+                        gecos=gecos)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
     folder = tmp_path_factory.mktemp("site")
-    with bare_hosts("bookworm", folder, PAIR, python=brought_python("bookworm")) as control:
-        people = [
-            entry(DOTTED, 20001, "nfs/jane.doe"),
-            entry(OF_DOMAIN, 20002, "nfs/joe.roe"),
-            entry("trainer", 20003, "trainer"),
-        ]
-        packages = "nslcd libnss-ldapd libpam-ldapd locales python3-fusepy"
-        squash = Path(__file__).with_name("root_squash.py").read_text()
+    people = [
+        entry(DOTTED, 20001, "nfs/jane.doe"),
+        entry(OF_DOMAIN, 20002, "nfs/joe.roe"),
+        entry("trainer", 20003, "trainer"),
+    ]
+    squash = Path(__file__).with_name("root_squash.py").read_text()
+    python = brought_python("bookworm")
+    with bare_hosts("bookworm", folder, PAIR, python, PACKAGES) as control:
+        control.shell(HEAD, FILL.format(people="".join(people)))
         for name in PAIR:
-            more = " slapd" * (name == HEAD)
-            control.shell(name, INSTALL.format(packages=packages + more))
-            if name == HEAD:
-                control.shell(name, FILL.format(people="".join(people)))
             control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
             control.shell(name, JOIN + HOMES)
+        control.shell(OTHER, PORT)
         yield control
 
 
-def of_people(_: str, line: str) -> str:
+def of_people(host: str, line: str) -> str:
     """Each host with a login user of the directory."""
-    login = DOTTED if line.startswith(HEAD) else OF_DOMAIN
-    return f"{line} ansible_user='{login}'"
+    if host == HEAD:
+        return f"{line} ansible_user='{DOTTED}'"
+    return f"{line} ansible_user='{OF_DOMAIN}' {OF_SSH_CONFIG}"
 
 
 def test_what_a_site_refuses_is_a_line_before_anything_is_changed(site: Control) -> None:
@@ -139,6 +141,7 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     first = site.run("setup", inventory)
     assert first.returncode == 0, first.stderr
     assert "no root here" not in first.stderr
+    assert "Port 2302" in site.shell(HEAD, "cat /opt/ftcluster/mesh/ssh_config")
     again = site.run("setup", "--json")
     assert again.returncode == 0, again.stderr
     hosts = json.loads(again.stdout)["hosts"]
@@ -167,12 +170,13 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
 
 
 def test_a_home_of_nfs_is_enough_without_root(site: Control) -> None:
-    """The login user trains, with all of ftcluster in the home that root may not see."""
+    """Not if it is read-only: the login user would train, with all of ftcluster in the home."""
     inventory = site.inventory("home.ini", (HEAD,), of_people)
-    options = (inventory, "-e", "ftcluster_root=false")
+    options = (inventory, "-e", "ftcluster_root=false", "--tags", "preflight")
     done = site.run("setup", *options)
     assert done.returncode == 0, done.stderr
-    with site.changed({HEAD: ("mount -o remount,ro /home/nfs", "mount -o remount,rw /home/nfs")}):
-        refused = site.run("setup", *options, "-e", "ftcluster_prefix=/home/nfs/jane.doe/other")
+    read_only, again = (f"mount -o remount,{how} /home/nfs" for how in ("ro", "rw"))
+    with site.changed({HEAD: (read_only, again)}):
+        refused = site.run("setup", *options)
     assert refused.returncode == 1
-    assert "/home/nfs/jane.doe/other is not writable" in refused.stderr, refused.stderr
+    assert "/home/nfs/jane.doe/.local/share/ftcluster is not writable" in refused.stderr
