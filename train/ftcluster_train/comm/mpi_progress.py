@@ -6,8 +6,10 @@ and not a hang, and no rank polls at full speed for another one that still compu
 """
 
 import contextlib
+import ctypes
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,13 +18,16 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
+from ftcluster_train.comm.mpi_types import MPI, describe
 from ftcluster_train.comm.mpi_work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
-# a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
-# host.rank_life.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
-SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
+# Seconds between two looks at what is in flight: a part of the wait so far, up to LONGEST, and in
+# a long wait a smaller one, up to PATIENT: a rank that waits for a hung one must not seem to compute
+# (see host.rank_life.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that. No
+# look follows at once, nor after sched_yield: that gives a core that ranks share away for a slice.
+SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
+PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
+PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us more
 # A transfer's look that takes longer has moved data, so the next one follows at once; after a long
 # pause the caches are cold.
 MOVED, MOVED_COLD = 15e-6, 150e-6
@@ -132,12 +137,14 @@ class Channel:
         """
         for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
             if values:
-                own = torch.tensor(values)
-                table = torch.empty(self.comm.size, len(values), dtype=own.dtype)
-                request = self._agreements.Iallgather(as_bytes(own), as_bytes(table))
+                own = array("q", values)
+                table = own * self.comm.size
+                request = self._agreements.Iallgather([own, MPI.BYTE], [table, MPI.BYTE])
                 while not request.Test():
                     yield
-                compare(one, table.tolist())
+                if compare == self._compare_splits or table != own * self.comm.size:
+                    size = len(own)
+                    compare(one, [list(table[n : n + size]) for n in range(0, len(table), size)])
 
     def _compare(self, one: Operation, table: list[list[int]]) -> None:
         by_call: dict[tuple[int, ...], list[int]] = {}
@@ -254,6 +261,7 @@ class Progress:
         return answer.result()
 
     def _run(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # of this thread
         active: list[Channel] = []
         pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
         while True:
@@ -277,8 +285,10 @@ class Progress:
             if new or (now - began > long and any(channel.moving for channel in active)):
                 pause, moved = SHORTEST, now
             else:
-                self._sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
-                pause = min(2 * pause, LONGEST)
+                waited = now - moved
+                patient = min(waited * PART_OF_LONG_WAIT, PATIENT)
+                pause = max(SHORTEST, min(waited * PART_OF_WAIT, LONGEST), patient)
+                self._sleep(pause)
 
     def _sleep(self, seconds: float) -> None:
         """Wait; a long wait ends when something is submitted."""
