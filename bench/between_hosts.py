@@ -7,8 +7,9 @@
 after `testbed up 4`. Ranks run in the networks of the hosts, with this machine's files: --stack has
 bin/python with torch and bin/mpirun, and the backend is --checkout's (by default this one). A host
 is one core, and hosts share those of this machine; started with `chrt -r 1`, they do so with nobody
-else, but MPI itself, which polls, cannot be measured then with several hosts on a core. A size of 0 is a barrier. A time is the slowest
-rank's, for small sizes a part of 20 calls; the median of all turns, with their quartiles.
+else, but MPI itself, which polls, cannot be measured then with several hosts on a core. A size of 0
+is a barrier. A time is the slowest rank's, for small sizes a part of 20 calls; the median of all
+turns, with their quartiles.
 """
 
 import argparse
