@@ -2,7 +2,7 @@
 
 FTCLUSTER_TEST_SITE is a folder with the libraries, which are in no stack: `pip install --no-deps
 --target DIR lightning lightning-utilities torchmetrics trl peft sentence-transformers scikit-learn
-scipy joblib threadpoolctl narwhals`.
+scipy joblib threadpoolctl narwhals cloudpickle`.
 """
 
 import json
@@ -58,7 +58,7 @@ TRL = (
     "-m", "trl.scripts.sft", "--model_name_or_path", "model", "--dataset_name", "chats",
     "--max_steps", "2", "--per_device_train_batch_size", "2", "--max_length", "32",
     "--use_cpu", "true", "--bf16", "false", "--report_to", "none", "--output_dir", "out",
-    "--use_peft", "true", "--lora_target_modules", "q_proj",
+    "--use_peft", "true", "--lora_target_modules", "q_proj", "v_proj",
 )  # fmt: skip
 CASES = {  # by the module: the script's text, or its command
     "lightning": FABRIC,

@@ -6,8 +6,10 @@ and not a hang, and no rank polls at full speed for another one that still compu
 """
 
 import contextlib
+import ctypes
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -16,13 +18,20 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.mpi_types import MPI, as_bytes, describe
+from ftcluster_train.comm.mpi_types import MPI, describe
 from ftcluster_train.comm.mpi_work import Operation, Transfer, callback_threads, timed_out
 
-# Seconds between two looks at what is in flight: they double up to LONGEST, and in a long wait are
-# a part of it up to PATIENT: a rank that waits for a hung one must not seem to compute (see
-# host.rank_life.IDLE_CPU). A look takes 0.1 ms, on a slow or busy CPU several times that.
-SHORTEST, LONGEST, PATIENT, PART_OF_WAIT = 20e-6, 500e-6, 50e-3, 0.02
+# Seconds between two looks at what is in flight: a part of the wait so far, up to LONGEST, and of
+# a long wait a smaller one, up to PATIENT: a rank that waits for a hung one must not seem to
+# compute (see host.rank_life.IDLE_CPU). A look takes 2 us, and one that moves data several times
+# that.
+SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
+PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
+# MPI takes a message in several looks, and the shortest sleep is longer than a message between
+# hosts. While the script waits, looks follow each other without one for so long. Not for longer,
+# nor after sched_yield: ranks that share a core would take it from each other.
+LOOKS, AT_ONCE = 3, 60e-6
+PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us more
 # A transfer's look that takes longer has moved data, so the next one follows at once; after a long
 # pause the caches are cold.
 MOVED, MOVED_COLD = 15e-6, 150e-6
@@ -88,7 +97,7 @@ class Channel:
                 self.moving.append(self._collective)
                 self._advance_moving()
             now = time.monotonic()
-            for one in self._all():
+            for one in self.all():
                 if not one.told and now > one.called + TOLD_AFTER:
                     self._tell(one)
                 if now > one.deadline:
@@ -132,12 +141,14 @@ class Channel:
         """
         for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
             if values:
-                own = torch.tensor(values)
-                table = torch.empty(self.comm.size, len(values), dtype=own.dtype)
-                request = self._agreements.Iallgather(as_bytes(own), as_bytes(table))
+                own = array("q", values)
+                table = array("q", bytes(own.itemsize * len(own) * self.comm.size))
+                request = self._agreements.Iallgather([own, MPI.BYTE], [table, MPI.BYTE])
                 while not request.Test():
                     yield
-                compare(one, table.tolist())
+                if compare == self._compare_splits or table != own * self.comm.size:
+                    size = len(own)
+                    compare(one, [list(table[n : n + size]) for n in range(0, len(table), size)])
 
     def _compare(self, one: Operation, table: list[list[int]]) -> None:
         by_call: dict[tuple[int, ...], list[int]] = {}
@@ -208,7 +219,8 @@ class Channel:
         self._agreements.Free()
         self.broken = dist.DistBackendError("the group was destroyed")
 
-    def _all(self) -> list[Operation]:
+    def all(self) -> list[Operation]:
+        """Those that are not done."""
         moving = (transfer.operation for transfer in self.moving)
         return [*moving, *self._agreed_on, *self._messages, *self.queue]
 
@@ -216,7 +228,7 @@ class Channel:
         if self._agreement or self.moving:
             _unfinished.append((self._agreement, *self.moving))
         self.broken, self._agreement = error, None
-        failed = self._all()
+        failed = self.all()
         for operations in (self.moving, self._messages, self._agreed_on, self.queue):
             operations.clear()
         for one in failed:
@@ -254,6 +266,7 @@ class Progress:
         return answer.result()
 
     def _run(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # of this thread
         active: list[Channel] = []
         pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
         while True:
@@ -268,17 +281,22 @@ class Progress:
                 channel.add(operation)
                 if channel not in active:
                     active.append(channel)
-            began = time.perf_counter()
-            for channel in active:
-                channel.advance()
-            active = [channel for channel in active if channel.active]
-            now = time.perf_counter()
             long = MOVED if pause < LONGEST else MOVED_COLD
-            if new or (now - began > long and any(channel.moving for channel in active)):
+            now, has_moved = time.perf_counter(), bool(new)
+            for _ in range(LOOKS):
+                began = now
+                for channel in active:
+                    channel.advance()
+                active = [channel for channel in active if channel.active]
+                now = time.perf_counter()
+                if now - began > long and any(channel.moving for channel in active):
+                    has_moved = True
+            if has_moved:
                 pause, moved = SHORTEST, now
-            else:
-                self._sleep(max(pause, min((now - moved) * PART_OF_WAIT, PATIENT)))
-                pause = min(2 * pause, LONGEST)
+            elif active and ((waited := now - moved) > AT_ONCE or not _waited_for(active)):
+                patient = min(waited * PART_OF_LONG_WAIT, PATIENT)
+                pause = max(SHORTEST, min(waited * PART_OF_WAIT, LONGEST), patient)
+                self._sleep(pause)
 
     def _sleep(self, seconds: float) -> None:
         """Wait; a long wait ends when something is submitted."""
@@ -288,3 +306,7 @@ class Progress:
         with self._changed:
             if not (self._new or self._calls):
                 self._changed.wait(seconds)
+
+
+def _waited_for(channels: Sequence[Channel]) -> bool:
+    return any(one.waited_for for channel in channels for one in channel.all())

@@ -77,6 +77,7 @@ class Operation:
         deadline: of time.monotonic(); infinite: none.
         number: of this call among the group's; 0 for a message between two ranks.
         source: the rank that a message came from.
+        waited_for: whether a thread waits for it.
         done: set when it is complete or has failed with `error`.
     """
 
@@ -88,6 +89,7 @@ class Operation:
     deadline: float = float("inf")
     number: int = 0
     error: Exception | None = None
+    waited_for: bool = False
     source: int = -1
     done: threading.Event = field(default_factory=threading.Event)
     called: float = field(default_factory=time.monotonic)
@@ -168,6 +170,7 @@ class MpiWork(dist.Work):  # type: ignore[misc]
         """Until it is complete, or the group's timeout; 0: no other one."""
         seconds = timeout.total_seconds()
         for operation in self.operations:
+            operation.waited_for = True
             if not operation.done.wait(seconds if seconds > 0 else None):
                 raise dist.DistBackendError(timed_out(operation.name, seconds))
             if operation.error:
