@@ -104,7 +104,7 @@ class ClassReport:
     def to_dict(self) -> dict[str, Any]:
         """The report as JSON of an event."""
         kept = self.classes
-        if not self.several:  # else their thresholds are read from it again
+        if not self.thresholds:  # else they are read from it again
             worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
             kept = tuple(one for one in kept if one.name in worst)
         left = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)

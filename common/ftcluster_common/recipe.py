@@ -397,15 +397,15 @@ Options = (
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
-    "token-classification": TokenClassification,
     "question-answering": QuestionAnswering,
     "causal-lm": CausalLm,
-    "masked-lm": MaskedLm,
     "sentence-similarity": SentenceSimilarity,
     "text-ranking": TextRanking,
     "instruction-tuning": InstructionTuning,
     "preference-tuning": PreferenceTuning,
     "seq2seq-lm": Seq2SeqLm,
+    "token-classification": TokenClassification,
+    "masked-lm": MaskedLm,
 }
 
 

@@ -7,7 +7,7 @@ Standard library only.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -149,6 +149,7 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
     found: list[Entity] = []
     for one in cell:
+        given: list[Any]
         if isinstance(one, Mapping):
             given = [one.get("start"), one.get("end"), one.get("label")]
         else:
@@ -309,7 +310,7 @@ def _said(tags: Sequence[str], words: Callable[[int], str], number: int, what: s
     return f"word {number + 1}, {short(words(number))}, has {tags[number]}, {what}"
 
 
-def _breaks_of_iobes(tags: Sequence[str]) -> Iterable[int]:
+def _breaks_of_iobes(tags: Sequence[str]) -> Iterator[int]:
     before = (OUTSIDE, "")
     for number, (prefix, kind) in enumerate([*map(parts, tags), (OUTSIDE, "")]):
         is_open = before[0] in "BI"
