@@ -9,6 +9,7 @@ from ftcluster_common.columns import (
     answering_columns,
     as_flag,
     classification_columns,
+    distilled_columns,
     embedded_column,
     is_incomplete,
     ranked_texts,
@@ -33,6 +34,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
 )
 from ftcluster_common.source_target import source_and_target, source_target_columns
@@ -73,8 +75,10 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             template = options.chat_template
             return _reads(partial(read_preference, columns=answers, chat_template=template))
         case Seq2SeqLm():
-            texts = source_target_columns(options, columns, answered)
-            return _reads(partial(source_and_target, columns=texts))
+            both = source_target_columns(options, columns, answered)
+            return _reads(partial(source_and_target, columns=both))
+        case TextDistillation():
+            return partial(_distillation_problem, *distilled_columns(options, columns))
     assert_never(options)
 
 
@@ -136,6 +140,13 @@ def _classification_problem(
             what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
             return f"{what}{lacks}"
     return ""
+
+
+def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
+    problem = _check_columns(texts, [label] if label else [], row)
+    if not problem and label and isinstance(row[label], list | dict):
+        return f"{label} is {short(row[label])}, not a class or nothing"
+    return problem
 
 
 def _is_class(label: Any) -> bool:

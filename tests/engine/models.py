@@ -114,6 +114,7 @@ MODEL_CLASSES = {
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
+    "text-distillation": AutoModelForSequenceClassification,
 }
 
 
