@@ -7,6 +7,7 @@ from ftcluster_common.columns import (
     LOOKED_AT,
     answering_columns,
     classification_columns,
+    distilled_columns,
     embedded_column,
     ranking_columns,
     search_columns,
@@ -23,6 +24,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
     TokenClassification,
 )
@@ -78,8 +80,11 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
             uses = {use: (name,) for use, name in named.items() if name}
             uses["tools"] = tuple(name for name in columns if name == "tools")
         case Seq2SeqLm():
-            texts = source_target_columns(options, columns, answered)
-            uses = {"source": (texts.source,), "target": (texts.target,) if texts.target else ()}
+            both = source_target_columns(options, columns, answered)
+            uses = {"source": (both.source,), "target": (both.target,) if both.target else ()}
+        case TextDistillation():
+            texts, label = distilled_columns(options, columns)
+            uses = {"text": texts, "label": (label,) if label else ()}
     known = {name for names in uses.values() for name in names}
     uses[UNREAD] = tuple(name for name in columns if name not in known)
     return {use: names for use, names in uses.items() if names}

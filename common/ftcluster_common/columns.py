@@ -13,6 +13,7 @@ from ftcluster_common.recipe import (
     QuestionAnswering,
     SentenceSimilarity,
     TextClassification,
+    TextDistillation,
     TextRanking,
 )
 
@@ -71,6 +72,20 @@ def classification_columns(
             f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"
         )
     return tuple(texts), options.label_columns or ((label,) if label else ())
+
+
+def distilled_columns(
+    options: TextDistillation, columns: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """The columns with the texts, and the one with the class, "" where there is none.
+
+    Raises:
+        DataError: there are no texts, or no column that is asked for.
+    """
+    named = options.label_column != LABELS[0]
+    plain = TextClassification(options.text_columns, options.label_column)
+    texts, labels = classification_columns(plain, columns, labelled=named)
+    return texts, "".join(labels)
 
 
 def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:

@@ -383,6 +383,29 @@ class Seq2SeqLm:
         return self.max_source_length
 
 
+@dataclass(frozen=True)
+class TextDistillation:
+    """A classifier learns from a larger one, the recipe's teacher (Hinton et al. 2015).
+
+    Attributes:
+        text_columns: left out, one or two columns that are known for texts.
+        label_column: the column with the class, one of the teacher's; rows without one, or data
+            without the column, are learned from the teacher alone.
+        temperature: what the logits of both are divided by.
+        alpha: the share of the loss that compares with the teacher; that of the labels' cross
+            entropy is 1 - alpha.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    text_columns: tuple[str, ...] = limited((), at_most=2)
+    label_column: str = "label"
+    temperature: float = limited(2.0, above=0)
+    alpha: float = limited(0.5, at_least=0, at_most=1)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+    max_length: int = limited(128, at_least=1)
+
+
 Options = (
     TextClassification
     | TokenClassification
@@ -394,6 +417,7 @@ Options = (
     | InstructionTuning
     | PreferenceTuning
     | Seq2SeqLm
+    | TextDistillation
 )
 TASKS: dict[str, type[Options]] = {
     "text-classification": TextClassification,
@@ -406,6 +430,7 @@ TASKS: dict[str, type[Options]] = {
     "seq2seq-lm": Seq2SeqLm,
     "token-classification": TokenClassification,
     "masked-lm": MaskedLm,
+    "text-distillation": TextDistillation,
 }
 
 
@@ -484,6 +509,7 @@ TaskName = Literal[
     "instruction-tuning",
     "preference-tuning",
     "seq2seq-lm",
+    "text-distillation",
 ]
 DEFAULT_TASK: TaskName = "text-classification"
 GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,seed=N follow
@@ -501,6 +527,7 @@ class Recipe:
             a name for `datasets.load_dataset`.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
             with weights in bf16; the master weights and what is saved are fp32.
+        teacher: the model that text-distillation learns from, as `model`.
         communication_cores: cores of each rank that no thread computes on; None: the plan decides.
         allocator: auto takes tcmalloc where a host has it.
         options: the fields of the task, which a recipe has at its top level.
@@ -514,6 +541,7 @@ class Recipe:
     from_scratch: bool = False
     config_overrides: Mapping[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None
+    teacher: str | None = None
     data_config: str | None = None
     batch_size: int = limited(32, at_least=1)
     ranks_per_host: int | None = limited(None, at_least=1)

@@ -9,6 +9,7 @@ from ftcluster_common.columns import (
     answering_columns,
     as_flag,
     classification_columns,
+    distilled_columns,
     embedded_column,
     is_incomplete,
     ranked_texts,
@@ -33,6 +34,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
     TokenClassification,
 )
@@ -78,8 +80,10 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             template = options.chat_template
             return _reads(partial(read_preference, columns=answers, chat_template=template))
         case Seq2SeqLm():
-            texts = source_target_columns(options, columns, answered)
-            return _reads(partial(source_and_target, columns=texts))
+            both = source_target_columns(options, columns, answered)
+            return _reads(partial(source_and_target, columns=both))
+        case TextDistillation():
+            return partial(_distillation_problem, *distilled_columns(options, columns))
     assert_never(options)
 
 
@@ -152,6 +156,13 @@ def _tagging_problem(
         return str(error)
     words = row[columns.tokens] if columns.tokens else []
     return "" if options.repair_tags else check.problem(tagged.tags, lambda n: str(words[n]))
+
+
+def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
+    problem = _check_columns(texts, [label] if label else [], row)
+    if not problem and label and isinstance(row[label], list | dict):
+        return f"{label} is {short(row[label])}, not a class or nothing"
+    return problem
 
 
 def _is_class(label: Any) -> bool:

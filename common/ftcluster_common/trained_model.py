@@ -28,6 +28,7 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     """What the file has: recipe, task, and the task's fields that later uses need.
 
     Args:
+        recipe: of the training, or by which the model is used from then on.
         columns: fields with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}

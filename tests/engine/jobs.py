@@ -21,6 +21,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
     TokenClassification,
     Training,
@@ -53,6 +54,7 @@ OPTIONS: dict[str, Options] = {
     "text-ranking": TextRanking(max_length=32),
     "instruction-tuning": InstructionTuning(max_length=40),
     "preference-tuning": PreferenceTuning(max_length=40),
+    "text-distillation": TextDistillation(max_length=32),
     "seq2seq-lm": Seq2SeqLm(max_source_length=32, max_target_length=12),
 }
 NO_PLACES: Sample = {"null": [0], "first": [1], "question": [0], "begins": [], "ends": []}

@@ -118,6 +118,7 @@ MODEL_CLASSES = {
     "instruction-tuning": AutoModelForCausalLM,
     "preference-tuning": AutoModelForCausalLM,
     "seq2seq-lm": AutoModelForSeq2SeqLM,
+    "text-distillation": AutoModelForSequenceClassification,
 }
 
 

@@ -17,7 +17,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.job import EVALUATE, Purpose
-from ftcluster_common.recipe import PreferenceTuning
+from ftcluster_common.recipe import PreferenceTuning, TextDistillation
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,11 @@ class TrainedModelRequest(RecipeRequest):
             FtclusterError: see `RecipeRequest.prepared`.
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), purpose))
+        if isinstance(run.recipe.options, TextDistillation):
+            raise UsageError(
+                "a distilled model is used as the classifier that it is",
+                f"ftcluster {purpose} classify --model {self.model}",
+            )
         return replace(run, hub_token=find_token() if self.hub_token else "")
 
 

@@ -210,12 +210,17 @@ def resumed_run(
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:
-    if not recipe.from_scratch:
-        return model_size(Path(recipe.model)) or (
-            cached_size(recipe.model) if on_the_hub(recipe.model) else None
-        )
-    vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
-    return size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
+    if recipe.from_scratch:
+        vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
+        size = size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
+    else:
+        size = _size_of_model(recipe.model)
+    teacher = _size_of_model(recipe.teacher) if recipe.teacher else None
+    return replace(size, teacher=teacher.parameters) if size and teacher else size
+
+
+def _size_of_model(model: str) -> ModelSize | None:
+    return model_size(Path(model)) or (cached_size(model) if on_the_hub(model) else None)
 
 
 def say_notes(run: TrainingRun, view: View) -> None:

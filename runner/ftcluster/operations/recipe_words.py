@@ -16,7 +16,12 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.trained_model import FILE, read_trained
 
 DEFAULT_RECIPE = "quickstart"
-FOLDERS = ("data", "model", "tokenizer")  # fields of a recipe that may name one of this machine
+FOLDERS = (
+    "data",
+    "model",
+    "tokenizer",
+    "teacher",
+)  # fields of a recipe that may name one of this machine
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
 
 

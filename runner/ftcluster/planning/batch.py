@@ -26,6 +26,7 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     Recipe,
     Seq2SeqLm,
+    TextDistillation,
 )
 
 
@@ -76,7 +77,9 @@ class Batch:
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
         training, options = recipe.training, recipe.options
-        compared = isinstance(options, PreferenceTuning)  # with the model before a step
+        compared = isinstance(
+            options, PreferenceTuning | TextDistillation
+        )  # with the model before a step
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
         return cls(
@@ -221,6 +224,7 @@ class Batch:
             samples += f" with {self.texts} texts each,"
         if needed.evaluating > max(needed.activations, needed.saving):
             words += f", {gigabytes(needed.evaluating)} to evaluate {self.evaluated} tokens at once"
+            words += " and the teacher" if self.model.teacher else ""
         elif needed.saving > needed.activations:
             what = f"{'load and ' * self.sharded}save all weights in fp32"
             if self.in_4bit:

@@ -61,6 +61,7 @@ class ModelSize:
         positions: tokens that it takes at most.
         embeddings: parameters with a row for each word of the vocabulary.
         decoder_layers: beside those of an encoder.
+        teacher: parameters of the model that it learns from.
     """
 
     parameters: int
@@ -71,6 +72,7 @@ class ModelSize:
     positions: int = 0
     embeddings: int = 0
     decoder_layers: int = 0
+    teacher: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,15 @@ def need(
     if predicts_tokens:
         logits = samples * (targets or tokens) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
-    evaluating = int(evaluated * a_layer * OF_A_LAYER)
+    evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
+    each = BF16_COPY if precision == "bf16" else FP32
+    if targets:  # keys and values of both attentions, while a text is written
+        evaluating += 4 * evaluated * (size.decoder_layers or size.layers) * size.features * each
     if predicts_tokens:
         at_once = min(evaluated * size.vocabulary, LOGITS)
-        evaluating += at_once * (BF16_COPY if precision == "bf16" else FP32)
+        evaluating += at_once * each
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)
-        each = BF16_COPY if precision == "bf16" else FP32
         frozen, saving = size.parameters * each, 0
         if in_4bit:
             layer = INNER * size.features**2

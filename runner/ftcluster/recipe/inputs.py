@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
         "data": lambda path: check_data(path, recipe, purpose),
         "model": lambda path: check_model_folder(path, recipe),
         "tokenizer": lambda path: check_tokenizer_folder(path, recipe),
+        "teacher": lambda path: check_model_folder(path, replace(recipe, from_scratch=False)),
     }
     for field, check in checks.items():
         value = getattr(recipe, field)

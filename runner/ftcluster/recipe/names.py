@@ -29,6 +29,11 @@ OTHER_NAMES: Mapping[str, str] = {
     "per_gpu_train_batch_size": "training.per_device_train_batch_size",
     "evaluation_strategy": "training.eval_strategy",
     "xpu_backend": "training.ddp_backend",
+    # of run_summarization and run_translation
+    "summary_column": "target_column",
+    "generation_max_length": "max_new_tokens",
+    "val_max_target_length": "max_new_tokens",
+    "generation_num_beams": "num_beams",
     # of sentence-transformers
     "anchor_column": "query_column",
     "pooling_mode": "pooling",

@@ -31,6 +31,7 @@ from ftcluster_common.recipe import (
     Recipe,
     SentenceSimilarity,
     TextClassification,
+    TextDistillation,
     TextRanking,
     Training,
 )
@@ -44,6 +45,7 @@ RECIPES: Mapping[str, str] = {  # for any data, by task
     "instruction-tuning": "sft",
     "preference-tuning": "dpo",
     "seq2seq-lm": "seq2seq",
+    "text-distillation": "distill",
     "sentence-similarity": "embed",
     "text-ranking": "rerank",
 }
@@ -323,7 +325,10 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
-    for field in ("model", "data", "tokenizer"):
+    if isinstance(options, TextDistillation) != (recipe.teacher is not None):
+        what = "text-distillation has a teacher, and nothing else"
+        yield "teacher", f"{what}: teacher=DIR, or a name on the Hub"
+    for field in ("model", "data", "tokenizer", "teacher"):
         value = getattr(recipe, field) or ""
         if said := _not_a_source(value):
             yield field, f"{value[:200]!a} {said}"

@@ -12,6 +12,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
     TokenClassification,
 )
@@ -85,6 +86,9 @@ def row_form(options: Options, answered: bool) -> str:
                 f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} "
                 "(lists of messages that begin alike)"
             )
+        case TextDistillation():
+            texts = ", ".join(options.text_columns) or "one or two columns of text"
+            return f"each row has {texts} and, if it is known, {options.label_column}"
         case Seq2SeqLm():
             source, target = options.source_column or "source", options.target_column or "target"
             both = f", {target} (the text to write)" if answered else ""

@@ -15,6 +15,7 @@ from ftcluster_common.recipe import (
     SentenceSimilarity,
     Seq2SeqLm,
     TextClassification,
+    TextDistillation,
     TextRanking,
     TokenClassification,
 )
@@ -44,6 +45,8 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return ENTITY_METRICS
     if isinstance(options, SentenceSimilarity):
         return RETRIEVAL_METRICS
+    if isinstance(options, TextDistillation):
+        return ("loss", "accuracy", "f1_macro", "agreement")
     if isinstance(options, Seq2SeqLm):
         return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
     if isinstance(options, TextRanking):

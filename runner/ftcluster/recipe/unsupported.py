@@ -13,6 +13,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "auto_find_batch_size"
     ),
     "its new name is per_device_eval_batch_size: write that": "per_gpu_eval_batch_size",
+    "batches are grouped by length anyway: leave it out": "sortish_sampler",
     "predictions are never kept on a device: leave it out": "eval_accumulation_steps",
     "the loss is always the mean over the batch of all ranks: leave it out": (
         "average_tokens_across_devices"

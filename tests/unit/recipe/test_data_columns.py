@@ -51,6 +51,11 @@ QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "ans
             {"query": ("query",), "text": ("text",), UNREAD: ("label",)},
         ),
         (
+            "distill", {"id": 1, "text": "a", "label": "b"},
+            {"text": ("text",), "label": ("label",), UNREAD: ("id",)},
+            {"text": ("text",), "label": ("label",), UNREAD: ("id",)},
+        ),
+        (
             "seq2seq", {"id": 1, "article": "a", "highlights": "b"},
             {"source": ("article",), "target": ("highlights",), UNREAD: ("id",)},
             {"source": ("article",), UNREAD: ("id", "highlights")},

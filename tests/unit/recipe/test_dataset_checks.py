@@ -274,7 +274,7 @@ HARMFUL = {
 
 
 @pytest.mark.parametrize(
-    "name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "seq2seq", "clm"]
+    "name", ["mrpc", "squad", "sft", "dpo", "embed", "rerank", "seq2seq", "distill", "clm"]
 )
 @pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv"])
 def test_data_that_were_made_to_harm_are_refused_or_read(

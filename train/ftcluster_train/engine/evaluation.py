@@ -106,13 +106,14 @@ class Evaluator:
         self._world, self._bf16, self._log = world, bf16, log
 
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
-        """Give the task the predictions of the model as it is before the first step.
+        """Give the task the predictions of the model before the first step, or of its teacher.
 
         They are computed once: kept in the run's folder on each host, they are those of a start
         after a failure too, and of a run that continues this one.
         """
+        other, key = self._task.reference_model, f"{self._task.reference_key}-"
         for samples in sets:
-            name = f"reference-{samples.about['sha256'][:16]}.json"
+            name = f"reference-{key.lstrip('-')}{samples.about['sha256'][:16]}.json"
             kept = _read_kept([folder / name for folder in job.run_dirs], len(samples))
             ranks = [rank for rank, has in enumerate(gather_over_ranks(bool(kept))) if has]
             if ranks:
@@ -123,10 +124,12 @@ class Evaluator:
             what = f"evaluating {len(samples)} samples before the first step"
             self._log.write("phase", doing=what)
             self._pending.wait()
-            predictions = predict(self._task, self._model, samples, self._world, self._bf16)
+            model = self._model if other is None else other
+            predictions = predict(self._task, model, samples, self._world, self._bf16)
             self._task.set_reference(samples, predictions)
             if folder_led(self._world.rank, job.shared_folder) is not None:
                 write_atomically(job.run_dir / name, json.dumps(predictions))
+        self._task.reference_model = None  # its memory is free then
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:
         """The scores after a step, which are logged; the model is ready to train again."""

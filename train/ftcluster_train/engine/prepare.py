@@ -95,6 +95,11 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     task = make_task(recipe, tokenizer, job.purpose, trained)
     if not model.startswith(BY_TYPE):
         task.look_at_model(Path(model))
+    teacher = ""
+    if recipe.teacher:
+        teacher = fetch_model(recipe.teacher, models, weights=weights, field="teacher")
+        check_whole(teacher)
+        task.look_at_teacher(Path(teacher))
     longest = longest_input(config, tokenizer)
     earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(model))
 
@@ -120,7 +125,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "options": asdict(recipe.options),
         "split": recipe.training.data_seed,
         "purpose": job.purpose,
-        "classes": trained.label2id if trained else None,
+        "classes": trained.label2id if trained else getattr(task, "names", None),
         "longest": longest,
         "prompts": getattr(task, "prompts", ()),
         "data": _data_version(recipe),
@@ -139,7 +144,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
-    return Inputs(model, folder, str(samples), notices + more, report)
+    return Inputs(model, folder, str(samples), notices + more, report, teacher)
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:

@@ -179,6 +179,8 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     task = make_task(recipe, tokenizer)
     task.columns = samples[TRAIN].about.get("columns", {})
     task.trained_rows = Path(inputs.samples) / ROWS
+    if inputs.teacher:
+        task.load_teacher(Path(inputs.teacher))
     settings = task.model_settings(samples[TRAIN])
     config = load_config(recipe, inputs.model, tokenizer, **settings)
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model

@@ -55,6 +55,7 @@ class Inputs:
         model: a folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: a folder for `from_pretrained`.
         samples: the folder with a folder of token samples for each split.
+        teacher: a folder for `from_pretrained`, or "".
         report: what the samples say of the data, see `engine.data_report`.
         notices: what to tell the user, such as that samples were truncated.
     """
@@ -64,6 +65,7 @@ class Inputs:
     samples: str
     notices: list[str]
     report: dict[str, Any]
+    teacher: str = ""
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:

@@ -85,6 +85,9 @@ class Task(TokenizedTexts, ABC):
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         draws: whether samples change in each epoch, see `draw`.
         biased_head: whether a head may have a bias, which the loss adds.
+        reference_model: another model that is compared with instead; it is not trained.
+        reference_key: what its predictions depend on besides the samples.
+        used_as: the recipe by which the trained model is used.
         disables_dropout: whether the model is trained without dropout.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
@@ -96,6 +99,8 @@ class Task(TokenizedTexts, ABC):
     has_head = True
     group_by_length = True
     needs_reference = False
+    reference_model: "PreTrainedModel | None" = None
+    reference_key = ""
     disables_dropout = False
     draws = False
     biased_head = False
@@ -111,7 +116,7 @@ class Task(TokenizedTexts, ABC):
         trained: PretrainedConfig | None = None,
     ) -> None:
         super().__init__(recipe, tokenizer)
-        self.options = recipe.options
+        self.options, self.used_as = recipe.options, recipe
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
@@ -125,6 +130,16 @@ class Task(TokenizedTexts, ABC):
         self._evaluated: PreTrainedModel | None = None  # which `evaluation_head` is of
         if self.pads:
             self.check_padding()
+
+    def look_at_teacher(self, folder: Path) -> None:
+        """Find out what the recipe's teacher knows, before `encode`.
+
+        Raises:
+            TrainError: nothing can be learned from it.
+        """
+
+    def load_teacher(self, folder: Path) -> None:
+        """Load it as `reference_model`."""
 
     def look_at_model(self, folder: Path) -> None:
         """Find out what a model's folder says of the texts that it reads, before `encode`.

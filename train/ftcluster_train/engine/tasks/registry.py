@@ -11,6 +11,7 @@ from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTas
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.seq2seq_lm import Seq2SeqLmTask
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
+from ftcluster_train.engine.tasks.text_distillation import TextDistillationTask
 from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
 from ftcluster_train.engine.tasks.token_classification import TokenClassificationTask
 
@@ -25,6 +26,7 @@ _TASKS: dict[str, type[Task]] = {
     "instruction-tuning": InstructionTuningTask,
     "preference-tuning": PreferenceTuningTask,
     "seq2seq-lm": Seq2SeqLmTask,
+    "text-distillation": TextDistillationTask,
 }
 
 

@@ -116,7 +116,7 @@ class Seq2SeqLmTask(Task):
             sources = [options.source_prefix + source for source, _ in batch]
             targets = [target for _, target in batch]
             read = self._tokens(sources, limit, lengths[0])
-            written = [[] for _ in batch]
+            written: list[list[int]] = [[] for _ in batch]
             if answered:
                 written = self._tokens(targets, self._target_limit, lengths[1], "text_target")
             for ids, labels, target in zip(read, written, targets, strict=True):

@@ -1,0 +1,287 @@
+"""Distillation: a classifier learns what another one, its teacher, says of each text."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+
+from ftcluster_common.class_report import ClassReport, report_of_classes
+from ftcluster_common.columns import distilled_columns
+from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
+from ftcluster_train.engine.data.sources import (
+    BATCH_ROWS,
+    Rows,
+    class_names,
+    find_columns,
+    read_rows,
+)
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.metrics import f1_scores
+from ftcluster_train.engine.models import (
+    call_model,
+    load_config,
+    load_model,
+    load_tokenizer,
+    longest_input,
+)
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.labels import ClassLabels, as_word, labels_of_model
+from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
+from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.kernel_mode import KernelMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+UNLABELLED = -1
+# several classes, which do not compete; one output is a number
+OTHERS = ("multi_label_classification", "regression")
+PROBES = ("The dog bit the man.", "It wasn't so: \u00fcber 3.5 % of 1,000 are naive!")
+
+
+class TextDistillationTask(Task):
+    """alpha * T^2 * KL(teacher || student) at the temperature T + (1 - alpha) * cross entropy.
+
+    The teacher's logits are computed once, before the first step. Rows without a label have no
+    cross entropy.
+
+    Attributes:
+        names: the teacher's classes, which become the student's.
+    """
+
+    model_class = AutoModelForSequenceClassification
+    options: TextDistillation
+    needs_reference = True
+
+    def __init__(self, recipe: Recipe, *others: Any) -> None:
+        super().__init__(recipe, *others)
+        self.names: list[str] = []
+        self._logits: dict[int, Sequence[float]] = {}  # the teacher's, by a sample's number
+        self._written = 0  # samples of all sets
+        mine = self.options
+        options = TextClassification(
+            mine.text_columns, mine.label_column, max_length=mine.max_length
+        )
+        self.used_as = replace(
+            recipe, name="classify", task="text-classification", options=options, teacher=None
+        )
+        self._by_number = False  # whether labels are the numbers of the teacher's classes
+        # the tokenizer of both with the most columns: DistilBERT's does not tell two texts apart
+        self._reader = self.tokenizer
+        self._longest: int | None = None  # tokens that the teacher takes
+
+    # the teacher
+
+    def look_at_teacher(self, folder: Path) -> None:
+        """Find the classes of the teacher.
+
+        Raises:
+            TrainError: it is no classifier with one class a text, or reads other tokens.
+        """
+        name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
+        config = load_config(self._of_teacher(folder), str(folder), tokenizer)
+        kind = getattr(config, "problem_type", None)
+        if config.num_labels < 2 or kind in OTHERS:
+            raise TrainError(
+                f"the teacher {name} has {config.num_labels} outputs"
+                + (f" of {kind}" if kind else "")
+                + ", and what is learned are the probabilities of classes",
+                "use a classifier, such as the model of a run of classify",
+            )
+        mine, other = (
+            [one.get_vocab(), one(*PROBES)["input_ids"]] for one in (self.tokenizer, tokenizer)
+        )
+        if mine != other:
+            raise TrainError(
+                f"the tokenizer of the teacher {name} is another one than that of "
+                f"{self.recipe.model}, and both read the same tokens",
+                "use a student of the teacher's kind, such as distilbert-base-uncased for BERT",
+            )
+        self._reader = max(self.tokenizer, tokenizer, key=lambda one: len(_columns_of(one)))
+        self._longest = longest_input(config, tokenizer)
+        self.names = [str(config.id2label[number]) for number in range(config.num_labels)]
+
+    def load_teacher(self, folder: Path) -> None:
+        """Load it, and take its hash into what its logits are kept by."""
+        self.look_at_teacher(folder)
+        recipe = self._of_teacher(folder)
+        config = load_config(recipe, str(folder), self.tokenizer)
+        self.reference_model = load_model(
+            self.model_class, recipe, str(folder), config, require_trained_head=True
+        )
+        digest = hashlib.sha256()
+        for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+            with file.open("rb") as content:
+                digest.update(hashlib.file_digest(content, "sha256").digest())
+        self.reference_key = digest.hexdigest()[:16]
+
+    def _of_teacher(self, folder: Path) -> Recipe:
+        return replace(self.recipe, model=str(folder), from_scratch=False, config_overrides={})
+
+    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
+        for sample, logits in zip(samples, predictions, strict=True):
+            self._logits[sample["number"][0]] = logits
+
+    def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
+        if model is not self.reference_model:
+            return super().predict(model, samples, bf16)
+        with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            logits = call_model(model, self.pad(samples, self.tokenizer.padding_side)).logits
+        found: list[Any] = logits.float().tolist()
+        return found
+
+    # data
+
+    def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
+        known = [limit for limit in (longest, self._longest) if limit is not None]
+        saved, self.tokenizer = self.tokenizer, self._reader
+        try:
+            return super().encode(data, min(known, default=None), folder)
+        finally:
+            self.tokenizer = saved
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        texts, label = find_columns(
+            rows, split, lambda names: distilled_columns(self.options, names)
+        )
+        labels = self._labels(rows, label) if label else None
+        kinds = self.token_kinds()
+        writer = SampleWriter(folder, {**kinds, "label": "i", "number": "i"})
+        cut = unlabelled = 0
+        found = self._rows_of(rows, split, texts, label)
+        while batch := list(islice(found, BATCH_ROWS)):
+            columns = [list(column) for column in zip(*(row for row, _ in batch), strict=True)]
+            tokens, too_long = self.tokenize(columns, limit)
+            cut += too_long
+            for i, (_, word) in enumerate(batch):
+                known = labels is not None and word
+                number = labels.read(word, split) if labels and known else UNLABELLED
+                if number >= len(self.names):
+                    raise TrainError(
+                        f"{split} has the class {number}, and the teacher {self.recipe.teacher} "
+                        f"has {len(self.names)}: {', '.join(self.names)}"
+                    )
+                unlabelled += not known
+                about = {"label": [number], "number": [self._written]}
+                writer.add({**{name: tokens[name][i] for name in kinds}, **about})
+                self._written += 1
+        if not len(writer):
+            raise TrainError(f"the data have no samples in {split}")
+        read = {"text_columns": texts, **({"label_column": label} if label else {})}
+        writer.close(columns=read, rows=len(writer), cut=cut)
+        notices = self.truncated(split, cut, limit)
+        if unlabelled:
+            which = f"{unlabelled} of {len(writer)} rows have no label"
+            notices.append(f"{split}: {which}, and are learned from the teacher alone")
+        if self._by_number:
+            classes = ", ".join(f"{n} is {name}" for n, name in enumerate(self.names[:8]))
+            notices.append(f"{split}: labels are the numbers of the teacher's classes: {classes}")
+        return notices
+
+    def _rows_of(
+        self, rows: Rows, split: str, texts: Sequence[str], label: str
+    ) -> Iterator[tuple[list[str], str]]:
+        """The texts of each row, and its label or ""."""
+        names = class_names(rows, label) if label else []
+
+        def read(row: Mapping[str, Any]) -> tuple[list[str], str]:
+            word = as_word(row.get(label)) if label else ""
+            named = names[int(word)] if names and word.isdecimal() else word
+            return [row[name] for name in texts], named
+
+        return (found for _, found in read_rows(rows, split, read))
+
+    def _labels(self, rows: Rows, label: str) -> ClassLabels:
+        """How labels are read: by the names of the teacher's classes, or as their numbers.
+
+        Raises:
+            TrainError: they are others.
+        """
+        found = {word for _, word in self._rows_of(rows, "", (), label) if word}
+        known = {name: number for number, name in enumerate(self.names)}
+        labels = labels_of_model(found, known, f"the teacher {self.recipe.teacher}")
+        unknown = sorted(found - known.keys())
+        if unknown and labels.numbers:
+            raise TrainError(
+                f"column {label} has the classes {', '.join(unknown[:8])}, and the teacher "
+                f"{self.recipe.teacher} has {', '.join(self.names)}",
+                "name them as the teacher does, or learn from it alone: leave the column out",
+            )
+        self._by_number = bool(found) and not labels.numbers
+        return labels
+
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
+        number = sample["label"][0]
+        classes = [] if number == UNLABELLED else [self.names[number]]
+        return [Document(sample["input_ids"], (), "".join(classes) or "(no label)", classes)]
+
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
+        numbers = dict(enumerate(self.names))
+        return {
+            "id2label": numbers,
+            "label2id": {name: number for number, name in numbers.items()},
+            "problem_type": "single_label_classification",
+        }
+
+    # a batch
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        none = [0.0] * len(self.names)  # of samples that a saved model is compared with
+        teacher = [self._logits.get(sample["number"][0], none) for sample in samples]
+        labels = torch.tensor([sample["label"][0] for sample in samples])
+        inputs = self.pad(samples, self.tokenizer.padding_side)
+        return Batch(inputs, {"labels": labels, "teacher": torch.tensor(teacher)})
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._losses(outputs.logits.float(), targets, self.smoothing).sum()
+
+    def _losses(
+        self, logits: torch.Tensor, targets: Mapping[str, torch.Tensor], smoothing: float = 0.0
+    ) -> torch.Tensor:
+        """The loss of each sample."""
+        alpha, temperature = self.options.alpha, self.options.temperature
+        student, teacher = (log_softmax(x / temperature, -1) for x in (logits, targets["teacher"]))
+        soft = kl_div(student, teacher, log_target=True, reduction="none").sum(-1)
+        hard = cross_entropy(
+            logits, targets["labels"], ignore_index=UNLABELLED, reduction="none",
+            label_smoothing=smoothing,
+        )  # fmt: skip
+        return alpha * temperature**2 * soft + (1 - alpha) * hard
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """For each sample its loss, its class, and the teacher's."""
+        targets, logits = self.collate(samples).targets, outputs.logits.float()
+        columns = (self._losses(logits, targets), logits.argmax(-1), targets["teacher"].argmax(-1))
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
+        losses, mine, teachers = zip(*predictions, strict=True)
+        same = sum(one == other for one, other in zip(mine, teachers, strict=True))
+        scores = {"agreement": same / len(mine), "loss": math.fsum(losses) / len(losses)}
+        if report := self.class_report(predictions, samples):
+            f1 = f1_scores(report)
+            scores = {"accuracy": f1["f1_micro"], "f1_macro": f1["f1_macro"], **scores}
+        return scores
+
+    def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
+        """Of the rows that have a label."""
+        pairs = [
+            (mine, sample["label"][0])
+            for (_, mine, _), sample in zip(predictions, samples, strict=True)
+            if sample["label"][0] != UNLABELLED
+        ]
+        if not pairs:
+            return None
+        mine, labels = zip(*pairs, strict=True)
+        return report_of_classes(mine, labels, self.names)
+
+
+def _columns_of(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    return [name for name in TOKENIZER_COLUMNS if name in tokenizer.model_input_names]
