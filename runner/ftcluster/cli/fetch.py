@@ -1,4 +1,4 @@
-"""`ftcluster fetch [RUN] [DIR]`: brings the model of a run home."""
+"""`ftcluster fetch [RUN] [DIR]`: brings the model of a run, or a script's files, home."""
 
 import argparse
 from typing import Any
@@ -15,9 +15,10 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "fetch",
-        help="copy a run's model to this machine",
-        description="Copies the model that a run has trained to this machine. The folder is there "
-        "only once it is whole.",
+        help="copy a run's model, or a script's files, to this machine",
+        description="Copies the model that a run has trained to this machine; of a script, what it "
+        "has written on the head into the folder that it starts in. The folder is there only once "
+        "it is whole.",
         usage="ftcluster fetch [RUN [DIR]] [options]",
     )
     add_run_options(

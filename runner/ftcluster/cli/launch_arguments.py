@@ -100,7 +100,20 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
         "grace_seconds",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return LaunchOptions(**given, command=command_line())
+    env = tuple(getattr(options, "env", ()))
+    return LaunchOptions(**given, env=env, command=command_line())
+
+
+def add_env(parser: argparse.ArgumentParser) -> None:
+    """Add --env."""
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for the ranks; without =VALUE to what it is here, which is kept out "
+        "of records, arguments and logs",
+    )
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:
