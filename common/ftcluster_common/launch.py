@@ -31,6 +31,7 @@ ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # Accelerate's own
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
 GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
@@ -98,7 +99,10 @@ def unpack_env(text: str) -> dict[str, str]:
     Raises:
         ValueError: it is something else.
     """
-    found = json.loads(base64.b64decode(text, validate=True))
+    try:
+        found = json.loads(base64.b64decode(text, validate=True))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         raise ValueError("no variables")
     return found

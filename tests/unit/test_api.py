@@ -121,9 +121,12 @@ def test_what_is_known_of_a_run(
     capfd.readouterr()
     assert main(["fetch", "mrpc-1", "again"]) == 0
     assert capfd.readouterr().out == "1 file, 0.3 MB: again\n  0.3 MB  out/model.bin\n"
+    assert main(["fetch", "mrpc-1", "reports", "--reports"]) == 0
+    assert copied[-1] == Path("reports")
     begin_record(RUN.run, {"inventories": ["i"], "plan": plan, "kind": "train"})
     with pytest.raises(ftcluster.FtclusterError, match="has no model"):
         run.fetch("none")
+    capfd.readouterr()
     (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
     assert ftcluster.runs() == (RUN,)
     assert capfd.readouterr() == ("", "")

@@ -24,6 +24,11 @@ def add_parser(commands: Any) -> None:
     add_run_options(
         parser, "RUN [DIR]", "its id (left out: the newest run), and a folder (left out: the id)"
     )
+    parser.add_argument(
+        "--reports",
+        action="store_true",
+        help="copy what the trackers of report_to have written on the head instead",
+    )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
@@ -34,5 +39,5 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("one run and one folder at a time")
     run, folder, *_ = [*list(options.words), "", ""]
     with connected(options) as connection:
-        print_result(options, fetch(connection, run, folder, make_view(False)))
+        print_result(options, fetch(connection, run, folder, make_view(False), options.reports))
     return 0

@@ -5,18 +5,8 @@ from collections.abc import Iterable, Mapping
 # commands by what they are for, in the order in which one needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
-    "train on it": (
-        "recipes",
-        "data",
-        "plan",
-        "train",
-        "sweep",
-        "evaluate",
-        "predict",
-        "run",
-        "examples",
-        "export",
-    ),
+    "train on it": ("recipes", "data", "plan", "train", "sweep", "run", "examples", "export"),
+    "use a model": ("evaluate", "predict"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }

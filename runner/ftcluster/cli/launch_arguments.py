@@ -100,20 +100,8 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
         "grace_seconds",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    env = tuple(getattr(options, "env", ()))
-    return LaunchOptions(**given, env=env, command=command_line())
-
-
-def add_env(parser: argparse.ArgumentParser) -> None:
-    """Add --env."""
-    parser.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="NAME[=VALUE]",
-        help="set a variable for the ranks; without =VALUE to what it is here, which is kept out "
-        "of records, arguments and logs",
-    )
+    words = {name: tuple(getattr(options, name, ())) for name in ("env", "tags")}
+    return LaunchOptions(**given, **words, command=command_line())
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

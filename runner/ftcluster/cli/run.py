@@ -11,7 +11,6 @@ from ftcluster.cli.arguments import add_commands, add_dry_run, add_name, add_out
 from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import (
     add_detach,
-    add_env,
     add_hub_token,
     add_launch,
     add_restarts,
@@ -65,7 +64,6 @@ def add_parser(commands: Any) -> None:
         help="take the packages of --requirements from this folder, without a package index",
     )
     add_hub_token(parser)
-    add_env(parser)
     add_name(parser)
     add_restarts(parser, default=0)  # a script may not resume
     parser.add_argument(

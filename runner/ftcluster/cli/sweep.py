@@ -12,7 +12,6 @@ from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_dry_run, add_name, add_output, at_least, not_empty
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import (
-    add_env,
     add_hub_token,
     add_restarts,
     add_sharing,
@@ -76,7 +75,6 @@ def add_parser(commands: Any) -> None:
         "--report", type=Path, metavar="FILE", help="write a page with pictures about the runs"
     )
     add_hub_token(parser)
-    add_env(parser)
     add_name(parser)
     add_cluster(parser)
     add_restarts(parser, default=3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ftcluster.cli.connection import connected
-from ftcluster.cli.launch_arguments import add_detach, add_env, add_grace, launch_options
+from ftcluster.cli.launch_arguments import add_detach, add_grace, launch_options
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_running, add_training, recipe_of
 from ftcluster.errors import UsageError
@@ -52,7 +52,6 @@ def add_parser(commands: Any) -> None:
         "have Slurm start the job again, which continues it",
     )
     add_detach(parser)
-    add_env(parser)
     add_running(parser)
     parser.set_defaults(run=run)
 

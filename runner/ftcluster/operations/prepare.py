@@ -14,6 +14,7 @@ from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
 from ftcluster.launch.run import Run
 from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.tags import read_tags
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.launch.user_env import read_env
 from ftcluster.operations.connection import Connection
@@ -36,7 +37,7 @@ from ftcluster.report.cost import Shape, described
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.job import Purpose
-from ftcluster_common.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE
+from ftcluster_common.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_common.run_state import name_of_run
 
@@ -125,6 +126,7 @@ class LaunchOptions:
     Attributes:
         env: variables for the ranks: NAME=VALUE, or NAME with the value that it has here, which no
             record gets.
+        tags: NAME=VALUE, which ps, reports and trackers show.
         command: the command line that asks for it, for the run's record.
     """
 
@@ -136,15 +138,17 @@ class LaunchOptions:
     hang_seconds: float | None = None
     grace_seconds: float | None = None
     env: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     command: tuple[str, ...] = ("python",)
 
     def __post_init__(self) -> None:
-        """Refuse variables that are not to be set.
+        """Refuse variables that are not to be set, and what is no tag.
 
         Raises:
             UsageError: there are some.
         """
         read_env(self.env)
+        read_tags(self.tags)
 
     def applied_to(self, run: AnyRun) -> AnyRun:
         """The run with these.
@@ -158,7 +162,9 @@ class LaunchOptions:
         if own := sorted(run.launch.env.keys() & {*plain, *secret}):
             raise UsageError(f"--env {', '.join(own)}: the launch sets it itself", "leave it out")
         path = f"{run.launch.run_dir}/{SECRET_ENV_FILE}"
+        tags = read_tags(given.pop("tags"))
         env = run.launch.env | plain | ({SECRET_ENV_VARIABLE: path} if secret else {})
+        env |= {TAGS_VARIABLE: tags} if tags else {}
         launch = replace(run.launch, env=env, **given)
         return replace(run, command=command, launch=launch, secrets=secret)
 

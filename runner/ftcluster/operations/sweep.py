@@ -22,6 +22,7 @@ from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.record import end_of, read_record
 from ftcluster.launch.run_hosts import RunHosts, run_hosts_of
 from ftcluster.launch.runs import fetch_model, list_runs
+from ftcluster.launch.tags import is_tag
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
@@ -287,7 +288,10 @@ class _Sweep:
         """Start a run; one that cannot be started is a row with its reason."""
         part = self._parts[number]
         request = self._request.with_settings(row.settings, row.name)
-        run = self._request.launch.applied_to(request.prepared(part.cluster))
+        launch = self._request.launch
+        tags = filter(is_tag, row.label.split())  # in ps each run says what it tries
+        launch = replace(launch, tags=(*tags, *launch.tags))
+        run = launch.applied_to(request.prepared(part.cluster))
         if _name_of(self._request, row.settings, {}) != row.name:
             raise FtclusterError(
                 "model, data or the recipe's file have changed since the sweep began",

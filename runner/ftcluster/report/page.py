@@ -93,6 +93,7 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
 
     yield row("state", lambda run: run.state)
     yield row("recipe", lambda run: run.recipe)
+    yield row("tags", lambda run: run.tags)
     yield row("started", lambda run: _when(run.history.began))
     yield row("time", lambda run: duration(run.history.seconds))
     yield row("samples/s", lambda run: f"{run.speed:.1f}" if run.speed else "")

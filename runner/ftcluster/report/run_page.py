@@ -18,6 +18,7 @@ from ftcluster.report.analysis import (
 from ftcluster.report.files import RunFiles
 from ftcluster.report.history import History, history_of, totals
 from ftcluster_common.class_report import ClassReport
+from ftcluster_common.launch import TAGS_VARIABLE
 from ftcluster_common.rank_times import Interval
 from ftcluster_common.run_state import name_of_run
 
@@ -47,6 +48,11 @@ class RunPage:
     def recipe(self) -> str:
         """The recipe's name, or that of the script."""
         return str(self.record.get("recipe", {}).get("name") or self.record.get("kind", "script"))
+
+    @property
+    def tags(self) -> str:
+        """Its tags, or ""."""
+        return str(self.record.get("launch", {}).get("env", {}).get(TAGS_VARIABLE, ""))
 
     @cached_property
     def hosts(self) -> list[str]:

@@ -113,6 +113,7 @@ def test_each_combination_is_trained_once(shell: Shell, hosts: Hosts) -> None:
     assert [run.recipe.training.learning_rate for run in hosts.launched] == [
         1e-5, 1e-5, 2e-5, 2e-5, 5e-5, 5e-5,
     ]  # fmt: skip
+    assert hosts.launched[0].launch.env["FTCLUSTER_TAGS"] == "learning_rate=1e-5 batch_size=16"
     assert shell([*WORDS, "--json"]).document == found
     # values that come later are trained besides
     more = shell(["sweep", "quickstart", f"{RATES},1e-4", "batch_size=32", "--json"]).document

@@ -115,13 +115,14 @@ def test_a_kernel_that_does_not_tell_its_policy() -> None:
 def start(
     ranks: list[dict[str, Any]], *program: str, **env: str
 ) -> "subprocess.CompletedProcess[str]":
+    secret = env.pop("FTCLUSTER_SECRET_ENV", "")
     placement = {"kinds": [{"env": env, "ranks": ranks}], "hosts": [[0, 1]]}
     return subprocess.run(
         [sys.executable, "-m", "ftcluster_train.host.bind", *program],
         env={
             "PATH": os.environ["PATH"], "PYTHONPATH": NODE_PATH, "PMI_RANK": "0",
             "FTCLUSTER_PLACEMENT": json.dumps(placement),
-            "FTCLUSTER_SECRET_ENV": env.pop("FTCLUSTER_SECRET_ENV", ""),
+            "FTCLUSTER_SECRET_ENV": secret,
         },
         capture_output=True, text=True, check=False,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.playbooks import Launched, RunEvents
-from ftcluster.cluster.saved import Cluster
+from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import UsageError
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.run_hosts import run_hosts_of
@@ -18,7 +18,7 @@ from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.launch import pack_env, unpack_env
 from tests.unit.clusters import VM, cluster
-from tests.unit.shell import Said
+from tests.unit.shell import Said, Shell
 
 SECRET = "{{ lookup('env', 'HOME') }}\n'§"
 
@@ -47,6 +47,23 @@ def test_all_that_is_refused_is_said_at_once_and_no_value(said: Said) -> None:
     assert len(str(error.value).splitlines()) == len(ATTACKS)
     assert "s3cret" not in str(error.value)
     said(error.value)
+
+
+def test_tags_are_words_and_reach_the_ranks(shell: Shell) -> None:
+    recipe = parse_recipe("{task: causal-lm, data: 'a/b', model: c}", "r.yml")
+    decided = plan(cluster(VM), recipe, load_stacks())
+    where = Cluster((Path("/i.ini"),), cluster(VM))
+    training = TrainingRun("r-1", where, decided, render(decided, "r-1"), recipe)
+    run = LaunchOptions(tags=("team=nlp", "rate=2e-5")).applied_to(training)
+    assert run.launch.env["FTCLUSTER_TAGS"] == "team=nlp rate=2e-5"
+    remember(where)
+    words = "train quickstart --dry-run --json --name mine --tag team=nlp --env OWN=x"
+    env = shell(words).document["launch"]["env"]
+    assert (env["FTCLUSTER_TAGS"], env["OWN"]) == ("team=nlp", "x")
+    assert "FTCLUSTER_TAGS" not in LaunchOptions().applied_to(training).launch.env
+    for wrong in ("team", "=x", "a b=c", "a=b c", "a=b=c", "a=\x1b[2J", "a=\u202ex", "a=", "1=a"):
+        with pytest.raises(UsageError, match="no tag"):
+            LaunchOptions(tags=("fine=1", wrong))
 
 
 def test_no_record_has_a_value_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ INHERITED = (
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
 # mpirun starts srun in a Slurm job, which reads slurm.conf where SLURM_CONF says
-INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "SLURM_CONF")
+INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "WANDB_", "SLURM_CONF")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
 # by the file's name: the variable that names it to the ranks, and what it is
 SECRETS = {
