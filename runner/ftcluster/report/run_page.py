@@ -111,6 +111,15 @@ class RunPage:
         return dict(self._measured.get("metrics", {}))
 
     @property
+    def main_metric(self) -> tuple[str, float] | None:
+        """That by which its best model is chosen: its name and value; None where it has none."""
+        found = {name.removeprefix("eval_"): value for name, value in self.last_metrics.items()}
+        training = self.record.get("recipe", {}).get("training", {})
+        name = str(training.get("metric_for_best_model") or "").removeprefix("eval_")
+        name = name or ("loss" if "loss" in found else next(iter(found), ""))
+        return (name, float(found[name])) if name in found else None
+
+    @property
     def classes(self) -> dict[str, ClassReport]:
         """How well each class is predicted, by the set."""
         return reports_of(self._measured)
