@@ -3,9 +3,11 @@
 Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environment Variables.
 """
 
+import base64
 import itertools
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -29,6 +31,7 @@ ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # Accelerate's own
 PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
 SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
 GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
@@ -39,6 +42,9 @@ MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
 HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
+SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
+SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # names it to the ranks
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
 # srun(1): beside the job's own script, with all of the job's CPUs
 SRUN_OPTIONS = "--overlap --cpu-bind=none"
 # ftcluster sets the ranks' affinity by itself
@@ -80,6 +86,26 @@ def slurm_variables(job: str, interface: str) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SRUN_OPTIONS,
     }
     return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
+
+
+def pack_env(variables: Mapping[str, str]) -> str:
+    """Variables as one word, in which nothing is a template; "" of none."""
+    return base64.b64encode(json.dumps(variables).encode()).decode() if variables else ""
+
+
+def unpack_env(text: str) -> dict[str, str]:
+    """The inverse of `pack_env`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        found = json.loads(base64.b64decode(text, validate=True))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise ValueError("no variables")
+    return found
 
 
 def head_variables(stack: str, path: str, port: str) -> dict[str, str]:

@@ -481,8 +481,8 @@ class Training:
     dataloader_drop_last: bool = False
     gradient_checkpointing: bool = False
     report_to: (
-        Literal["none", "tensorboard", "trackio", "mlflow"]
-        | tuple[Literal["tensorboard", "trackio", "mlflow"], ...]
+        Literal["none", "tensorboard", "trackio", "mlflow", "wandb"]
+        | tuple[Literal["tensorboard", "trackio", "mlflow", "wandb"], ...]
     ) = "none"
     run_name: str | None = None
     use_ipex: Literal["auto", True, False] = "auto"

@@ -49,6 +49,7 @@ class RunState:
         model: the folder of the trained model on the head, or "".
         checkpoint: the folder of the newest checkpoint on the head, or "".
         started_by: who started it, such as `ops on bastion`; "" if that is not known.
+        tags: such as `team=nlp ticket=42`, or "".
         doing: for which hosts it waits, or INTERRUPTED; else "".
     """
 
@@ -65,6 +66,7 @@ class RunState:
     checkpoint: str = ""
     started_by: str = ""
     doing: str = ""
+    tags: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready data."""

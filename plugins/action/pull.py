@@ -49,7 +49,7 @@ def is_file_name(name: str) -> bool:
 class ActionModule(ActionBase):
     """Pulls a folder; see plugins/modules/pull.py."""
 
-    _VALID_ARGS = frozenset(("path", "destination"))
+    _VALID_ARGS = frozenset(("path", "destination", "newer"))
     _requires_connection = True
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class ActionModule(ActionBase):
         destination = Path(self._task.args["destination"]).absolute()
         if destination.exists() and any(destination.iterdir()):
             raise AnsibleActionFail(f"{destination} is not empty; name another folder")
-        files = self._listed(path)
+        files = self._listed(path, self._task.args.get("newer") or "")
         self._check_size(path, files, destination)
         partial = destination.with_name(f".{destination.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,10 +81,11 @@ class ActionModule(ActionBase):
         result.update(changed=True, files=len(files), size=size)
         return result
 
-    def _listed(self, path: str) -> dict[str, tuple[int, str]]:
+    def _listed(self, path: str, newer: str) -> dict[str, tuple[int, str]]:
         """Size and SHA-256 of each file, by its path in the folder."""
+        only = f"-newer {shlex.quote(newer)} ! -path '*/__pycache__/*' " if newer else ""
         command = (
-            f"cd {shlex.quote(path)} && {TELL} && tell files && find . -type f -exec sh -c "
+            f"cd {shlex.quote(path)} && {TELL} && tell files && find . -type f {only}-exec sh -c "
             '\'for f; do echo "$(wc -c < "$f") $(sha256sum < "$f" | cut -c1-64) $f"; done\' sh {} +'
         )
         text = self._answer(command, "files")
@@ -104,7 +105,9 @@ class ActionModule(ActionBase):
                     f"{path} has more than {MOST_FILES} files; copy it yourself"
                 )
         if not files:
-            raise AnsibleActionFail(f"{path} has no files")
+            raise AnsibleActionFail(
+                f"{path} has no files{' that were written since' * bool(newer)}"
+            )
         folders = {str(above) for name in files for above in PurePosixPath(name).parents}
         both = sorted(folders & files.keys())
         if both:

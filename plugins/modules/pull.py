@@ -26,6 +26,11 @@ options:
     description: The folder on the control node. It must not exist, or be empty.
     type: path
     required: true
+  newer:
+    description:
+      - A file on the host; only what was written after it is copied, but for Python's caches.
+      - Left out, all files are copied.
+    type: path
 """
 
 EXAMPLES = r"""

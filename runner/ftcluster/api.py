@@ -88,11 +88,13 @@ class Run:
     def fetch(self, folder: Name = "") -> Path:
         """Copy its model to a new or empty folder here, by default the run's id; returns it.
 
+        Of a script, what it has written on the head into the folder that it starts in.
+
         Raises:
-            FtclusterError: it has no model, or the folder is not empty.
+            FtclusterError: it has neither, or the folder is not empty.
         """
-        done = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT)
-        return Path(done.found["model"])
+        found = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
+        return Path(found["model"] or found["folder"])
 
     def logs(self, rank: int | None = None) -> str:
         """What its ranks have printed so far, each line with its rank; or only one of them.

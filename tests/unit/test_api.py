@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,30 @@ def test_what_is_known_of_a_run(
     monkeypatch.setattr(operations, "all_runs", lambda *_, **__: ([RUN], 0))
     monkeypatch.setattr(operations, "find_run", lambda *_: RUN)
     monkeypatch.setattr(operations, "fetch_model", lambda *given: copied.append(given[-1]))
+
+    def fetch_outputs(_: object, __: str, folder: Path) -> None:
+        (folder / "out").mkdir(parents=True)
+        (folder / "out/model.bin").write_bytes(bytes(300_000))
+
+    monkeypatch.setattr(operations, "fetch_outputs", fetch_outputs)
     plan = {"hosts": [{"name": "node1"}], "spares": [], "rank_user": "", "prefix": "/opt/ftcluster"}
     begin_record(RUN.run, {"inventories": ["i"], "plan": plan})
     run = ftcluster.find_run("mrpc")
     assert (run.id, run.state(), ftcluster.runs()) == ("mrpc-1", RUN, (RUN,))
     assert run.fetch("model") == Path("model").absolute()
     assert copied == [Path("model")]
+    # of a script, what it has written
+    monkeypatch.setattr(operations, "find_run", lambda *_: replace(RUN, model=""))
+    assert run.fetch("files") == Path("files").absolute()
+    capfd.readouterr()
+    assert main(["fetch", "mrpc-1", "again"]) == 0
+    assert capfd.readouterr().out == "1 file, 0.3 MB: again\n  0.3 MB  out/model.bin\n"
+    assert main(["fetch", "mrpc-1", "reports", "--reports"]) == 0
+    assert copied[-1] == Path("reports")
+    begin_record(RUN.run, {"inventories": ["i"], "plan": plan, "kind": "train"})
+    with pytest.raises(ftcluster.FtclusterError, match="has no model"):
+        run.fetch("none")
+    capfd.readouterr()
     (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
     assert ftcluster.runs() == (RUN,)
     assert capfd.readouterr() == ("", "")

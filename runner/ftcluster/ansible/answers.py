@@ -160,6 +160,7 @@ def run_state(value: Any) -> RunState:
         folder(f"checkpoint of {run}", row.checkpoint),
         line(f"started_by of {run}", row.started_by),
         line(f"doing of {run}", row.doing),
+        line(f"tags of {run}", row.tags),
     )
 
 

@@ -284,16 +284,18 @@ class Logs(Playbook):
 
 @dataclass(frozen=True)
 class Fetch(Playbook):
-    """Copies the model of a run.
+    """Copies the model of a run, or what its script has written.
 
     Attributes:
         fetch_path: a folder of the head.
         fetch_destination: a folder of the control node.
+        fetch_newer: a file of the head, than which the files are newer; empty: all files.
     """
 
     at: RunFolder
     fetch_path: str
     fetch_destination: str
+    fetch_newer: str = ""
 
     name = "fetch"
 
@@ -381,6 +383,7 @@ class Launched(Variables):
         train_version: the version of ftcluster on the control node.
         train_known: the stack and the SHA-256 of the record that the plan was made of; empty where
             they are not compared.
+        train_secret_env: variables of the ranks, see `pack_env`; empty: none.
     """
 
     train_launch: dict[str, Any]
@@ -389,6 +392,7 @@ class Launched(Variables):
     train_guard: str
     train_version: str
     train_known: dict[str, str]
+    train_secret_env: str = ""
 
 
 @dataclass(frozen=True)

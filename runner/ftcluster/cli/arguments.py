@@ -24,7 +24,7 @@ def not_empty(text: str) -> str:
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add --name."""
+    """Add --name, --tag and --env."""
     parser.add_argument(
         "--name",
         dest="run_name",
@@ -32,6 +32,22 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="what the run's id begins with, in ps, reports and trackers (default: the recipe's "
         "name, or the script's)",
+    )
+    parser.add_argument(
+        "--tag",
+        action="append",
+        default=[],
+        dest="tags",
+        metavar="NAME=VALUE",
+        help="what ps, reports and trackers show beside the run",
+    )
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="set a variable for the ranks; without =VALUE to what it is here, which is kept out "
+        "of records, arguments and logs",
     )
 
 

@@ -13,6 +13,7 @@ from ftcluster.cli import (
     data,
     demo,
     evaluate,
+    examples,
     export,
     fetch,
     hosts,
@@ -26,6 +27,7 @@ from ftcluster.cli import (
     setup,
     stacks,
     stop,
+    sweep,
     teardown,
     train,
     tune,
@@ -40,9 +42,9 @@ from ftcluster.text.printable import is_unicode
 from ftcluster_common import __version__
 
 COMMANDS = (
-    setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, evaluate, predict,
-    run, export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version,
-    completion,
+    setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, sweep, evaluate,
+    predict, run, examples, export, ps, logs, attach, stop, fetch, report, clean, demo, bench,
+    tune, version, completion,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`ftcluster fetch [RUN] [DIR]`: brings the model of a run home."""
+"""`ftcluster fetch [RUN] [DIR]`: brings the model of a run, or a script's files, home."""
 
 import argparse
 from typing import Any
@@ -15,13 +15,19 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "fetch",
-        help="copy a run's model to this machine",
-        description="Copies the model that a run has trained to this machine. The folder is there "
-        "only once it is whole.",
+        help="copy a run's model, or a script's files, to this machine",
+        description="Copies the model that a run has trained to this machine; of a script, what it "
+        "has written on the head into the folder that it starts in. The folder is there only once "
+        "it is whole.",
         usage="ftcluster fetch [RUN [DIR]] [options]",
     )
     add_run_options(
         parser, "RUN [DIR]", "its id (left out: the newest run), and a folder (left out: the id)"
+    )
+    parser.add_argument(
+        "--reports",
+        action="store_true",
+        help="copy what the trackers of report_to have written on the head instead",
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
@@ -33,5 +39,5 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("one run and one folder at a time")
     run, folder, *_ = [*list(options.words), "", ""]
     with connected(options) as connection:
-        print_result(options, fetch(connection, run, folder, make_view(False)))
+        print_result(options, fetch(connection, run, folder, make_view(False), options.reports))
     return 0

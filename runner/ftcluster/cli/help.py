@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 # commands by what they are for, in the order in which one needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
-    "train on it": ("recipes", "data", "plan", "train", "evaluate", "predict", "run", "export"),
+    "train on it": ("recipes", "data", "plan", "train", "sweep", "run", "examples", "export"),
+    "use a model": ("evaluate", "predict"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }
@@ -37,6 +38,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster train my.yml --detach",
         "ftcluster train --resume RUN",
     ),
+    "sweep": (
+        "ftcluster sweep mrpc learning_rate=1e-5,2e-5,5e-5 batch_size=16,32",
+        "ftcluster sweep classify --data reviews.csv learning_rate=1e-5..1e-4 --random 8 --nodes 1",
+    ),
     "evaluate": ("ftcluster evaluate classify --model my-model --data reviews.csv",),
     "predict": (
         "ftcluster predict classify --model my-model --data new.csv --output predicted.csv",
@@ -45,6 +50,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster run -- train.py --epochs 3",
         "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
     ),
+    "examples": ("ftcluster examples", "ftcluster examples nanogpt --to my-scripts"),
     "export": (
         "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
         "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",

@@ -100,7 +100,8 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
         "grace_seconds",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    return LaunchOptions(**given, command=command_line())
+    words = {name: tuple(getattr(options, name, ())) for name in ("env", "tags")}
+    return LaunchOptions(**given, **words, command=command_line())
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common import __version__
-from ftcluster_common.launch import SLURM_VARIABLE
+from ftcluster_common.launch import SLURM_VARIABLE, pack_env
 
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
@@ -107,6 +107,7 @@ def launch_and_follow(
         train_guard=secrets.token_hex(16),
         train_version=__version__,
         train_known={} if run.cluster.slurm_job else run.cluster.known,
+        train_secret_env=pack_env(run.secrets),
     )
     with _output() as output:
         output.begin()

@@ -28,6 +28,7 @@ class Run(ABC):
         id: its name, see `new_run_id`.
         kind: "train" or "run".
         command: what asks for it, for its record.
+        secrets: the user's variables for the ranks that no record has.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Run(ABC):
     plan: LaunchPlan
     launch: Launch
     command: tuple[str, ...] = field(default=(), kw_only=True)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)
 
     kind: ClassVar[str]
 

@@ -192,6 +192,18 @@ def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> 
     play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)
 
 
+def fetch_outputs(run_hosts: RunHosts, run: str, destination: Path) -> None:
+    """Copy what a script has written into its folder of the run on the head, as `fetch_model`.
+
+    Raises:
+        FtclusterError: it has written nothing there, or it cannot be copied.
+        Interrupted: the user stopped it.
+    """
+    at = run_hosts.at(run)
+    folder, started = f"{at.train_run_dir}/script", f"{at.train_run_dir}/started"
+    play(Fetch(at, folder, str(destination.absolute()), started), run_hosts, LONG_SECONDS)
+
+
 def read_data(
     run_hosts: RunHosts, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
 ) -> dict[str, Any]:

@@ -8,13 +8,15 @@ from typing import TypeVar
 
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
 from ftcluster.launch.run import Run
 from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.tags import read_tags
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.launch.user_env import read_env
 from ftcluster.operations.connection import Connection
 from ftcluster.operations.recipe_words import (
     on_the_hosts,
@@ -35,6 +37,7 @@ from ftcluster.report.cost import Shape, described
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.job import Purpose
+from ftcluster_common.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_common.run_state import name_of_run
 
@@ -121,6 +124,9 @@ class LaunchOptions:
     """How a run is launched; None: as a plan says. See Launch for what each means.
 
     Attributes:
+        env: variables for the ranks: NAME=VALUE, or NAME with the value that it has here, which no
+            record gets.
+        tags: NAME=VALUE, which ps, reports and trackers show.
         command: the command line that asks for it, for the run's record.
     """
 
@@ -131,13 +137,36 @@ class LaunchOptions:
     timeout_seconds: float | None = None
     hang_seconds: float | None = None
     grace_seconds: float | None = None
+    env: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
     command: tuple[str, ...] = ("python",)
 
+    def __post_init__(self) -> None:
+        """Refuse variables that are not to be set, and what is no tag.
+
+        Raises:
+            UsageError: there are some.
+        """
+        read_env(self.env)
+        read_tags(self.tags)
+
     def applied_to(self, run: AnyRun) -> AnyRun:
-        """The run with these."""
+        """The run with these.
+
+        Raises:
+            UsageError: a variable is one of the launch's own.
+        """
         given = {name: value for name, value in vars(self).items() if value is not None}
         command = given.pop("command")
-        return replace(run, command=command, launch=replace(run.launch, **given))
+        plain, secret = read_env(given.pop("env"))
+        if own := sorted(run.launch.env.keys() & {*plain, *secret}):
+            raise UsageError(f"--env {', '.join(own)}: the launch sets it itself", "leave it out")
+        path = f"{run.launch.run_dir}/{SECRET_ENV_FILE}"
+        tags = read_tags(given.pop("tags"))
+        env = run.launch.env | plain | ({SECRET_ENV_VARIABLE: path} if secret else {})
+        env |= {TAGS_VARIABLE: tags} if tags else {}
+        launch = replace(run.launch, env=env, **given)
+        return replace(run, command=command, launch=launch, secrets=secret)
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:

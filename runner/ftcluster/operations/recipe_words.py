@@ -58,7 +58,7 @@ def training_recipe(
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     recipe = load_recipe(recipe_name, [*flags, *remembered, *overrides])
-    return _with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
+    return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def trained_recipe(
@@ -136,13 +136,13 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
                 return folder
         return f"{copies[folder]}/{path.name}" if path.is_file() else copies[folder]
 
-    there = _with_folders(recipe, copied)
+    there = with_folders(recipe, copied)
     if problems:
         raise InputError("\n".join(problems))
     return there, tuple(copies.items())
 
 
-def _with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
+def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
     """The recipe with folders of this machine renamed by `rename(field, folder)`."""
     values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
     values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint

@@ -2,16 +2,16 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
-from ftcluster.launch.record import complete_from, recorded_runs
+from ftcluster.launch.record import complete_from, read_record, recorded_runs
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.launch.runs import copy_log, fetch_model, find_run
+from ftcluster.launch.runs import copy_log, fetch_model, fetch_outputs, find_run
 from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
 from ftcluster.operations.result import Result
 from ftcluster.progress.format import duration
@@ -22,10 +22,12 @@ from ftcluster.text.printable import printable
 from ftcluster.text.table import aligned
 from ftcluster_common.run_state import INTERRUPTED, RunState
 
-COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by")
-NARROW = ("started", "by", "hosts")  # the columns that a narrow terminal does without, in order
+COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
+# the columns that a narrow terminal does without, in order
+NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
 PIECE_BYTES = 1 << 20  # of a log, in memory at once
+LISTED = 20  # files of a script that are shown
 
 
 def list_runs(
@@ -55,8 +57,10 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
         width: what a terminal shows; columns that ids and `--json` have too are left out for it.
     """
     rows = [COLUMNS, *map(_row, runs)]
+    if not any(one.tags for one in runs):
+        rows = [row[:-1] for row in rows]
     for name in NARROW:
-        if width is not None and max(map(len, aligned(rows))) > width:
+        if name in rows[0] and width is not None and max(map(len, aligned(rows))) > width:
             place = rows[0].index(name)
             rows = [(*row[:place], *row[place + 1 :]) for row in rows]
     ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
@@ -74,6 +78,7 @@ def _row(one: RunState) -> tuple[str, ...]:
         f"{started:%Y-%m-%d %H:%M}",
         duration(one.seconds),
         one.started_by or "-",
+        one.tags or "-",
     )
 
 
@@ -135,26 +140,70 @@ def _check_rank(run: str, rank: int, ranks: int) -> None:
         raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{numbers}")
 
 
-def fetch(connection: Connection, run: str, folder: str, view: View) -> Result:
-    """Copy the model of a run to this machine; the folder is there only once it is whole.
+def fetch(
+    connection: Connection, run: str, folder: str, view: View, reports: bool = False
+) -> Result:
+    """Copy the model of a run, or what its script has written on the head, to this machine.
+
+    The folder is there only once it is whole.
 
     Args:
         run: its id, or how that begins; "": the newest run.
         folder: a new or empty one; "": the run's id.
+        reports: whether what its trackers have written is meant instead.
 
     Raises:
-        FtclusterError: there is no such run, it has no model, or the folder is not empty.
+        FtclusterError: there is no such run, it has none of these, or the folder is not empty.
     """
     run_hosts, name = find(connection, run, view)
     state = find_run(run_hosts, name)
-    if not state.model:
+    kind = (read_record(name) or {}).get("kind")
+    if not state.model and kind == "train" and not reports:
         raise FtclusterError(f"run {name} has no model: it is {state.state}")
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"{path} is not empty", "name another folder")
-    fetch_model(run_hosts, name, state.model, path)
-    document = {"state": "done", "run": name, "model": str(path.absolute())}
-    return Result(document, (f"model: {path}",))
+    document = {"state": "done", "run": name}
+    if reports:
+        fetch_model(run_hosts, name, f"{run_hosts.at(name).train_run_dir}/reports", path)
+    elif state.model:
+        fetch_model(run_hosts, name, state.model, path)
+        return Result({**document, "model": str(path.absolute())}, (f"model: {path}",))
+    else:
+        _fetch_outputs(run_hosts, name, path)
+    sizes = {str(one.relative_to(path)): one.stat().st_size for one in _files(path)}
+    return Result(
+        {**document, "model": None, "folder": str(path.absolute()), "files": sizes},
+        (f"{counted(len(sizes), 'file')}, {_size(sum(sizes.values()))}: {path}", *_listing(sizes)),
+    )
+
+
+def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
+    try:
+        fetch_outputs(run_hosts, run, path)
+    except FtclusterError as error:
+        raise FtclusterError(
+            f"run {run} has no model, and what its script has written cannot be copied\n  "
+            f"{error.message}",
+            "a script's files are looked for on the head, in the copy of the script's folder, "
+            "where it starts: have rank 0 write them there, by a relative path",
+        ) from error
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.rglob("*") if one.is_file())
+
+
+def _listing(sizes: Mapping[str, int]) -> list[str]:
+    """The largest files, with their sizes."""
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:LISTED]
+    left = len(sizes) - len(largest)
+    rows = aligned((f"  {_size(sizes[name])}", printable(name)) for name in largest)
+    return [*rows, *([f"  and {counted(left, 'smaller file')}"] if left else [])]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
 
 
 def stop(connection: Connection, names: Sequence[str], force: bool, view: View) -> Result:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ftcluster.recipe.tasks import Contradiction
 from ftcluster_common.recipe import Training
 
-NAMED = ("trackio", "mlflow")  # those of report_to whose runs have names
+NAMED = ("trackio", "mlflow", "wandb")  # those of report_to whose runs have names
 # shares are given in decimals, which binary fractions only approximate
 SHARE_TOLERANCE = 1e-6
 
@@ -36,7 +36,7 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
             "them, or the other one to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
-        yield "run_name", "run_name is a run's name in trackio or MLflow: report_to: trackio"
+        yield "run_name", "run_name is a run's name in trackio, MLflow or wandb: report_to: trackio"
 
 
 def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction]:

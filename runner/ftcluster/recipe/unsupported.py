@@ -89,7 +89,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "tokens are not counted; the speed is reported in samples per second: leave it out": (
         "include_num_input_tokens_seen include_tokens_per_second"
     ),
-    "reports go to the run's folder: write report_to: tensorboard, trackio or mlflow": (
+    "reports go to the run's folder: write report_to: tensorboard, trackio, mlflow or wandb": (
         "project trackio_space_id trackio_bucket_id trackio_static_space_id"
     ),
     "it would have no effect: leave it out": "debug skip_memory_metrics",

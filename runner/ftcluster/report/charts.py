@@ -86,6 +86,32 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
     return _fitted(lines, 220)
 
 
+def points(rows: Rows, x_title: str, y_title: str, log: bool) -> Chart:
+    """A point for each row.
+
+    Args:
+        rows: with the fields x, y and run.
+        log: whether the x axis is logarithmic.
+    """
+    kind: Any = "log" if log else "linear"
+    chart = (
+        alt.Chart(alt.InlineData(list(rows)))
+        .mark_point(filled=True, size=70, opacity=0.8, color=COMPUTE)
+        .encode(
+            x=alt.X(
+                "x:Q", title=x_title, axis=alt.Axis(tickCount=4, format="~g"),
+                scale=alt.Scale(type=kind, zero=False, padding=12),
+            ),
+            y=alt.Y(
+                "y:Q", title=y_title, axis=alt.Axis(tickCount=5),
+                scale=alt.Scale(zero=False, padding=12),
+            ),
+            detail="run:N",
+        )
+    )  # fmt: skip
+    return _fitted(chart, 220)
+
+
 def bars(rows: Rows, x_title: str) -> Chart:
     """A bar for each `name`, as long as `value`, in the colour of its run."""
     chart = (

@@ -21,7 +21,7 @@ from ftcluster.progress.texts import HEAD
 from ftcluster.report.analysis import HostCost
 from ftcluster.report.cost import recorded_price
 from ftcluster.report.files import RunFiles
-from ftcluster.report.pictures import course, growth, places, speed
+from ftcluster.report.pictures import course, growth, places, speed, tried
 from ftcluster.report.run_page import RunPage, labels
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
@@ -41,6 +41,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
     """
     runs = [RunPage(label, one) for label, one in zip(labels(files), files, strict=True)]
     text = resources.files("ftcluster.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    fields = [fields_of(run.record.get("recipe", {})) for run in runs]
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -51,7 +52,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         runs=runs,
         summary=[(name, cells) for name, cells in summary(runs) if any(cells)],
         places=list(places(runs)),
-        course=list(course(runs)),
+        course=[*tried(runs, fields, differing(fields, ())), *course(runs)],
         speed=list(speed(runs)),
         reasons=[(run.label, text) for run in runs if (text := reasons(run))],
         costs=list(costs(runs)),
@@ -103,6 +104,7 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
 
     yield row("state", lambda run: run.state)
     yield row("recipe", lambda run: run.recipe)
+    yield row("tags", lambda run: run.tags)
     yield row("started", lambda run: _when(run.history.began))
     yield row("time", lambda run: duration(run.history.seconds))
     yield row("samples/s", lambda run: f"{run.speed:.1f}" if run.speed else "")
@@ -146,13 +148,13 @@ def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
     return fields
 
 
-def differing(fields: Sequence[Mapping[str, Any]]) -> list[str]:
+def differing(fields: Sequence[Mapping[str, Any]], besides: Sequence[str] = SHOWN) -> list[str]:
     """The names, besides those that are always shown, whose values differ.
 
     >>> differing([{"model": "a", "training.lr": 1}, {"model": "b", "training.lr": 1}])
     ['model']
     """
-    names = dict.fromkeys(name for recipe in fields for name in recipe if name not in SHOWN)
+    names = dict.fromkeys(name for recipe in fields for name in recipe if name not in besides)
     return [name for name in names if len({json.dumps(recipe.get(name)) for recipe in fields}) > 1]
 
 

@@ -20,6 +20,7 @@ from ftcluster_common.rank_times import Interval, RankTimes
 
 MANY = 32  # bars of a picture; more ranks are shown as hosts
 METRICS = 6  # pictures of metrics
+SEVERAL, DECADE = 3, 10  # runs with a picture of what was tried; a range on a logarithmic axis
 FURTHER = 4  # times as many hosts as were measured are shown as predicted
 
 
@@ -111,6 +112,36 @@ def _rank_text(rank: Mapping[str, Any], place: int, several: bool) -> str:
 def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
     """Render a chart with its title."""
     return Picture(title, Markup(svg_of(chart, title)), note)
+
+
+def tried(
+    runs: Sequence[RunPage], fields: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> Iterator[Picture]:
+    """Draw what each field of a recipe that differs, and is a number, did to the metric.
+
+    Args:
+        fields: the recipe's fields of each run.
+        names: those that differ.
+    """
+    if len(runs) < SEVERAL or len({run.recipe for run in runs}) > 1:
+        return
+    for name in names:
+        values = [
+            (run, value, run.main_metric)
+            for run, one in zip(runs, fields, strict=True)
+            if isinstance(value := one.get(name), int | float) and not isinstance(value, bool)
+        ]
+        rows = [
+            {"run": run.label, "x": value, "y": metric[1]}
+            for run, value, metric in values
+            if metric and isfinite(metric[1])
+        ]
+        numbers = sorted({row["x"] for row in rows})
+        if len(numbers) < 2 or len({metric[0] for _, _, metric in values if metric}) > 1:
+            continue
+        metric = next(metric[0] for _, _, metric in values if metric)
+        log = numbers[0] > 0 and numbers[-1] >= DECADE * numbers[0]
+        yield picture(f"{metric} by {name}", charts.points(rows, name, metric, log))
 
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:

@@ -19,6 +19,7 @@ from ftcluster.report.analysis import (
 from ftcluster.report.files import RunFiles
 from ftcluster.report.history import History, history_of, totals
 from ftcluster_common.class_report import ClassReport
+from ftcluster_common.launch import TAGS_VARIABLE
 from ftcluster_common.rank_times import Interval
 from ftcluster_common.run_state import name_of_run
 
@@ -48,6 +49,11 @@ class RunPage:
     def recipe(self) -> str:
         """The recipe's name, or that of the script."""
         return str(self.record.get("recipe", {}).get("name") or self.record.get("kind", "script"))
+
+    @property
+    def tags(self) -> str:
+        """Its tags, or ""."""
+        return str(self.record.get("launch", {}).get("env", {}).get(TAGS_VARIABLE, ""))
 
     @cached_property
     def hosts(self) -> list[str]:
@@ -104,6 +110,15 @@ class RunPage:
     def last_metrics(self) -> dict[str, float]:
         """The metrics of the result, or else of the last evaluation."""
         return dict(self._measured.get("metrics", {}))
+
+    @property
+    def main_metric(self) -> tuple[str, float] | None:
+        """That by which its best model is chosen: its name and value; None where it has none."""
+        found = {name.removeprefix("eval_"): value for name, value in self.last_metrics.items()}
+        training = self.record.get("recipe", {}).get("training", {})
+        name = str(training.get("metric_for_best_model") or "").removeprefix("eval_")
+        name = name or ("loss" if "loss" in found else next(iter(found), ""))
+        return (name, float(found[name])) if name in found else None
 
     @property
     def classes(self) -> dict[str, ClassReport]:

@@ -28,6 +28,15 @@ def test_a_terminal_of_eighty_columns_has_a_line_a_run() -> None:
     assert table([RUN], 80)[0].split()[-1] == "by"
 
 
+def test_tags_have_a_column_where_a_run_has_some() -> None:
+    heads, one, other = table([replace(RUN, tags="team=nlp ticket=42"), RUN])
+    assert heads.split()[-1] == "tags"
+    assert one.endswith("team=nlp ticket=42")
+    assert other.endswith("-")
+    wide = replace(RUN, tags="x=" + 80 * "y")
+    assert max(map(len, table([wide], 80))) <= 80
+
+
 def test_a_run_of_an_older_node_package() -> None:
     known = asdict(RUN)
     del known["started_by"], known["checkpoint"]

@@ -16,7 +16,7 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import ask, follow
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster_common.launch import label_pattern
+from ftcluster_common.launch import label_pattern, unpack_env
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.shell import Said, Shell
 from tests.unit.wheels import write_wheel
@@ -323,6 +323,12 @@ def test_a_token_for_the_hub_is_sent_only_with_its_option(
     assert "hf_s3cret" not in str(hosts.variables)
     assert main(["run", "--hf-token", "--", "train.py"]) == 0
     assert hosts.variables.pop("run_hub_token") == "hf_s3cret"
+    assert "hf_s3cret" not in str(hosts.variables)
+    # and variables of the user's own go the same way
+    monkeypatch.setenv("OWN_KEY", "hf_s3cret")
+    assert main(["run", "--env", "OWN_KEY", "--env", "OWN_MODE=x", "--", "train.py"]) == 0
+    assert unpack_env(hosts.variables.pop("train_secret_env")) == {"OWN_KEY": "hf_s3cret"}
+    assert hosts.variables["train_launch"]["env"]["OWN_MODE"] == "x"
     assert "hf_s3cret" not in str(hosts.variables)
     for path in (tmp_path / "state").rglob("*.json*"):
         assert "hf_s3cret" not in path.read_text()

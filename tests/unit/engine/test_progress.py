@@ -131,6 +131,37 @@ def test_tensorboard(tmp_path: Path, tensorboard: Calls) -> None:
     ]
 
 
+def test_wandb_stays_here_unless_it_is_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Calls = []
+
+    class Run:
+        def log(self, values: Mapping[str, float], step: int) -> None:
+            calls.append((values, step))
+
+        def finish(self, exit_code: int) -> None:
+            calls.append((exit_code,))
+
+    def init(**given: Any) -> Run:
+        assert Path(given["dir"]).is_dir()
+        config = given["config"]
+        calls.append((given["mode"], given["project"], given["name"], config["seed"]))
+        assert config["tags.team"] == "nlp"
+        return Run()
+
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setenv("FTCLUSTER_TAGS", "team=nlp ticket=42")
+    module(monkeypatch, "wandb", init=init, Settings=lambda **given: given)
+    made = trackers(tmp_path, report_to="wandb", seed=7)
+    made.log(2, {"loss": 1.5})
+    made.close(failed=True)
+    assert calls == [("offline", "ftcluster", "r-1", 7), ({"loss": 1.5}, 2), (1,)]
+    monkeypatch.setenv("WANDB_MODE", "online")
+    trackers(tmp_path, report_to="wandb").close()
+    assert calls[-2][0] == "online"
+
+
 def test_mlflow_in_a_folder(tmp_path: Path, mlflow: type[Client]) -> None:
     made = trackers(tmp_path, report_to="mlflow", seed=7)
     made.log(2, {"loss": 1.5, "eval_f1": 0.5})

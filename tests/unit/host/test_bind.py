@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ftcluster_common.launch import pack_env
 from ftcluster_train.host import bind
 from ftcluster_train.host.bind import (
     MPOL_PREFERRED,
@@ -114,12 +115,14 @@ def test_a_kernel_that_does_not_tell_its_policy() -> None:
 def start(
     ranks: list[dict[str, Any]], *program: str, **env: str
 ) -> "subprocess.CompletedProcess[str]":
+    secret = env.pop("FTCLUSTER_SECRET_ENV", "")
     placement = {"kinds": [{"env": env, "ranks": ranks}], "hosts": [[0, 1]]}
     return subprocess.run(
         [sys.executable, "-m", "ftcluster_train.host.bind", *program],
         env={
             "PATH": os.environ["PATH"], "PYTHONPATH": NODE_PATH, "PMI_RANK": "0",
             "FTCLUSTER_PLACEMENT": json.dumps(placement),
+            "FTCLUSTER_SECRET_ENV": secret,
         },
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -143,6 +146,19 @@ def test_the_program_runs_on_the_cores_of_the_plan() -> None:
     assert environment["OMP_NUM_THREADS"] == environment["KMP_BLOCKTIME"] == "1"
     assert environment["RANK"] == "0"
     assert bind.PLACEMENT_VARIABLE not in environment
+
+
+def test_a_rank_takes_the_variables_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "secret_env"
+    ranks = [{"cpus": str(min(os.sched_getaffinity(0))), "threads": 1, "memory": []}]
+    file.write_text(pack_env({"OWN_KEY": "s3cret\n{{ x }}", "RANK": "7"}))
+    found = json.loads(start(ranks, *SHOW, FTCLUSTER_SECRET_ENV=str(file)).stdout)[2]
+    assert (found["OWN_KEY"], found["RANK"]) == ("s3cret\n{{ x }}", "0")
+    assert "FTCLUSTER_SECRET_ENV" not in found
+    file.write_text("s3cret")
+    done = start(ranks, *SHOW, FTCLUSTER_SECRET_ENV=str(file))
+    assert (done.returncode, "s3cret" in done.stdout + done.stderr) == (1, False)
+    assert "the file of --env, cannot be read" in done.stdout
 
 
 @pytest.mark.parametrize(

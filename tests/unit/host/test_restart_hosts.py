@@ -114,7 +114,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     launch = replace(LAUNCH, run_dir=str(tmp_path), max_restarts=3, min_nodes=2)
     restarts._write(launch)
-    run = Run(Leases(share=False), EventWriter(tmp_path), "", StopRequest(), MetricsFile(tmp_path))
+    run = Run(Leases(share=False), EventWriter(tmp_path), {}, StopRequest(), MetricsFile(tmp_path))
     began = time.monotonic()
     assert restarts.run_with_restarts(launch, run, again=False).state == "done"
     assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS  # nothing was waited for
@@ -145,7 +145,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     launch = replace(LAUNCH, run_dir=str(tmp_path), idle=(), spares=0, max_restarts=1)
     restarts._write(launch)
     writer = EventWriter(tmp_path)
-    run = Run(Leases(share=False), writer, "", StopRequest(), MetricsFile(tmp_path))
+    run = Run(Leases(share=False), writer, {}, StopRequest(), MetricsFile(tmp_path))
     started = restarts._restart(launch, run)
     assert started is not None
     assert started[1].state == "done"

@@ -28,7 +28,11 @@ def make_run(folder: Path, run: str, *events: dict[str, object]) -> Path:
     path.mkdir(parents=True)
     (path / "job.json").write_text(json.dumps({"recipe": {"name": "quickstart"}}))
     hosts = [{"name": "node0", "ranks": [{}, {}]}, {"name": "node1", "ranks": [{}]}]
-    (path / "launch.json").write_text(json.dumps({"hosts": hosts, "started_by": "ops on b"}))
+    (path / "launch.json").write_text(
+        json.dumps(
+            {"hosts": hosts, "started_by": "ops on b", "env": {"FTCLUSTER_TAGS": "team=nlp"}}
+        )
+    )
     lines = [json.dumps({"time": 100.0 + number, **event}) for number, event in enumerate(events)]
     (path / "events.jsonl").write_text("\n".join(lines) + "\n")
     return path
@@ -44,7 +48,7 @@ def test_an_ended_run(tmp_path: Path) -> None:
     make_run(tmp_path, RUN, START, STEP, {"event": "checkpoint", "folder": "/c"}, RESULT, END)
     ((run,), left) = list_runs(tmp_path)
     assert left == 0
-    assert run.checkpoint == "/c"
+    assert (run.checkpoint, run.tags) == ("/c", "team=nlp")
     assert (run.run, run.state, run.recipe) == (RUN, "done", "quickstart")
     assert (run.hosts, run.ranks, run.started_by) == (("node0", "node1"), 3, "ops on b")
     assert (run.step, run.steps, run.started, run.seconds, run.model) == (20, 50, 100.0, 4.0, "/m")

@@ -319,9 +319,15 @@ def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
     assert not (run_dir / "hub_token").exists()
 
 
-def test_ranks_wait_for_the_token_that_comes_once_there_is_a_supervisor(run_dir: Path) -> None:
-    file = run_dir / "hub_token"
-    launch(run_dir, f"cat {file}", env={"HF_TOKEN_PATH": str(file)})
+@pytest.mark.parametrize(
+    ("name", "variable"),
+    [("hub_token", "HF_TOKEN_PATH"), ("secret_env", "FTCLUSTER_SECRET_ENV")],
+)
+def test_ranks_wait_for_the_token_that_comes_once_there_is_a_supervisor(
+    run_dir: Path, name: str, variable: str
+) -> None:
+    file = run_dir / name
+    launch(run_dir, f"cat {file}", env={variable: str(file)})
     wait_for((run_dir / "supervisor.pid").exists)
     assert not (run_dir / "ranks.log").exists()
     (run_dir / "whole").write_text("hf_s3cret")
@@ -343,7 +349,7 @@ def test_a_run_whose_token_does_not_come_is_ended(
     monkeypatch.setattr(rank_environment, "ARRIVAL_SECONDS", 0)
     request: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TrainError, match="the token for the Hub has not come"):
-        rank_environment.take_token(read_launch(run_dir), request)
+        rank_environment.take_secrets(read_launch(run_dir), request)
 
 
 def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(

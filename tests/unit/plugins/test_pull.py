@@ -65,6 +65,20 @@ def test_a_folder_is_copied_without_links_and_pipes(tmp_path: Path) -> None:
     assert (copy / "a b").read_bytes() == b"x" * 100
 
 
+def test_what_was_written_since_a_file(tmp_path: Path) -> None:
+    source, copy = tmp_path / "s", tmp_path / "copy"
+    (source / "out/__pycache__").mkdir(parents=True)
+    for number, name in enumerate(
+        ("train.py", "data.csv", "../started", "out/model", "data.csv", "out/__pycache__/a.pyc")
+    ):
+        (source / name).write_text(str(number))
+        os.utime(source / name, (1000 + number, 1000 + number))
+    newer = str(tmp_path / "started")
+    action_of(pull, None, path=str(source), destination=str(copy), newer=newer).run()
+    files = {str(one.relative_to(copy)) for one in copy.rglob("*") if one.is_file()}
+    assert files == {"data.csv", "out/model"}
+
+
 @pytest.mark.parametrize(
     ("listing", "words"),
     [

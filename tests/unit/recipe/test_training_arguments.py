@@ -94,7 +94,7 @@ def test_names_of_transformers_5() -> None:
 
 CONTRADICTIONS = [
     ["report_to: no"],
-    ["report_to: wandb"],
+    ["report_to: neptune"],
     ["report_to: [none, mlflow]"],
     *([f"lr_scheduler_kwargs: {wrong}"] for wrong in ("[1]", "{a: [1]}", "{1: a}", "3")),
     ["group_by_length: true", "train_sampling_strategy: random"],

@@ -116,6 +116,19 @@ def test_fields_that_differ_are_in_the_table() -> None:
     assert "max_length 64 64" not in text
 
 
+def test_what_several_values_of_a_field_did_is_drawn() -> None:
+    runs = [run_files(f"mrpc-20261123-013759-{name}") for name in ("abcd", "bcde", "cdef")]
+    for run, rate in zip(runs, (1e-4, 2e-5, 1e-5), strict=True):
+        run.record["recipe"] |= {"training": {"learning_rate": rate, "use_ipex": rate == 1e-4}}
+    page = render(runs, NOW)
+    assert [one for one in pictures(page) if " by training." in one] == [
+        "f1 by training.learning_rate"
+    ]
+    titles = re.findall(r"<title>([^<]+)</title>", page)
+    assert len([one for one in titles if one.startswith("training.learning_rate: ")]) == 3
+    assert " by training." not in "".join(pictures(render(runs[:2], NOW)))
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
 def test_a_run_that_has_not_ended(count: int) -> None:
     files = run_files()

@@ -1,4 +1,4 @@
-"""Writes a training's progress: events, and values for TensorBoard, trackio and MLflow.
+"""Writes a training's progress: events, and values for TensorBoard, trackio, MLflow and wandb.
 
 Only rank 0 does. The stack native-trackers has the first two packages. Values have the names of
 transformers' Trainer: loss, learning_rate, grad_norm, epoch, and eval_ before a metric's name.
@@ -16,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+from ftcluster_common.launch import TAGS_VARIABLE
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.tracker_packages import missing
 from ftcluster_train.errors import TrainError, first_line
@@ -97,15 +98,20 @@ def make_trackers(
     """
     names = [training.report_to] if isinstance(training.report_to, str) else training.report_to
     trackers: dict[str, Tracker] = {}
+    tags = dict(word.split("=", 1) for word in os.environ.get(TAGS_VARIABLE, "").split())
+    settings = {**asdict(training), **{f"tags.{name}": value for name, value in tags.items()}}
     for name in dict.fromkeys(names):
         if name == "tensorboard":
             trackers[name] = TensorBoard(run_dir / "reports" / "tensorboard")
         elif name == "trackio":
             store = run_dir / "reports" / "trackio"
-            trackers[name] = Trackio(store, training.run_name or run, asdict(training))
+            trackers[name] = Trackio(store, training.run_name or run, settings)
         elif name == "mlflow":
             store = run_dir / "reports" / "mlruns"
-            trackers[name] = MLflow(store, training.run_name or run, asdict(training))
+            trackers[name] = MLflow(store, training.run_name or run, settings)
+        elif name == "wandb":
+            store = run_dir / "reports" / "wandb"
+            trackers[name] = Wandb(store, training.run_name or run, settings)
     return Trackers(trackers, notify)
 
 
@@ -204,6 +210,36 @@ class MLflow(Tracker):
     def close(self, failed: bool) -> None:
         """End the run."""
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+class Wandb(Tracker):
+    """Logs to a run of wandb in the folder `store`, which `wandb sync` sends later.
+
+    It sends at once where WANDB_MODE is online; the project is WANDB_PROJECT, by default ftcluster.
+
+    Raises:
+        TrainError: the package is not installed, or its server or folder fails.
+    """
+
+    def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
+        module = _import("wandb", "wandb")
+        try:
+            store.mkdir(parents=True, exist_ok=True)  # else it takes the system's /tmp
+            self._run = module.init(
+                project=os.environ.get("WANDB_PROJECT") or EXPERIMENT, name=name, dir=str(store),
+                config=dict(settings), mode=os.environ.get("WANDB_MODE") or "offline",
+                settings=module.Settings(console="off"),  # mpirun has the ranks' output
+            )  # fmt: skip
+        except Exception as error:  # wandb's, OSError and those of the network
+            raise _start_error("wandb", str(store), error) from error
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values; a process of wandb's writes them."""
+        self._run.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        """Write what is left, and how the training ended."""
+        self._run.finish(exit_code=int(failed))
 
 
 def _import(module: str, name: str) -> Any:

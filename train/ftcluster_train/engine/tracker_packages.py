@@ -12,7 +12,10 @@ from collections.abc import Iterable
 
 from ftcluster_train.errors import TrainError
 
-PACKAGES = {"tensorboard": "tensorboard", "trackio": "trackio", "mlflow": "mlflow-skinny"}
+PACKAGES = {
+    "tensorboard": "tensorboard", "trackio": "trackio", "mlflow": "mlflow-skinny", "wandb": "wandb",
+}  # fmt: skip
+IN_STACK = ("tensorboard", "trackio")  # native-trackers
 
 
 def check_packages(names: Iterable[str]) -> None:
@@ -29,7 +32,7 @@ def check_packages(names: Iterable[str]) -> None:
 def missing(name: str, why: object) -> TrainError:
     """What to do where the package of a tracker is not installed."""
     host, package = socket.gethostname(), PACKAGES[name]
-    stack = "" if name == "mlflow" else "or on all hosts: ftcluster setup --stack native-trackers; "
+    stack = "or on all hosts: ftcluster setup --stack native-trackers; " * (name in IN_STACK)
     return TrainError(
         f"report_to: {name} needs the package {package}, which is not installed on {host}: {why}",
         f"install it on {host}: {sys.executable} -m pip install {package}; {stack}"

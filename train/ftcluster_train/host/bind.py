@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.cpu_list import format_cpus, parse_cpus
-from ftcluster_common.launch import PLACEMENT_VARIABLE
+from ftcluster_common.launch import PLACEMENT_VARIABLE, SECRET_ENV_VARIABLE, unpack_env
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host.guardian import ADDRESS, execute, guard
 from ftcluster_train.host.stack import hold_stack, own_stack
@@ -287,6 +287,13 @@ def main() -> int:
     for problem in problems + more:
         # one write, so that the lines of several ranks do not mix
         os.write(2, f"ftcluster: rank {place.rank} on {os.uname().nodename}: {problem}\n".encode())
+    if path := os.environ.pop(SECRET_ENV_VARIABLE, ""):
+        try:
+            os.environ.update(unpack_env(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            problem = f"{path}, the file of --env, cannot be read"
+            print(error_line(TrainError(problem, "start the run again")), flush=True)
+            return 1
     os.environ.update(variables(place, threads))
     os.environ.setdefault("PYTHONUTF8", "1")  # else a host's locale decides what a rank can print
     home = os.environ.get("HOME", "")

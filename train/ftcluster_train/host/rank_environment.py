@@ -1,17 +1,16 @@
-"""What ranks are given: an environment without this host's secrets, and the user's token.
+"""What ranks are given: an environment without this host's secrets, and the user's own secrets.
 
-The token is one for the Hugging Face Hub, on a run's hosts while its ranks are running.
-
-It is in a file that only the ranks' account can read; HF_TOKEN_PATH names it to huggingface_hub. It
-is not in a variable, because mpirun sends those over the network unencrypted; it goes to the other
-hosts over the mesh's SSH. Standard library only.
+These are a token for the Hugging Face Hub and variables, on a run's hosts while its ranks are
+running, in files that only the ranks' account can read: HF_TOKEN_PATH names the one to
+huggingface_hub, and each rank takes the variables of the other once it is started. mpirun does not
+get them, because it sends variables over the network unencrypted; the files go to the other hosts
+over the mesh's SSH. Standard library only.
 """
 
 import contextlib
 import os
 import pwd
 import random
-import re
 import shlex
 import socket
 import time
@@ -20,9 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftcluster_common.launch import (
+    CREDENTIAL,
     HUB_TOKEN_FILE,
     MPI_PORTS,
     RENDEZVOUS_PORTS,
+    SECRET_ENV_FILE,
+    SECRET_ENV_VARIABLE,
     Launch,
     head_variables,
 )
@@ -36,9 +38,13 @@ INHERITED = (
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 )  # fmt: skip
 # mpirun starts srun in a Slurm job, which reads slurm.conf where SLURM_CONF says
-INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "SLURM_CONF")
+INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "WANDB_", "SLURM_CONF")
 LISTENS = "0A"  # Linux, include/net/tcp_states.h
-CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
+# by the file's name: the variable that names it to the ranks, and what it is
+SECRETS = {
+    HUB_TOKEN_FILE: ("HF_TOKEN_PATH", "the token for the Hub"),
+    SECRET_ENV_FILE: (SECRET_ENV_VARIABLE, "the file of --env"),
+}
 ARRIVAL_SECONDS = 60.0
 POLL_SECONDS = 0.05
 
@@ -169,67 +175,75 @@ def _user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def token_file(run_dir: Path) -> Path:
-    """Where a run's token is on each of its hosts."""
-    return run_dir / HUB_TOKEN_FILE
+def take_secrets(launch: Launch, request: StopRequest) -> dict[str, str]:
+    """The contents of the run's secret files, by their names.
 
-
-def take_token(launch: Launch, request: StopRequest) -> str:
-    """The run's token, "" for none.
-
-    The control node writes it once there is a supervisor, which removes it whatever happens then:
-    before, a control node that is killed would leave it here.
+    The control node writes them once there is a supervisor, which removes them whatever happens
+    then: before, a control node that is killed would leave them here.
 
     Raises:
-        TrainError: it has not come within ARRIVAL_SECONDS.
+        TrainError: one has not come within ARRIVAL_SECONDS.
         Stopped: the run was ended meanwhile.
     """
-    path = token_file(Path(launch.run_dir))
+    found = {}
     deadline = time.monotonic() + ARRIVAL_SECONDS
-    while not path.exists():
-        if launch.env.get("HF_TOKEN_PATH") != str(path):
-            return ""
-        request.check()
-        if time.monotonic() > deadline:
-            raise TrainError(
-                "the token for the Hub has not come: ftcluster was ended during the launch",
-                "start the run again",
-            )
-        time.sleep(POLL_SECONDS)
-    return path.read_text(encoding="ascii").strip()
+    for name, (variable, what) in SECRETS.items():
+        path = Path(launch.run_dir, name)
+        while launch.env.get(variable) == str(path) and not path.exists():
+            request.check()
+            if time.monotonic() > deadline:
+                raise TrainError(
+                    f"{what} has not come: ftcluster was ended during the launch",
+                    "start the run again",
+                )
+            time.sleep(POLL_SECONDS)
+        if path.exists():
+            found[name] = path.read_text(encoding="ascii").strip()
+    return found
 
 
-def give_token(token: str, launch: Launch) -> list[Refusal]:
-    """Write the token on all hosts; where one fails, on none. Returns those that failed."""
-    path = token_file(Path(launch.run_dir))
+def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[Refusal]:
+    """Write the secret files on all hosts; where one fails, on none. Returns those that failed."""
+    for name, content in secrets.items():
+        if failed := _give(Path(launch.run_dir, name), content, launch):
+            take_back_secrets(launch)
+            what = f"{SECRETS[name][1]} cannot be written"
+            return [replace(one, reason=f"{what}: {one.reason}") for one in failed]
+    return []
+
+
+def _give(path: Path, content: str, launch: Launch) -> list[Refusal]:
     try:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token)
+            file.write(content)
     except OSError as error:
-        failed = [Refusal(launch.hosts[0], str(error.strerror), False)]
-    else:
-        command = f"umask 077 && cat > {shlex.quote(str(path))}"
-        others = () if launch.slurm_job else launch.hosts[1:]  # which share the folder
-        failed = refusals(others, launch.ssh_config, command, token, launch.timeouts.ssh)
-    if failed:
-        take_back_token(launch)
-    what = "the token for the Hub cannot be written"
-    return [replace(refusal, reason=f"{what}: {refusal.reason}") for refusal in failed]
+        return [Refusal(launch.hosts[0], str(error.strerror), False)]
+    command = f"umask 077 && cat > {shlex.quote(str(path))}"
+    others = () if launch.slurm_job else launch.hosts[1:]  # which share the folder
+    return refusals(others, launch.ssh_config, command, content, launch.timeouts.ssh)
 
 
-def left_tokens(run_dir: Path) -> list[Path]:
-    """The token's file on this host, and those of writers that were killed before they renamed."""
+def left_secrets(run_dir: Path) -> list[Path]:
+    """The secret files on this host, and those of writers that were killed before they renamed."""
     # what plugins/module_utils/safe_path.py writes has such a name first
-    return [path for path in (token_file(run_dir), *run_dir.glob(".ftcluster-*")) if path.exists()]
+    paths = (*(run_dir / name for name in SECRETS), *run_dir.glob(".ftcluster-*"))
+    return [path for path in paths if path.exists()]
 
 
-def take_back_token(launch: Launch) -> None:
-    """Remove the token from all hosts that answer."""
+def take_back_secrets(launch: Launch) -> None:
+    """Remove the secret files from all hosts that answer."""
     run_dir = Path(launch.run_dir)
-    for path in left_tokens(run_dir):
+    # on other hosts those that were given: by what is left here, and by what is to come
+    names = [
+        name
+        for name, (variable, _) in SECRETS.items()
+        if (run_dir / name).exists() or launch.env.get(variable) == str(run_dir / name)
+    ]
+    for path in left_secrets(run_dir):
         path.unlink(missing_ok=True)
-    remove = f"rm -f {shlex.quote(str(token_file(run_dir)))}"
-    others = () if launch.slurm_job else launch.hosts[1:] + launch.idle
-    refusals(others, launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)
+    if names:
+        remove = " ".join(["rm -f", *(shlex.quote(str(run_dir / name)) for name in names)])
+        others = () if launch.slurm_job else launch.hosts[1:] + launch.idle
+        refusals(others, launch.ssh_config, remove, limit_seconds=launch.timeouts.ssh)

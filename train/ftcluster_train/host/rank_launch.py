@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -41,7 +41,7 @@ from ftcluster_train.host.monitors import Ending, Watch, watch_of
 from ftcluster_train.host.mpi_output import Stream
 from ftcluster_train.host.rank_environment import (
     free_port,
-    give_token,
+    give_secrets,
     hold_port,
     host_path,
     rank_environment,
@@ -72,12 +72,12 @@ class Run:
     """What all starts of a run's ranks have in common.
 
     Attributes:
-        hub_token: for the Hub; "" for none.
+        secrets: see `take_secrets`.
     """
 
     leases: Leases
     events: EventWriter
-    hub_token: str
+    secrets: Mapping[str, str]
     request: StopRequest
     metrics: MetricsFile
 
@@ -122,8 +122,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     environment = rank_environment(variables, launch.stack, sourced, rendezvous)
     environment[RESTART_VARIABLE] = str(launch.restarts)
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
-    if run.hub_token:
-        _refuse(give_token(run.hub_token, launch))
+    _refuse(give_secrets(run.secrets, launch))
     watch = watch_of(launch, events)
     ending, heard_out = Ending("failed", 1, []), False
     events.write("phase", doing="starting the ranks")

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common import __version__
+from ftcluster_common.launch import TAGS_VARIABLE
 from ftcluster_common.run_state import (
     INTERRUPTED,
     STATES,
@@ -186,6 +187,7 @@ def read_run(path: Path, alive: bool) -> RunState:
         model=last.get("result", {}).get("model", ""),
         checkpoint=last.get("checkpoint", {}).get("folder", ""),
         started_by=launch.get("started_by", ""),
+        tags=str(launch.get("env", {}).get(TAGS_VARIABLE, "")),
         doing="" if end else _doing(last) if alive else INTERRUPTED if launch else "",
     )
 

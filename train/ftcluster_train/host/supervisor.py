@@ -38,13 +38,13 @@ from ftcluster_train.host.lease import Leases
 from ftcluster_train.host.metrics_file import MetricsFile
 from ftcluster_train.host.monitors import Ending
 from ftcluster_train.host.processes import kill_rest
-from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.host.rank_environment import (
-    left_tokens,
-    take_back_token,
-    take_token,
-    token_file,
+    SECRETS,
+    left_secrets,
+    take_back_secrets,
+    take_secrets,
 )
+from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import run_with_restarts
 from ftcluster_train.host.ssh_check import Refusal
@@ -59,7 +59,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     """Launch, wait, report and clean up; returns mpirun's exit code.
 
     Args:
-        run_dir: has launch.json, and gets the token for the Hub that the hosts get, or none.
+        run_dir: has launch.json, and gets the secret files that the hosts get, or none.
         request: takes the signals that end the run.
         again: whether the run had a supervisor that was killed.
     """
@@ -71,7 +71,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
-        run = Run(leases, events, take_token(launch, request), request, metrics)
+        run = Run(leases, events, take_secrets(launch, request), request, metrics)
         ending = run_with_restarts(launch, run, again, rebooted)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)
@@ -84,7 +84,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
         ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
     finally:
         request.holding = True
-        forget_token(run_dir)  # also after an unexpected error
+        forget_secrets(run_dir)  # also after an unexpected error
         leases.release()
     background.wait_for_space(run_dir)
     for message in {str(error["message"]): error for error in ending.errors}.values():
@@ -104,10 +104,10 @@ def _not_started(refusal: Refusal) -> dict[str, str | None]:
     return {"message": message, "hint": hint, "host": host.name, "rank": None}
 
 
-def forget_token(run_dir: Path) -> None:
-    """Remove the run's token for the Hub, where it has one, from all hosts."""
-    if left_tokens(run_dir):
-        take_back_token(read_launch(run_dir))
+def forget_secrets(run_dir: Path) -> None:
+    """Remove the run's secret files, where it has any, from all hosts."""
+    if left_secrets(run_dir):
+        take_back_secrets(read_launch(run_dir))
 
 
 def start(run_dir: Path, user: str) -> int:
@@ -265,10 +265,11 @@ def run_verb(verb: str, folder: str, *options: str) -> int:
         return become(run_dir)
     if verb == "sweep":
         print(f"ended {len(kill_rest(run_dir.name))}")
-        token_file(run_dir).unlink(missing_ok=True)
+        for name in SECRETS:
+            (run_dir / name).unlink(missing_ok=True)
     else:
         print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
-        forget_token(run_dir)  # where the supervisor was killed
+        forget_secrets(run_dir)  # where the supervisor was killed
     return 0
 
 

@@ -1,0 +1,33 @@
+"""`ftcluster examples [NAME] [--to DIR]`: scripts for `ftcluster run` to begin with."""
+
+import argparse
+from typing import Any
+
+from ftcluster.cli.arguments import add_output, not_empty
+from ftcluster.cli.output import print_result
+from ftcluster.errors import UsageError
+from ftcluster.operations.examples import examples
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "examples",
+        help="list example scripts for run, or write them",
+        description="Lists scripts that `ftcluster run` runs as they are, shows one, or writes "
+        "them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, and a GPT "
+        "from random weights.",
+        usage="ftcluster examples [NAME] [--to DIR] [options]",
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME", help="an example (left out: all)")
+    parser.add_argument("--to", type=not_empty, metavar="DIR", help="write into this folder")
+    add_output(parser, verbose="")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    if len(options.words) > 1:
+        raise UsageError(f"one example at a time, not {', '.join(options.words)}")
+    print_result(options, examples(*options.words, folder=options.to or ""))
+    return 0

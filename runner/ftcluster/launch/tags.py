@@ -1,0 +1,36 @@
+"""Tags of a run, as its ranks, `ps`, reports and trackers have them: `team=nlp ticket=42`."""
+
+import re
+from collections.abc import Sequence
+
+from ftcluster.errors import UsageError
+
+MOST = 20
+NAME, VALUE = r"[A-Za-z_][A-Za-z0-9_.-]{0,39}", r"[^\s=\x00-\x1f\x7f-\x9f]{1,80}"
+TAG = re.compile(f"{NAME}={VALUE}")
+
+
+def read_tags(words: Sequence[str]) -> str:
+    """Tags in one line, the last of each name; "" without any.
+
+    Raises:
+        UsageError: some are none, or there are too many; names all.
+
+    >>> read_tags(["team=nlp", "ticket=41", "ticket=42"])
+    'team=nlp ticket=42'
+    """
+    if wrong := [word for word in words if not is_tag(word)]:
+        raise UsageError(
+            f"no tag: {', '.join(map(ascii, wrong))}",
+            "a tag is NAME=VALUE: a name of letters and digits, a value of up to 80 characters "
+            "without blanks",
+        )
+    tags = dict(word.split("=") for word in words)
+    if len(tags) > MOST:
+        raise UsageError(f"{len(tags)} tags are more than {MOST}")
+    return " ".join(f"{name}={value}" for name, value in tags.items())
+
+
+def is_tag(word: str) -> bool:
+    """Whether a word is a tag."""
+    return bool(TAG.fullmatch(word)) and word.isprintable()

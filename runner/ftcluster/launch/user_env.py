@@ -1,0 +1,67 @@
+"""Variables of the user's own for the ranks: `--env NAME=VALUE`, or NAME with this machine's value.
+
+A value that is taken from this machine goes the way of the Hub's token: into a file that only the
+ranks' account can read, never into a record, an argument or a log.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from ftcluster.errors import UsageError
+from ftcluster_common.launch import CREDENTIAL
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MOST_BYTES = 32 << 10  # of a value; the kernel takes 128 KiB of a variable
+# names that are refused, and why
+REFUSED = {
+    r"FTCLUSTER_\w*": "ftcluster tells the ranks with these what they are",
+    r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "mpirun is started with these",
+    r"LD_\w*|GLIBC_TUNABLES": "they change what each program loads; the allocator is the plan's",
+    "PATH|PYTHON(PATH|HOME|STARTUP|USERBASE)": "these are the stack's",
+    r"(LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w*|TORCHELASTIC_\w*": "ranks have their own",
+    r"OMP_\w*|KMP_\w*|GOMP_\w*": "the plan gives the ranks their cores: --ranks-per-host",
+    r"SLURM_\w*": "Slurm sets these",
+    r"HF_TOKEN(_PATH)?|HUGGING_FACE_HUB_TOKEN": "the token for the Hub: --hf-token",
+}
+
+
+def read_env(
+    words: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Variables by their names: those with a value in `words`, and those with this machine's.
+
+    Raises:
+        UsageError: some are refused; names all, and no value.
+    """
+    plain: dict[str, str] = {}
+    secret: dict[str, str] = {}
+    problems = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        value = value if equals else environ.get(name, "")
+        if why := _problem(name, value, bool(equals), name in environ):
+            problems.append(f"--env {name if NAME.fullmatch(name) else 'NAME'}: {why}")
+        else:
+            (plain if equals else secret)[name] = value
+    if twice := plain.keys() & secret.keys():
+        problems.append(f"--env {', '.join(sorted(twice))}: named with and without a value")
+    if problems:
+        raise UsageError("\n  ".join(problems))
+    return plain, secret
+
+
+def _problem(name: str, value: str, given: bool, known: bool) -> str:
+    """Why a variable is refused; "" where it is not."""
+    if not NAME.fullmatch(name):
+        return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
+    if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):
+        return f"not to be set: {why}"
+    if given and CREDENTIAL.search(name):
+        return f"command lines are seen and recorded: set it here, and give --env {name}"
+    if not given and not known:
+        return "not set on this machine"
+    if len(value.encode(errors="surrogateescape")) > MOST_BYTES:
+        return f"more than {MOST_BYTES:,} bytes"
+    wrong = {"\0", *("\n\r" if given else "")} & {*value}
+    return "a line break or NUL in its value" if wrong else ""

@@ -1,0 +1,54 @@
+"""Example scripts for `ftcluster run` that come with ftcluster."""
+
+import ast
+from pathlib import Path
+
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.operations.result import Result
+from ftcluster.paths import bundled, write_atomically
+from ftcluster.text.table import aligned
+
+NEXT = "write them: ftcluster examples --to DIR; one: ftcluster examples NAME --to DIR"
+
+
+def example_scripts() -> dict[str, Path]:
+    """The scripts by their names."""
+    return {path.stem: path for path in sorted(bundled("examples").glob("*.py"))}
+
+
+def examples(name: str = "", folder: str = "") -> Result:
+    """The examples, or the text of one of them; with a folder, what was written there.
+
+    Raises:
+        UsageError: there is no such example.
+        FtclusterError: a file is there already.
+    """
+    scripts = example_scripts()
+    if name and name not in scripts:
+        raise UsageError(f"there is no example '{name}'", f"there are {', '.join(scripts)}")
+    chosen = {name: scripts[name]} if name else scripts
+    texts = {one: path.read_text(encoding="utf-8") for one, path in chosen.items()}
+    if folder:
+        return _written({Path(folder, scripts[one].name): text for one, text in texts.items()})
+    if name:
+        lines = texts[name].rstrip("\n").split("\n")
+        return Result({"example": name, "text": texts[name]}, tuple(lines))
+    about = {one: (ast.get_docstring(ast.parse(text)) or "") for one, text in texts.items()}
+    rows = aligned(
+        [("example", "what it is"), *((one, _first(text)) for one, text in about.items())]
+    )
+    document = [{"example": one, "about": text} for one, text in about.items()]
+    return Result(document, (*rows, "", NEXT))
+
+
+def _first(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _written(files: dict[Path, str]) -> Result:
+    if there := [str(path) for path in files if path.exists()]:
+        raise FtclusterError(f"already there: {', '.join(there)}", "name another folder")
+    for path, text in files.items():
+        write_atomically(path.absolute(), text, mode=0o644)
+    names = [str(path) for path in files]
+    return Result({"state": "done", "files": names}, tuple(f"written: {name}" for name in names))

@@ -1,0 +1,393 @@
+"""Trains a recipe with several values of its fields, and says which ones are best.
+
+The state of a sweep is its runs: the id of each begins with a digest of what it trains, so that the
+same command finds them on the hosts, from any control node, and trains only what is not there.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
+from ftcluster.ansible.playbooks import Mesh
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import ClusterChanged, Detached, FtclusterError, Interrupted, UsageError
+from ftcluster.launch import follow, training_run
+from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.record import end_of, read_record
+from ftcluster.launch.run_hosts import RunHosts, run_hosts_of
+from ftcluster.launch.runs import fetch_model, list_runs
+from ftcluster.launch.tags import is_tag
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
+from ftcluster.operations.recipe_words import training_recipe, with_folders
+from ftcluster.operations.report import ReportRequest, report
+from ftcluster.operations.sweep_result import NOT_STARTED, WAITING, Row, SweepResult, aim_of
+from ftcluster.paths import plain_name
+from ftcluster.planning.plan import first_hosts
+from ftcluster.progress.view import View
+from ftcluster.provision.stages import run_stages
+from ftcluster.recipe.inputs import copy_name
+from ftcluster.recipe.recipe import all_fields
+from ftcluster.recipe.search import Axis, Settings, axes_of, combinations, drawn
+from ftcluster.recipe.tasks import metric_names
+from ftcluster.text.plural import counted
+from ftcluster_common.run_state import INTERRUPTED, RunState, name_of_run
+
+NAME_LENGTH, DIGEST_LENGTH = 29, 10  # of the 40 that a run's name may have
+POLL_SECONDS = 10.0  # between two looks at runs that go on side by side
+GIVE_UP = 3  # launches that fail one after the other on the same hosts
+
+
+@dataclass(frozen=True)
+class SweepRequest(RecipeRequest):
+    """Trainings of one recipe; a word `key=a,b,c` names the values of a field.
+
+    Attributes:
+        nodes: number of hosts of each run, and as many runs at once as there are such hosts; None:
+            each run has all hosts, one after the other.
+        random: how many random combinations are tried; 0: all of them.
+        seed: what these are drawn with.
+        metric: what is compared; "": metric_for_best_model, or else the loss.
+        retry: whether runs that have failed or were stopped are trained again.
+        fetch: a new or empty folder of this machine for the best model, or "".
+        report: where a page about the runs is written, or None.
+        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
+    """
+
+    random: int = 0
+    seed: int = 0
+    metric: str = ""
+    retry: bool = False
+    fetch: str = ""
+    report: Path | None = None
+    hub_token: bool = False
+    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=3))
+
+    def __post_init__(self) -> None:
+        """Refuse what has nothing to try.
+
+        Raises:
+            UsageError: that is so, or there are several recipes.
+        """
+        super().__post_init__()
+        if not self._axes[1]:
+            raise UsageError(
+                "no field has several values",
+                "name them: learning_rate=1e-5,2e-5,5e-5; or a range: "
+                "learning_rate=1e-5..1e-4 --random 8",
+            )
+
+    @property
+    def _axes(self) -> tuple[list[str], list[Axis]]:
+        return axes_of(self.words, all_fields())
+
+    @property
+    def tried(self) -> list[Settings]:
+        """The settings of each run.
+
+        Raises:
+            UsageError: there are too many, or a field has a range and `random` is 0.
+        """
+        _, axes = self._axes
+        return drawn(axes, self.random, self.seed) if self.random else combinations(axes)
+
+    def with_settings(self, settings: Settings, name: str | None = None) -> RecipeRequest:
+        """The request of one run, on all hosts that it is given."""
+        words = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
+        return RecipeRequest(
+            words, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """Hosts that have one run at a time.
+
+    Attributes:
+        cluster: with these hosts only, the head of their runs first.
+        options: arguments of ansible-playbook that say how to reach them.
+    """
+
+    cluster: Cluster
+    options: tuple[str, ...]
+
+    @cached_property
+    def run_hosts(self) -> RunHosts:
+        """Where their runs are."""
+        return replace(run_hosts_of(self.cluster), options=self.options)
+
+
+def dry_run(request: SweepRequest, view: View) -> SweepResult:
+    """What would be trained, once all of it is checked; no host is asked. Raises as `sweep`."""
+    return _Sweep(request, view, view).result
+
+
+def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
+    """Train each combination that has not been trained yet, and compare them.
+
+    A run that fails ends no other.
+
+    Args:
+        steps_view: shows each run's own progress, where they come one after the other.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        Interrupted: the user left it; what is running goes on.
+        FtclusterError: a combination is not valid (names all that are not), or no head answers.
+    """
+    one = _Sweep(request, view, steps_view)
+    try:
+        one.find()
+        one.run()
+        return one.completed()
+    except (Interrupted, KeyboardInterrupt) as error:
+        going = [row.run for row in one.rows if row.state == "running"]
+        on = f"; {' and '.join(going)} goes on" if going else ""
+        stop = f"; to end it: ftcluster stop {' '.join(going)}" if going else ""
+        left = Interrupted(
+            f"left the sweep{on}", f"the same command goes on with it{stop}", one.result.document()
+        )
+        left.exit_code = error.exit_code if isinstance(error, Detached) else left.exit_code
+        raise left from None
+
+
+class _Sweep:
+    """A sweep that is going on.
+
+    Attributes:
+        rows: a row a run.
+    """
+
+    def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
+        self._request, self._view = request, view
+        cluster = cluster_of(request.connection, view)
+        self._parts = parts_of(cluster, request.nodes, request.connection.to(cluster))
+        self._steps_view = steps_view if len(self._parts) == 1 else View()
+        self._token = find_token() if request.hub_token else ""
+        self.rows = [Row(settings) for settings in request.tried]
+        prepared = self._checked()
+        contents: dict[str, str] = {}
+        for row in self.rows:
+            row.name = _name_of(request, row.settings, contents)
+        first = prepared[0].recipe
+        if request.metric and request.metric not in (known := metric_names(first.options)):
+            raise UsageError(f"--metric {request.metric}: this task has {', '.join(known)}")
+        self._aim = aim_of(first.training, request.metric)
+        self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
+        self._running: dict[int, Row] = {}  # by the part's place
+        shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
+        count = len(self._parts)
+        where = f"{count} at once" if count > 1 else "one after the other"
+        view.say(f"{counted(len(self.rows), 'run')} of {first.name}, {where}, {shape}")
+
+    def _checked(self) -> list[TrainingRun]:
+        """Each run as it would be launched.
+
+        Raises:
+            FtclusterError: some cannot be; has the reasons of all.
+        """
+        prepared: list[TrainingRun] = []
+        problems: dict[str, tuple[FtclusterError, list[str]]] = {}
+        for row in self.rows:
+            try:
+                request = self._request.with_settings(row.settings, self._request.run_name)
+                prepared.append(request.prepared(self._parts[0].cluster))
+            except FtclusterError as error:
+                problems.setdefault(str(error), (error, []))[1].append(row.label)
+        if problems:
+            said = [f"{', '.join(labels)}: {text}" for text, (_, labels) in problems.items()]
+            count = sum(len(labels) for _, labels in problems.values())
+            wrong = all(isinstance(error, UsageError) for error, _ in problems.values())
+            raise (UsageError if wrong else FtclusterError)(
+                f"{count} of {counted(len(self.rows), 'run')} cannot begin\n  " + "\n  ".join(said),
+                "nothing was started",
+            )
+        return prepared
+
+    @property
+    def result(self) -> SweepResult:
+        """As far as it has come."""
+        return SweepResult(self.rows, self._aim, len(self._parts))
+
+    def find(self) -> None:
+        """Find what was trained or goes on already, whoever started it.
+
+        Raises:
+            FtclusterError: a head does not answer.
+        """
+        beginnings = [f"{row.name}-" for row in self.rows]
+        found: dict[str, list[tuple[RunState, Part]]] = {}
+        for part in self._parts:
+            for state in list_runs(part.run_hosts, beginnings)[0]:
+                found.setdefault(name_of_run(state.run), []).append((state, part))
+        for row in self.rows:
+            there = [one for one in found.get(row.name, ()) if self._counts(one[0])]
+            if there:
+                state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
+                self._take(row, state, part)
+        if known := sum(row.state != WAITING for row in self.rows):
+            self._view.say(f"{counted(known, 'run')} of them are there already")
+
+    def _counts(self, state: RunState) -> bool:
+        """Whether a run that is there is not to be trained again."""
+        if state.state == "running" or state.doing == INTERRUPTED:
+            return bool(state.hosts)
+        was_launched = bool(state.hosts) and (state.state != "stopped" or bool(state.step))
+        return state.state == "done" or (was_launched and not self._request.retry)
+
+    def _take(self, row: Row, state: RunState, part: Part) -> None:
+        """Take what the head says of a run."""
+        row.run, row.state, row.hosts = state.run, state.state, state.hosts
+        row.seconds = state.seconds
+        if state.doing == INTERRUPTED and len(self._parts) > 1:
+            row.reason = f"its supervisor is gone; to go on with it: ftcluster attach {row.run}"
+        elif state.state == "running" or state.doing == INTERRUPTED:
+            row.state = "running"
+            self._running[self._parts.index(part)] = row
+        else:
+            self._end(row, part)
+
+    def _end(self, row: Row, part: Part, view: View | None = None) -> None:
+        """Follow a run to its end, unless that is known here, and take its metrics."""
+        end = (read_record(row.run) or {}).get("end", {})
+        if "metrics" not in end:
+            progress = follow.attach(part.run_hosts, row.run, view or View()).progress
+            end = end_of(progress)
+            if not progress.ended:
+                end = {**end, "state": "failed", "errors": end["errors"] or [LOST]}
+        row.end(end)
+        name, value = self._aim.of(row.metrics)
+        said = f"{name} {value:.4g}" if value is not None else row.reason or "no metric"
+        self._view.say(f"{row.label}: {row.state}, {said}  ({row.run})")
+
+    def run(self) -> None:
+        """Train all that waits, on each part one after the other."""
+        while True:
+            waiting = [row for row in self.rows if row.state == WAITING]
+            usable = [n for n in range(len(self._parts)) if self._failed.get(n, 0) < GIVE_UP]
+            for number in usable:
+                if number not in self._running and waiting:
+                    self._launch(waiting.pop(0), number)
+            if not self._running and not (waiting and usable):
+                return
+            if len(self._parts) == 1:
+                for number, row in list(self._running.items()):
+                    self._end(row, self._parts[number], self._steps_view)
+                    del self._running[number]
+            elif self._running:
+                self._poll()
+
+    def _launch(self, row: Row, number: int) -> None:
+        """Start a run; one that cannot be started is a row with its reason."""
+        part = self._parts[number]
+        request = self._request.with_settings(row.settings, row.name)
+        launch = self._request.launch
+        tags = filter(is_tag, row.label.split())  # in ps each run says what it tries
+        launch = replace(launch, tags=(*tags, *launch.tags))
+        run = launch.applied_to(request.prepared(part.cluster))
+        if _name_of(self._request, row.settings, {}) != row.name:
+            raise FtclusterError(
+                "model, data or the recipe's file have changed since the sweep began",
+                "run it again: it trains what is not trained of the new ones",
+            )
+        row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
+        self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
+        try:
+            if number and len(row.hosts) > 1 and not self._failed.get(number):
+                names = f"{HOSTS_VARIABLE}={pattern_of(list(row.hosts))}"
+                arguments = (*part.options, "--extra-vars", names)
+                run_stages(Mesh(), part.cluster.inventories, arguments, self._steps_view)
+            launched = replace(run, hub_token=self._token)
+            training_run.train(launched, self._steps_view, part.options, detach=True)
+        except (ClusterChanged, Interrupted):
+            row.state = WAITING
+            raise
+        except FtclusterError as error:
+            row.state, row.reason = NOT_STARTED, " ".join(error.message.split())
+            self._failed[number] = self._failed.get(number, 0) + 1
+            self._view.say(f"{row.label}: not started: {error}")
+            return
+        self._failed[number] = 0
+        row.state = "running"
+        self._running[number] = row
+
+    def _poll(self) -> None:
+        """Wait, and take those that have ended meanwhile."""
+        time.sleep(POLL_SECONDS)
+        for number, row in list(self._running.items()):
+            part = self._parts[number]
+            try:
+                found = list_runs(part.run_hosts, [row.run], 1)[0]
+            except Interrupted:
+                raise
+            except FtclusterError as error:
+                self._view.say(f"{error.message}; {row.run} goes on there. Asking again ...")
+                continue
+            state = next((one for one in found if one.run == row.run), None)
+            if state is None or state.state != "running":
+                del self._running[number]
+                if state is None:
+                    row.state, row.reason = "failed", "its head knows it no longer"
+                else:
+                    self._take(row, state, part)
+
+    def completed(self) -> SweepResult:
+        """Bring the best model here, and write the page, where that is asked for.
+
+        Raises:
+            FtclusterError: the folder is not empty, or the head does not answer.
+        """
+        request, result = self._request, self.result
+        best = result.best
+        if request.fetch and best:
+            path = Path(request.fetch)
+            part = next(p for p in self._parts if p.run_hosts.head == best.hosts[0])
+            fetch_model(part.run_hosts, best.run, best.model, path)
+            result = replace(result, fetched=str(path.absolute()))
+        done = tuple(row.run for row in result.ranked)
+        if request.report and done:
+            report(ReportRequest(request.connection, done, request.report), self._view)
+            result = replace(result, report=str(request.report.absolute()))
+        return result
+
+
+LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
+
+
+def parts_of(cluster: Cluster, nodes: int | None, options: tuple[str, ...]) -> Sequence[Part]:
+    """The hosts in groups of so many, those that are left over unused; None: all in one.
+
+    Raises:
+        PlanError: there are fewer hosts.
+    """
+    usable = cluster.usable
+    each = len(first_hosts(usable, nodes).hosts)
+    groups = [usable.hosts[n : n + each] for n in range(0, len(usable.hosts) - each + 1, each)]
+    return [Part(replace(cluster, facts=replace(usable, hosts=one)), options) for one in groups]
+
+
+def _name_of(request: SweepRequest, settings: Settings, contents: dict[str, str]) -> str:
+    """What a run's id begins with: a name, and a digest of what it trains, from what, and on what.
+
+    Args:
+        contents: by folder of this machine, a name that changes with its files; it is filled.
+    """
+
+    def content(_: str, folder: str) -> str:
+        if folder not in contents:
+            contents[folder] = copy_name(Path(folder))
+        return contents[folder]
+
+    one = request.with_settings(settings)
+    recipe = with_folders(training_recipe(one.words, one.data, one.model), content)
+    trained = [asdict(recipe), request.nodes, request.ranks_per_host, *request.launch.env]
+    text = json.dumps(trained, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+    return f"{plain_name(request.run_name or recipe.name)[:NAME_LENGTH]}-{digest}"

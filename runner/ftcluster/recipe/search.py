@@ -1,0 +1,181 @@
+"""What a sweep tries: values and ranges of a recipe's fields, all combinations or some of them."""
+
+import itertools
+import json
+import math
+import random
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from ftcluster.errors import UsageError
+from ftcluster.recipe.names import OTHER_NAMES, SECTION
+from ftcluster.recipe.schema import Key
+
+MOST = 1000  # runs of a sweep
+WIDE = 100  # times the lower end: a range that is drawn from by its logarithm
+DIGITS = 3  # of a number that is drawn
+DRAWS = 50  # for each combination that is asked for: more are not found
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
+BRACKETS = {"[": "]", "{": "}", '"': '"', "'": "'"}
+
+Settings = Mapping[str, str]  # by the field's name, the value as on a command line
+
+
+@dataclass(frozen=True)
+class Values:
+    """A field with the values that are tried."""
+
+    name: str
+    values: tuple[str, ...]
+
+    def draw(self, source: random.Random) -> str:
+        """One of them."""
+        return source.choice(self.values)
+
+
+@dataclass(frozen=True)
+class Range:
+    """A field with the range of its values, both ends in it.
+
+    Attributes:
+        whole: whether they are whole numbers.
+        log: whether each factor between two values is as likely as any other, not each difference.
+    """
+
+    name: str
+    low: float
+    high: float
+    whole: bool
+    log: bool
+
+    def draw(self, source: random.Random) -> str:
+        """A value of it, with few digits."""
+        if self.log:
+            value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
+        elif self.whole:
+            return str(source.randint(int(self.low), int(self.high)))
+        else:
+            value = source.uniform(self.low, self.high)
+        value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
+        return str(round(value)) if self.whole else f"{value:g}"
+
+
+Axis = Values | Range
+
+
+def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], list[Axis]]:
+    """The words of a sweep that name one value or none, and the fields that have several.
+
+    A list that a field takes is one value; several lists have brackets.
+
+    Args:
+        keys: the fields of a recipe.
+
+    Raises:
+        UsageError: a field is named twice, or a range is none.
+
+    >>> axes_of(["mrpc", "seed=1,2", "batch_size=8"], {})
+    (['mrpc', 'batch_size=8'], [Values(name='seed', values=('1', '2'))])
+    """
+    fixed: list[str] = []
+    axes: list[Axis] = []
+    for word in words:
+        name, equals, raw = word.partition("=")
+        known = OTHER_NAMES.get(name.removeprefix(SECTION), name)
+        key = keys.get(known) or keys.get(f"{SECTION}{known}")
+        parts = _parts(raw)
+        if equals and (match := RANGE.fullmatch(raw.strip())):
+            axes.append(_range(name, match, key))
+        elif equals and len(parts) > 1 and not (_takes_list(key) and parts[0][:1] != "["):
+            axes.append(Values(name, tuple(dict.fromkeys(parts))))
+        else:
+            fixed.append(word)
+    names = [word.partition("=")[0] for word in fixed if "=" in word]
+    names += [axis.name for axis in axes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"{', '.join(twice)}: named twice", "name all values at once: key=a,b,c")
+    return fixed, axes
+
+
+def combinations(axes: Sequence[Axis]) -> list[Settings]:
+    """All combinations; the first field changes slowest.
+
+    Raises:
+        UsageError: there are none or too many, or a field has a range.
+    """
+    if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
+        raise UsageError(
+            f"a range has no end of values: {', '.join(ranges)}",
+            "name the values, key=a,b,c, or draw some of them: --random N",
+        )
+    lists = [axis.values for axis in axes if isinstance(axis, Values)]
+    if (count := math.prod(map(len, lists))) > MOST:
+        raise UsageError(f"{count:,} runs are more than {MOST:,}", "try some of them: --random N")
+    names = [axis.name for axis in axes]
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*lists)]
+
+
+def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
+    """Random combinations, each once; fewer where there are no more.
+
+    The first ones are the same for each count, so that a sweep can be made longer.
+
+    Raises:
+        UsageError: that is too many.
+    """
+    if count > MOST:
+        raise UsageError(f"--random {count:,}: more than {MOST:,} runs")
+    found: dict[str, Settings] = {}
+    for number in range(DRAWS * count):
+        values = {
+            axis.name: axis.draw(random.Random(f"{seed}/{number}/{axis.name}")) for axis in axes
+        }
+        found.setdefault(json.dumps(values), values)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
+    low, high = (Decimal(one) for one in match.groups())
+    if not (math.isfinite(float(high)) and low < high):
+        raise UsageError(f"{name}={match[0]} is no range", "write it as lowest..highest")
+    kinds = {key.kind, *typing.get_args(key.kind)} if key else set()
+    whole = int in kinds and float not in kinds
+    if whole and (low % 1 or high % 1):
+        raise UsageError(f"{name}={match[0]}: {name} is a whole number")
+    log = low > 0 and (name.endswith("learning_rate") or high / low >= WIDE)
+    return Range(name, float(low), float(high), whole, log)
+
+
+def _takes_list(key: Key | None) -> bool:
+    """Whether a field's own value may be a list."""
+    if key is None:
+        return False
+    union = typing.get_origin(key.kind) in (types.UnionType, typing.Union)
+    kinds = typing.get_args(key.kind) if union else (key.kind,)
+    return any(typing.get_origin(kind) is tuple for kind in kinds)
+
+
+def _parts(text: str) -> list[str]:
+    """A text's parts between the commas that are in no brackets and no quotes.
+
+    >>> _parts("[a,b], [c]"), _parts("1e-5,2e-5,")
+    (['[a,b]', '[c]'], ['1e-5', '2e-5'])
+    """
+    parts, open_ = [""], ""
+    for letter in text:
+        if open_ and letter == open_[-1]:
+            open_ = open_[:-1]
+        elif letter in BRACKETS and open_[-1:] not in ('"', "'"):
+            open_ += BRACKETS[letter]
+        elif letter == "," and not open_:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return [part.strip() for part in parts if part.strip()]

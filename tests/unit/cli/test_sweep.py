@@ -1,0 +1,249 @@
+"""The command `sweep`, but for the trainings themselves."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.playbook import Outcome
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.errors import Detached, FtclusterError
+from ftcluster.launch import follow, training_run
+from ftcluster.launch.run import Followed
+from ftcluster.launch.run_hosts import RunHosts
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import prepare, sweep
+from ftcluster.operations.report import ReportRequest
+from ftcluster.operations.sweep_result import Aim, Row, SweepResult
+from ftcluster.progress.state import RunProgress
+from ftcluster_common.recipe import Training
+from ftcluster_common.run_state import INTERRUPTED, RunState
+from tests.programs import ROOT
+from tests.unit.clusters import STACKS, cluster, host
+from tests.unit.shell import Said, Shell
+
+RATES = "learning_rate=1e-5,2e-5,5e-5"
+WORDS = ("sweep", "quickstart", RATES, "batch_size=16,32")
+
+
+class Hosts:
+    """Hosts with their runs, whose losses are least with a rate of 2e-5 and a batch of 32."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, tuple[TrainingRun, RunState]] = {}
+        self.launched: list[TrainingRun] = []
+        self.polls = 0
+        self.broken: dict[float, str | float] = {}  # by rate: an error, or the loss
+        self.refused: dict[str, int] = {}  # launches that a head does not take
+
+    def train(self, run: TrainingRun, *_: Any, detach: bool) -> RunProgress:
+        names = tuple(one.name for one in run.plan.hosts)
+        busy = [one for _, one in self.runs.values() if one.state == "running"]
+        assert detach
+        assert not [one for one in busy if {*one.hosts} & {*names}]
+        if self.refused.get(names[0], 0):
+            self.refused[names[0]] -= 1
+            raise FtclusterError("another run uses it")
+        self.launched.append(run)
+        self.runs[run.id] = (
+            run, RunState(run.id, "running", "x", names, 1, 0, 9, len(self.runs), 1.0, ""),
+        )  # fmt: skip
+        return RunProgress(run.id)
+
+    def list_runs(
+        self, there: RunHosts, beginnings: Sequence[str], most: int = 0
+    ) -> tuple[list[RunState], int]:
+        self.polls += most
+        found = [one for _, one in self.runs.values() if one.hosts[:1] == (there.head,)]
+        found = [one for one in found if one.run.startswith(tuple(beginnings))]
+        for one in found if self.polls % 3 == 0 and most else ():
+            self.ends(one.run)
+        return [self.runs[one.run][1] for one in found], 0
+
+    def ends(self, run: str) -> None:
+        training, state = self.runs[run]
+        failed = isinstance(self.broken.get(training.recipe.training.learning_rate), str)
+        new = replace(state, state="failed" if failed else "done", doing="", model=f"/{run}/model")
+        self.runs[run] = (training, new)
+
+    def attach(self, there: RunHosts, run: str, *_: Any) -> Followed:
+        assert self.runs[run][1].hosts[0] == there.head
+        if self.runs[run][1].state == "running" or self.runs[run][1].doing:
+            self.ends(run)
+        recipe, state = self.runs[run][0].recipe, self.runs[run][1]
+        rate = recipe.training.learning_rate
+        loss = self.broken.get(rate, abs(math.log(rate / 2e-5)) + 16 / recipe.batch_size)
+        progress = RunProgress(run)
+        if state.state == "done":
+            metrics = {"loss": loss, "accuracy": 0.5}
+            progress.add({"event": "result", "metrics": metrics, "model": state.model,
+                          "samples_per_second": 10.0})  # fmt: skip
+        else:
+            progress.add(
+                {"event": "error", "message": str(loss), "hint": "", "rank": 0, "host": ""}
+            )
+        progress.add({"event": "end", "state": state.state, "seconds": 60.0, "exit_code": 0})
+        return Followed(progress, Outcome("done", ()))
+
+
+@pytest.fixture(autouse=True)
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    found = Hosts()
+    monkeypatch.setattr(training_run, "train", found.train)
+    monkeypatch.setattr(follow, "attach", found.attach)
+    monkeypatch.setattr(sweep, "list_runs", found.list_runs)
+    monkeypatch.setattr(sweep, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(prepare, "load_stacks", lambda: STACKS)
+    of_three("xeon1")
+    return found
+
+
+def of_three(*names: str) -> None:
+    hosts = (host(name, cores=8) for name in names)
+    remember(Cluster((Path("/inventory.ini"),), cluster(*hosts)))
+
+
+def test_each_combination_is_trained_once(shell: Shell, hosts: Hosts) -> None:
+    found = shell([*WORDS, "--json"]).document
+    assert (found["state"], found["metric"], found["greater_is_better"]) == ("done", "loss", False)
+    assert found["best_settings"] == {"learning_rate": "2e-5", "batch_size": "32"}
+    assert [run.recipe.training.learning_rate for run in hosts.launched] == [
+        1e-5, 1e-5, 2e-5, 2e-5, 5e-5, 5e-5,
+    ]  # fmt: skip
+    assert hosts.launched[0].launch.env["FTCLUSTER_TAGS"] == "learning_rate=1e-5 batch_size=16"
+    assert shell([*WORDS, "--json"]).document == found
+    # values that come later are trained besides
+    more = shell(["sweep", "quickstart", f"{RATES},1e-4", "batch_size=32", "--json"]).document
+    assert (len(hosts.launched), len(more["runs"])) == (7, 4)
+    assert more["best"] == found["best"]
+
+
+def test_another_control_node_finds_them(
+    shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = shell([*WORDS, "--json"]).document
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    of_three("xeon1")
+    assert shell([*WORDS, "--json"]).document == found
+    assert len(hosts.launched) == 6
+
+
+def test_one_that_fails_ends_no_other(shell: Shell, hosts: Hosts, said: Said) -> None:
+    hosts.broken = {1e-5: "the loss is not finite at step 3", 5e-5: math.nan}
+    found = shell(["sweep", "quickstart", RATES, "--json"]).document
+    assert [one["state"] for one in found["runs"]] == ["failed", "done", "diverged"]
+    assert found["best_settings"] == {"learning_rate": "2e-5"}
+    text = shell(["sweep", "quickstart", RATES]).out
+    for number, run in enumerate(hosts.launched):
+        text = text.replace(run.id, f"RUN-{number}")
+    said(text)
+    hosts.broken = {}
+    assert shell(["sweep", "quickstart", RATES, "--retry", "--json"]).document["state"] == "done"
+    rates = [run.recipe.training.learning_rate for run in hosts.launched]
+    assert rates == [1e-5, 2e-5, 5e-5, 1e-5]  # nan again: it has ended, and is the same
+
+
+def test_side_by_side_on_parts_of_the_cluster(shell: Shell, hosts: Hosts) -> None:
+    of_three("xeon1", "xeon2", "xeon3")
+    found = shell([*WORDS, "--nodes", "1", "--json"]).document
+    assert found["state"] == "done"
+    used = [one["hosts"] for one in found["runs"]]
+    assert {*map(tuple, used)} == {("xeon1",), ("xeon2",), ("xeon3",)}
+    assert len(hosts.launched) == 6
+    with_two = shell(["sweep", "quickstart", RATES, "--nodes", "2", "--json"]).document
+    assert [one["hosts"] for one in with_two["runs"]] == 3 * [["xeon1", "xeon2"]]
+    shell([*WORDS, "--nodes", "4"], 1)
+
+
+def test_hosts_that_take_no_run_are_left_out(shell: Shell, hosts: Hosts) -> None:
+    of_three("xeon1", "xeon2")
+    hosts.refused = {"xeon2": 99}
+    found = shell([*WORDS, "--nodes", "1", "--json"], 1).document
+    states = [one["state"] for one in found["runs"]]
+    assert (states.count("not started"), states.count("done")) == (3, 3)
+    hosts.refused = {}
+    assert shell([*WORDS, "--nodes", "1", "--json"]).document["state"] == "done"
+
+
+def test_ctrl_c_leaves_the_runs_and_the_same_command_goes_on(
+    shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def attach(_: RunHosts, run: str, *__: Any) -> Followed:
+        raise Detached(run, 2, {})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(follow, "attach", attach)
+        left = shell([*WORDS, "--json"], 130)
+    assert hosts.launched[0].id in left.err
+    assert [one["state"] for one in left.document["runs"]] == ["running"] + 5 * ["waiting"]
+    # its host was off meanwhile
+    run, state = hosts.runs[hosts.launched[0].id]
+    hosts.runs[run.id] = (run, replace(state, state="failed", doing=INTERRUPTED))
+    assert shell([*WORDS, "--json"]).document["state"] == "done"
+    assert len(hosts.launched) == 6
+    # one that was stopped before its first step has not been tried
+    run, state = hosts.runs[hosts.launched[0].id]
+    hosts.runs[run.id] = (run, replace(state, state="stopped", step=0))
+    shell(WORDS)
+    assert len(hosts.launched) == 7
+
+
+def test_all_runs_are_checked_before_the_first(shell: Shell, hosts: Hosts, said: Said) -> None:
+    words = ["sweep", "quickstart", "batch_size=16,0", "learning_rate=1e-5,-1"]
+    said(shell(words, 2).err.replace(str(ROOT), "ROOT"))
+    assert "no field has several values" in shell("sweep quickstart batch_size=8", 2).err
+    shell([*WORDS, "--metric", "f2"], 2)
+    found = shell([*WORDS, "--dry-run", "--json"]).document
+    assert [one["state"] for one in found["runs"]] == 6 * ["waiting"]
+    assert hosts.launched == []
+    drawn = ["--random", "4", "--seed", "3", "learning_rate=1e-5..1e-4", "--dry-run", "--json"]
+    assert len(shell(["sweep", "quickstart", *drawn]).document["runs"]) == 4
+
+
+def test_other_data_are_other_runs(shell: Shell, hosts: Hosts, tmp_path: Path) -> None:
+    data = tmp_path / "rows.csv"
+    words = ["sweep", "classify", "--data", str(data), RATES]
+    data.write_text("text,label\na b,x\nc d,y\n")
+    shell(words)
+    moved = data.rename(tmp_path / "moved.csv")
+    moved.rename(data)
+    shell(words)
+    assert len(hosts.launched) == 3
+    data.write_text("text,label\na b,x\nc d,z\n")
+    shell(words)
+    assert len(hosts.launched) == 6
+
+
+def test_the_best_is_brought_here(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    brought: list[tuple[str, str, Path]] = []
+    monkeypatch.setattr(sweep, "fetch_model", lambda _, *given: brought.append(given))
+    reported: list[ReportRequest] = []
+    monkeypatch.setattr(sweep, "report", lambda request, _: reported.append(request))
+    target, page = tmp_path / "best", tmp_path / "page.html"
+    words = [*WORDS, "--fetch", str(target), "--report", str(page), "--metric", "loss"]
+    found = shell([*words, "--json"]).document
+    assert brought == [(found["best"], f"/{found['best']}/model", target)]
+    assert (found["fetched"], found["report"]) == (str(target), str(page))
+    assert {*reported[0].runs} == {one["run"] for one in found["runs"]}
+    assert reported[0].runs[0] == found["best"]
+
+
+@pytest.mark.parametrize(
+    ("aim", "best"),
+    [(Aim("accuracy"), 1), (Aim("perplexity"), 0), (Aim("loss_matched"), 0),
+     (Aim("accuracy", greater=False), 0), (Aim(), 0), (Aim("none"), None)],
+)  # fmt: skip
+def test_which_one_is_best(aim: Aim, best: int | None) -> None:
+    names = ("accuracy", "perplexity", "loss_matched", "loss")
+    rows = [
+        Row({}, state="done", metrics={f"eval_{name}": value for name in names})
+        for value in (1.0, 2.0, 2.0)
+    ]
+    result = SweepResult([*rows, Row({}, state="failed")], aim)
+    assert result.best is (None if best is None else rows[best])
+    assert sweep.aim_of(Training(metric_for_best_model="eval_f1"), "") == Aim("f1")
