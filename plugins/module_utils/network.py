@@ -138,7 +138,7 @@ def find_ssh_connection(
 
 def ipv4_of(nics: Sequence[Mapping[str, Any]], name: str, address: str) -> str:
     """The first IPv4 address of the interface, or the given one if that is one or there is none."""
-    own = [one for nic in nics if nic["name"] == name for one in nic["addresses"]]
+    own: list[str] = [one for nic in nics if nic["name"] == name for one in nic["addresses"]]
     return next((one for one in [address, *own] if ":" not in one), address)
 
 
