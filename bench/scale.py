@@ -2,13 +2,13 @@
 
     .venv-dev/bin/python -m bench.scale --results FILE [--ranks N ...] [--lines N ...]
 
-from the repository's root. For each number of ranks (8 a host) the real supervisor starts real
-guardians on this machine, with ranks that compute nothing (`bench.scale_ranks`), and of the other
-hosts only their leases are stand-ins. Measured are the time until all guardians are greeted, which
-connect at the same moment; CPU time, memory and files of the supervisor; how long it takes to name
-the middle one, which hangs, and one that is stopped; to start all again; and to stop the run. With
---lines one process sends what so many guardians send: only the supervisor is measured. All share
-this machine's cores, where a cluster has those of each host.
+from the repository's root; what the FILE has of other numbers stays. For each number of ranks (8 a
+host) the real supervisor starts real guardians on this machine, with ranks that compute nothing
+(`bench.scale_ranks`), and of the other hosts only their leases are stand-ins. Measured are the time
+until all guardians are greeted, which connect at the same moment; CPU time, memory and files of the
+supervisor; how long it takes to name the middle one, which hangs, and one that is stopped; to start
+all again; and to stop the run. With --lines one process sends what so many guardians send: only the
+supervisor is measured. All share this machine's cores, where a cluster has those of each host.
 """
 
 import argparse
@@ -254,7 +254,8 @@ def main() -> int:
     parser.add_argument("--runs", nargs="*", type=int, default=list(RUNS))
     parser.add_argument("--events", nargs="*", type=int, default=list(EVENT_COUNTS))
     options = parser.parse_args()
-    results: dict[str, Any] = {"machine": cpu()}
+    there = options.results and options.results.exists()
+    results = json.loads(options.results.read_text()) if there else {"machine": cpu()}
     folder = Path(tempfile.mkdtemp(prefix="ftcluster-scale-"))
     measurements: dict[str, tuple[list[int], Callable[[int], dict[str, Any]]]] = {
         "ranks": (options.ranks, lambda count: with_guardians(folder / f"r{count}", count)),
@@ -264,10 +265,12 @@ def main() -> int:
     }
     try:
         for name, (counts, measure) in measurements.items():
-            results[name] = []
             for count in counts:
-                results[name].append(measure(count))
-                print(name, json.dumps(results[name][-1]), flush=True)
+                found = measure(count)
+                print(name, json.dumps(found), flush=True)
+                [key, *_] = found  # the count
+                others = [one for one in results.get(name, []) if one[key] != count]
+                results[name] = sorted((*others, found), key=lambda one: one[key])
                 write(options.results, results)
     finally:
         shutil.rmtree(folder)

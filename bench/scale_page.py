@@ -2,7 +2,8 @@
 
     .venv-dev/bin/python -m bench.scale_page
 
-from the repository's root, after `bench.scale`. RESULTS is its measurement.
+from the repository's root, after `bench.scale` and `bench.scale_commands`. RESULTS is what they
+have measured.
 """
 
 import json
@@ -74,8 +75,21 @@ def tables(found: dict[str, Any]) -> str:
             ("events", "read after, s", "memory, MB"),
             [(one["events"], one["seconds"], one["memory_mb"]) for one in found["events"]],
         ),
+        "Commands as their user calls them, on a head that is the control node: with one or many "
+        "runs that have ended there, or with one of so many events, whose log has 20 GB. The time "
+        "is that of the fastest of three calls; Ansible's start is most of it, but for `version`, "
+        "which needs none:",
+        table(
+            ("with", "command", "s", "of a core, s", "its largest process, MB"),
+            [(_with(one), f"`ftcluster {one['command']}`", one["seconds"], one["cpu_seconds"],
+              one["memory_mb"]) for one in found["commands"]],
+        ),
     ]  # fmt: skip
     return "\n\n".join(parts)
+
+
+def _with(row: dict[str, Any]) -> str:
+    return f"{row['runs']:,} runs" if "runs" in row else f"{row['events']:,} events"
 
 
 def picture(found: dict[str, Any]) -> str:

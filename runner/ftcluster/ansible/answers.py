@@ -76,12 +76,19 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
             "which is the most that Ansible's runner brings",
             answer.most,
         )
+    return (checked(answer, facts[answer.key], event.host),)
+
+
+def checked(answer: Answer[Answered], value: Any, host: str) -> Answered:
+    """What a host has answered.
+
+    Raises:
+        FtclusterError: it has another form; names the host.
+    """
     try:
-        return (answer.read(facts[answer.key]),)
+        return answer.read(value)
     except WrongAnswer as error:
-        raise FtclusterError(
-            f"{event.host} answered what is refused: {error}", ANOTHER_VERSION
-        ) from (None)
+        raise FtclusterError(f"{host} answered what is refused: {error}", ANOTHER_VERSION) from None
 
 
 def _refuse(what: str, value: Any) -> NoReturn:

@@ -22,6 +22,7 @@ HEAD_GROUP = "head"
 OWN_GROUP = "ftcluster"  # an inventory that has it says which hosts the cluster has
 NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
+BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
 EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 NO_LIST = "a list of hosts cannot be set up; write them into a file, one a line"
@@ -75,8 +76,8 @@ class Inventory:
 
 def inventory_path(given: str) -> Path:
     """The path of an inventory that a user names: `localhost` is the bundled one."""
-    ours = bundled("inventory") / f"{LOCALHOST}.ini"
-    return ours if given == LOCALHOST and not Path(given).exists() else Path(given)
+    ours = given == LOCALHOST and not Path(given).exists()
+    return BUNDLED_LOCALHOST if ours else Path(given)
 
 
 def read_inventory(

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import ansible_runner
 import yaml
 
 from ftcluster.ansible import child
@@ -180,6 +179,8 @@ def _run(
             if ended:
                 end_descendants()
         return bool(ended)
+
+    import ansible_runner  # a quarter of what a command takes that needs no playbook
 
     write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()

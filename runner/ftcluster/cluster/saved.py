@@ -10,14 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory import LOCALHOST
+from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, LOCALHOST
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.record import Drained, record_of
 from ftcluster.cluster.tunings import Tuning
 from ftcluster.errors import FtclusterError
-from ftcluster.paths import bundled, locked_state, make_state_dir, state_dir, write_atomically
+from ftcluster.paths import locked_state, make_state_dir, state_dir, write_atomically
 
-_BUNDLED = bundled("inventory") / f"{LOCALHOST}.ini"
 _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
@@ -99,7 +98,9 @@ def remember(cluster: Cluster) -> None:
     """Save the cluster, for later commands; a file that cannot be read is kept as .damaged."""
     document = {
         # the bundled one by its name: another installation has it elsewhere
-        "inventories": [LOCALHOST if p == _BUNDLED else str(p) for p in cluster.inventories],
+        "inventories": [
+            LOCALHOST if p == BUNDLED_LOCALHOST else str(p) for p in cluster.inventories
+        ],
         "hosts": cluster.pattern,
         "options": cluster.options,
         "facts": cluster.facts.to_dict(),
@@ -204,7 +205,8 @@ def _read() -> Cluster:
     if not facts.hosts:
         raise ValueError("it has no hosts")
     inventories = tuple(
-        _BUNDLED if text == LOCALHOST else Path(text) for text in _texts(document["inventories"])
+        BUNDLED_LOCALHOST if text == LOCALHOST else Path(text)
+        for text in _texts(document["inventories"])
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
     cluster = Cluster(inventories, facts, options, pattern)

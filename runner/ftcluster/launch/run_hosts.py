@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftcluster.ansible.inventory import pattern_of
+from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, pattern_of
 from ftcluster.ansible.playbooks import RunFolder
 from ftcluster.cluster.saved import Cluster
 
@@ -61,6 +61,11 @@ class RunHosts:
     def head(self) -> str:
         """The inventory's name of the head."""
         return self.hosts[0]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine, with this user's runs."""
+        return self.inventories == (BUNDLED_LOCALHOST,) and not self.rank_user
 
     @property
     def runs(self) -> str:

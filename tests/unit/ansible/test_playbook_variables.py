@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ansible_runner
 import pytest
 import yaml
 
-from ftcluster.ansible import playbook
 from ftcluster.ansible.playbook import TaskEvent, never_a_template, run_playbook
 from ftcluster.errors import FtclusterError
 
@@ -137,7 +137,7 @@ def test_variables_are_in_no_argument_and_no_file_but_in_a_pipe_that_nobody_else
         given["again"] = pipe.exists()
         return thread, SimpleNamespace(status="successful")
 
-    monkeypatch.setattr(playbook.ansible_runner, "run_async", run_async)
+    monkeypatch.setattr(ansible_runner, "run_async", run_async)
     run_playbook("p.yml", (tmp_path,), {"a": "s3cret"}, lambda _: None, time_limit_seconds=9)
     assert given.pop("modes") == [stat.S_IFDIR | 0o700, stat.S_IFIFO | 0o600]
     assert given.pop("through") == b"--- !unsafe\na: s3cret\n"

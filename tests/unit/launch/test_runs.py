@@ -1,6 +1,7 @@
 """What the playbooks of runs return, and what it means."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -9,11 +10,14 @@ from typing import Any
 import pytest
 
 from ftcluster.ansible.answers import JOBS_FOUND, SET_FACT
+from ftcluster.ansible.inventory import BUNDLED_LOCALHOST
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import runs
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_train.io.events import EventWriter
+from tests.programs import NODE_PATH
 from tests.unit.shell import Said
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head", "node1", "node2"), "", "/opt/ftcluster")
@@ -110,3 +114,37 @@ def test_what_cannot_be_resumed_is_named(
     answers(monkeypatch, **jobs)
     with pytest.raises(FtclusterError, match=message):
         runs.find_job(RUN_HOSTS, "r")
+
+
+def here(prefix: Path, python: str) -> RunHosts:
+    """This machine after `setup localhost`, with a program for the Python of its stack."""
+    program = prefix / "current/bin/python"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\n{python}\n")
+    program.chmod(0o755)
+    return RunHosts((BUNDLED_LOCALHOST,), ("localhost",), "", str(prefix))
+
+
+def test_runs_of_this_machine_are_listed_without_ansible(tmp_path: Path) -> None:
+    head = here(tmp_path, f'PYTHONPATH={NODE_PATH} exec {sys.executable} "$@"')
+    for number in range(3):
+        folder = tmp_path / f"runs/mrpc-20260101-00000{number}-ab12"
+        folder.mkdir(parents=True)
+        EventWriter(folder).write("end", state="done", exit_code=0, seconds=1.0)
+    names = [one.run for one in runs.list_runs(head)[0]]
+    assert sorted(names) == [f"mrpc-20260101-00000{number}-ab12" for number in range(3)]
+    assert runs.find_run(head, "mrpc-20260101-000001").state == "done"
+    assert [left for _, left in [runs.list_runs(head, most=2)]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("python", "said"),
+    [
+        ("echo no such module >&2; exit 1", "localhost: no such module"),
+        ('echo \'{"runs": 5, "left": 0}\'', "localhost answered what is refused"),
+        ("echo oh", "localhost: Expecting value"),
+    ],
+)
+def test_what_its_stack_says_wrongly_is_an_error(tmp_path: Path, python: str, said: str) -> None:
+    with pytest.raises(FtclusterError, match=said):
+        runs.list_runs(here(tmp_path, python))

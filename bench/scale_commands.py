@@ -1,0 +1,178 @@
+"""What commands take with many runs on the head, and with one run of weeks.
+
+    .venv-dev/bin/python -m bench.scale_commands --results FILE [--home DIR]
+
+from the repository's root, after `bench.scale`, whose FILE this adds to; `scripts/environment
+control` before. This machine is set up in a folder (with --home: in DIR, and kept), as head and
+control node. Measured are wall time, CPU time and the largest process of each command as its user
+calls it: with RUNS ended runs there, all known here too, and with a run of EVENTS events whose
+ranks' log has LOG_BYTES.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.runs import cpu, write
+from ftcluster_common import __version__
+from ftcluster_common.launch import LAUNCH_FILE
+from ftcluster_train.io.events import EVENTS
+from tests.programs import FTCLUSTER, Home
+
+RUNS, EVENT_COUNT, LOG_BYTES = 10_000, 10_000_000, 20 << 30
+DAY = 86400.0
+ENDED = 30 * DAY  # ago
+AGAIN = 3  # times that each command is called, of which the fastest counts: others use the cores
+HOST = {"name": "localhost", "address": "127.0.0.1", "ranks": [{"cores": "0", "threads": 1}]}
+LONG = "long-20260101-000000-0000"
+
+
+def add_runs(home: Home, count: int) -> str:
+    """Runs that have ended, and their records; returns the id of one that has a model."""
+    began = time.time() - ENDED - count
+    run = ""
+    for number in range(count):
+        run = f"quickstart-20260131-{number:06}-{number % 65536:04x}"
+        folder = home.prefix / "runs" / run
+        lines: list[dict[str, Any]] = [
+            {"event": "start", "time": began + number, "world_size": 1, "steps": 10},
+            {"event": "result", "time": began + number + 4, "model": f"{folder}/model"},
+            {"event": "end", "time": began + number + 5, "state": "done", "exit_code": 0,
+             "seconds": 5.0},
+        ]  # fmt: skip
+        add_run(folder, lines)
+        record = home.folder / "state/ftcluster/runs" / run
+        record.mkdir(parents=True)
+        end = {"state": "done", "seconds": 5.0}
+        document = {"run": run, "ftcluster": __version__, "started": began + number, "end": end}
+        (record / "run.json").write_text(json.dumps(document, indent=1) + "\n")
+    model = home.prefix / "runs" / run / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(bytes(1 << 20))
+    (model.parent / "ranks.log").write_text("[0] a line\n")
+    return run
+
+
+def add_run(folder: Path, lines: list[dict[str, Any]]) -> None:
+    folder.mkdir(parents=True)
+    (folder / EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    launch = {"hosts": [HOST], "started_by": "somebody"}
+    (folder / LAUNCH_FILE).write_text(json.dumps(launch))
+
+
+def add_long_run(home: Home) -> None:
+    """A run of weeks; of its log only the end is more than a hole."""
+    folder = home.prefix / "runs" / LONG
+    began = time.time() - ENDED
+    add_run(folder, [{"event": "start", "time": began, "world_size": 1, "steps": EVENT_COUNT,
+                      "threads_per_rank": 1, "precision": "fp32", "ipex": False, "backend": "gloo",
+                      "epochs": 1.0, "train_samples": 1000, "parameters": 1000}])  # fmt: skip
+    event = {
+        "event": "step", "time": began + 1, "step": 0, "epoch": 0.1, "loss": 1.5,
+        "samples_per_second": 100.0, "remaining_seconds": 5.0, "train_seconds": 1.0,
+    }  # fmt: skip
+    before, _, after = json.dumps(event).partition('"step": 0')
+    end = {"event": "end", "time": began + DAY, "state": "done", "exit_code": 0, "seconds": DAY}
+    with (folder / EVENTS).open("a", encoding="utf-8") as file:
+        file.writelines(f'{before}"step": {one}{after}\n' for one in range(1, EVENT_COUNT + 1))
+        file.write(json.dumps(end) + "\n")
+    with (folder / "ranks.log").open("wb") as file:
+        file.truncate(LOG_BYTES)
+        file.seek(0, os.SEEK_END)
+        file.write(b"[0] a line of a rank's log, of which there are many\n" * 200_000)
+
+
+def call(home: Home, *words: str) -> dict[str, Any]:
+    """A command of the control node; the fastest of some calls.
+
+    Raises:
+        SystemExit: it failed; says how.
+    """
+    found = []
+    for _ in range(AGAIN):
+        shutil.rmtree("model", ignore_errors=True)  # of `fetch`
+        with (home.folder / "said").open("w+b") as said:
+            began = time.monotonic()
+            pid = os.posix_spawn(
+                FTCLUSTER, [str(FTCLUSTER), *words], home.env,
+                file_actions=[(os.POSIX_SPAWN_DUP2, said.fileno(), one) for one in (1, 2)],
+            )  # fmt: skip
+            _, status, usage = os.wait4(pid, 0)
+            seconds = time.monotonic() - began
+            if status:
+                said.seek(0)
+                raise SystemExit(f"{words}: {said.read().decode()[-2000:]}")
+        found.append((seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024))
+    seconds, used, memory = min(found)
+    words = tuple("RUN" if "-2026" in word else word for word in words)
+    return {
+        "command": " ".join(words), "seconds": round(seconds, 2), "cpu_seconds": round(used, 2),
+        "memory_mb": round(memory),
+    }  # fmt: skip
+
+
+@contextmanager
+def this_machine(kept: Path | None) -> Iterator[Home]:
+    """This machine, set up in a folder."""
+    folder = kept or Path(tempfile.mkdtemp(prefix="ftcluster-scale-"))
+    home = Home(folder, folder / "ftcluster")
+    try:
+        if not (home.prefix / "current").exists():
+            done = home.run("setup", "localhost", "-e", f"ftcluster_prefix={home.prefix}")
+            if done.returncode:
+                raise SystemExit(done.stderr)
+        yield home
+    finally:
+        for runs in (home.prefix / "runs", folder / "state/ftcluster/runs"):
+            shutil.rmtree(runs, ignore_errors=True)
+        if not kept:
+            shutil.rmtree(folder)
+
+
+def measure(home: Home) -> Iterator[dict[str, Any]]:
+    """The commands, with many runs and then with the long one too."""
+    os.chdir(home.folder)
+    yield {"runs": 1, **call(home, "version")}
+    run = add_runs(home, RUNS)
+    home.run("ps")  # the head writes down what it has read
+    for words in (
+        ("ps",), ("ps", "--all"), ("logs", run), ("stop", run), ("fetch", run, "model"),
+        ("clean", "--done", "--older-than", "7d", "--dry-run"),
+    ):  # fmt: skip
+        yield {"runs": RUNS, **call(home, *words)}
+    add_long_run(home)
+    home.run("ps")
+    for words in (("attach", LONG), ("logs", LONG), ("ps",)):
+        yield {"events": EVENT_COUNT, **call(home, *words)}
+
+
+def main() -> int:
+    """Measure, and add it to the results; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--home", type=Path)
+    options = parser.parse_args()
+    there = options.results.exists()
+    results = json.loads(options.results.read_text()) if there else {"machine": cpu()}
+    results["commands"] = []
+    path = options.results.absolute()
+    with this_machine(options.home and options.home.absolute()) as home:
+        for row in measure(home):
+            results["commands"].append({**row, "load": os.getloadavg()[0]})
+            print(json.dumps(results["commands"][-1]), flush=True)
+            write(path, results)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
