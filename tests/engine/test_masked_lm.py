@@ -234,3 +234,24 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Path) -> None:
     tokenizer.save_pretrained(job.recipe.model)
     with pytest.raises(TrainError, match="has no mask token, which stands for what is predicted"):
         prepare(job)
+
+
+@pytest.mark.parametrize("of_tokens", [False, True])
+def test_loss_and_gradients_with_a_bias(of_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "LOGITS", 1)  # the logits of 16 tokens at once
+    draws = torch.Generator().manual_seed(1)
+    shapes = ((40, 8), (70, 8), (70,))
+    given = [torch.randn(shape, generator=draws, requires_grad=True) for shape in shapes]
+    tokens = torch.randint(70, (40,), generator=draws)
+    hidden, weight, bias = given
+    if of_tokens:
+        found = kernel.token_losses(hidden, weight, tokens, bias).sum()
+    else:
+        found = kernel.linear_cross_entropy(hidden, weight, tokens, bias)
+    wanted = torch.nn.functional.cross_entropy(hidden @ weight.T + bias, tokens, reduction="sum")
+    torch.testing.assert_close(found, wanted)
+    pairs = zip(
+        torch.autograd.grad(3 * found, given), torch.autograd.grad(3 * wanted, given), strict=True
+    )
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)

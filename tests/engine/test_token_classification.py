@@ -9,9 +9,10 @@ import datasets
 import pytest
 import torch
 from tokenizers import Tokenizer
-from tokenizers.models import WordPiece
-from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.models import BPE, Unigram, WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer, ByteLevel, Metaspace
 from tokenizers.processors import BertProcessing
+from tokenizers.processors import ByteLevel as ByteLevelProcessor
 from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -20,7 +21,9 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
+from ftcluster_common.tagged_words import Tagged
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.tag_windows import label_tokens
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.entity_scores import entity_metrics, entity_report
@@ -210,6 +213,47 @@ def test_spans_are_the_tags_of_the_words_that_they_touch(tmp_path: Path) -> None
     ]  # fmt: skip
     said = "train: 2 OF 4 SPANS begin or end within one of the tokenizer's words"
     assert any(said in notice for notice in inputs.notices)
+
+
+def byte_level(trimmed: bool) -> Tokenizer:
+    """As those of RoBERTa and GPT-2: a space belongs to the token behind it, or is one alone."""
+    letters = [*ByteLevel.alphabet(), "Ġa", "bc"]
+    tokenizer = Tokenizer(
+        BPE({letter: n for n, letter in enumerate(letters)}, [("Ġ", "a"), ("b", "c")])
+    )
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = ByteLevelProcessor(trim_offsets=trimmed)
+    return tokenizer
+
+
+def metaspace() -> Tokenizer:
+    """As those of sentencepiece."""
+    pieces = ["▁", "▁a", "b", "c", "bc", "a", "é", "▁c"]
+    tokenizer = Tokenizer(Unigram([(piece, -1.0) for piece in pieces], 0))
+    tokenizer.pre_tokenizer = Metaspace()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [byte_level(True), byte_level(False), metaspace()], ids=["trimmed", "bytes", "▁"]
+)
+def test_words_of_other_tokenizers(tokenizer: Tokenizer) -> None:
+    words, tags = ["abc", "é", "cab", "a"], ("B-A", "O", "B-B", "I-B")
+    text = " ".join(words)
+    places = [(text.index(f"{word} "), text.index(f"{word} ") + len(word)) for word in words[:-1]]
+    places.append((len(text) - 1, len(text)))
+    encoded = tokenizer.encode(text)
+    for row in (
+        Tagged(text, tuple(places), tags),
+        Tagged(text, spans=(("A", 0, 3), ("B", 6, 11))),  # divided by the tokenizer
+    ):
+        found = label_tokens(row, encoded.offsets, encoded.word_ids, every=False)
+        assert [(one.word, one.tag, one.place) for one in found.tokens] == [
+            (number, *pair) for number, pair in enumerate(zip(tags, places, strict=True))
+        ]
+        assert (found.lost, found.unfit) == (0, 0)
+        first = [encoded.word_ids.index(number) for number in range(len(words))]  # as run_ner
+        assert [one.position for one in found.tokens] == first
 
 
 def test_numbers_have_the_names_that_parquet_gives(tmp_path: Path) -> None:

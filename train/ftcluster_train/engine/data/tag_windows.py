@@ -5,7 +5,7 @@ some context; a token is learned in one window alone, the one in which it is far
 Standard library only.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -79,13 +79,16 @@ def label_tokens(
 
 
 def _begins(text: str, offsets: Sequence[Place]) -> list[int | None]:
-    """Where each token begins, without the spaces that some tokenizers count to it."""
-    parts_of_text = (text[begin:end] for begin, end in offsets)
-    spaces = (len(part) - len(part.lstrip()) for part in parts_of_text)
-    return [
-        begin + space if begin + space < end else None
-        for (begin, end), space in zip(offsets, spaces, strict=True)
-    ]
+    """Where each token begins, without the spaces that some tokenizers count to it.
+
+    One of a space alone belongs to the word behind it, if there is one.
+    """
+    places: list[int | None] = []
+    for begin, end in offsets:
+        part = text[begin:end]
+        place = begin + len(part) - len(part.lstrip())
+        places.append(None if place == end and not text[end : end + 1].strip() else place)
+    return places
 
 
 def _of_words(
@@ -116,9 +119,8 @@ def _tags_of_spans(row: Tagged, places: Sequence[Place]) -> tuple[list[str], int
     edges = {*starts}, {end for _, end in places}
     for kind, begin, end in row.spans:
         unfit += begin not in edges[0] or end not in edges[1]
-        first = max(bisect_right(starts, begin) - 1, 0)
-        if first < len(places) and places[first][1] <= begin:
-            first += 1
+        first = bisect_left(starts, begin)
+        first -= first > 0 and places[first - 1][1] > begin
         prefix = "B"
         for number in range(first, len(places)):
             if starts[number] >= end:
