@@ -49,6 +49,8 @@ class Gpt(nn.Module):
     def __init__(self, letters, width, layers, context):
         super().__init__()
         self.letters, self.places = nn.Embedding(letters, width), nn.Embedding(context, width)
+        for one in (self.letters, self.places):
+            nn.init.normal_(one.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)), nn.LayerNorm(width))
 
     def forward(self, x):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         run,
         runs,
         setup,
+        sweep,
         teardown,
         terminal_view,
         train,
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Cluster", "FtclusterError", "LaunchOptions", "Run", "UsageError", "check", "data",
     "evaluate",
-    "find_run", "last_cluster", "plan", "predict", "run", "runs", "setup", "teardown",
-    "terminal_view", "train",
+    "find_run", "last_cluster", "plan", "predict", "run", "runs", "setup", "sweep",
+    "teardown", "terminal_view", "train",
 ]  # fmt: skip
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

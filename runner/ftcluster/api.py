@@ -21,6 +21,7 @@ from ftcluster.operations import predict as predicting
 from ftcluster.operations import run as running
 from ftcluster.operations import runs as all_runs
 from ftcluster.operations import setup as setting_up
+from ftcluster.operations import sweep as sweeping
 from ftcluster.operations import train as training
 from ftcluster.operations.attach import AttachResult, attach
 from ftcluster.operations.check import CheckResult
@@ -32,6 +33,8 @@ from ftcluster.operations.predict import PredictRequest, PredictResult
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
 from ftcluster.operations.run import RunRequest
 from ftcluster.operations.setup import SetupRequest
+from ftcluster.operations.sweep import SweepRequest
+from ftcluster.operations.sweep_result import SweepResult
 from ftcluster.operations.train import TrainRequest
 from ftcluster.progress.view import View
 from ftcluster.progress.view import make_view as terminal_view
@@ -39,7 +42,7 @@ from ftcluster_common.run_state import RunState
 
 __all__ = [
     "Cluster", "LaunchOptions", "Run", "check", "data", "evaluate", "find_run", "last_cluster",
-    "plan", "predict", "run", "runs", "setup", "teardown", "terminal_view", "train",
+    "plan", "predict", "run", "runs", "setup", "sweep", "teardown", "terminal_view", "train",
 ]  # fmt: skip
 
 Name = str | PathLike[str]  # a file or folder of this machine, or a name of the Hugging Face Hub
@@ -245,6 +248,47 @@ def train(
     )  # fmt: skip
     done = again(lambda: training.train(request, view), view)
     return _started(done.progress.run, request.connection)
+
+
+def sweep(
+    recipe: Name,
+    settings: Mapping[str, Any],
+    *,
+    random: int = 0,
+    seed: int = 0,
+    metric: str = "",
+    retry: bool = False,
+    hub_token: bool = False,
+    launch: LaunchOptions = RESTARTS,
+    view: View = SILENT,
+    **more: Any,
+) -> SweepResult:
+    """Train once for each combination of values, wait for all, and compare them.
+
+    The same call again trains only what is not there.
+
+    Args:
+        settings: fields of the recipe; a list has the values that are tried, of a field that takes
+            lists itself a list of lists; a text such as "1e-5..1e-4" is a range, for `random`.
+        random, seed: how many random combinations are tried, 0 for all, and what draws them.
+        metric: what is compared; left out, metric_for_best_model, or else the loss.
+        retry: whether what has failed or was stopped is trained again.
+        more: as of `train`; with `nodes`, as many runs at once as there are so many hosts.
+
+    Raises:
+        FtclusterError: a combination is not valid, or no head answers.
+    """
+    tried = [
+        f"{name}={','.join(map(json.dumps, value)) if isinstance(value, list) else value}"
+        for name, value in settings.items()
+    ]
+    asked = _asked(recipe, None, **more)
+    asked["words"] = (*asked["words"], *tried)
+    request = SweepRequest(
+        **asked, random=random, seed=seed, metric=metric, retry=retry, hub_token=hub_token,
+        launch=launch,
+    )  # fmt: skip
+    return again(lambda: sweeping.sweep(request, view, SILENT), view)
 
 
 def evaluate(

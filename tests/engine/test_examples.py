@@ -88,7 +88,9 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
     work = tmp_path / "work"
     work.mkdir()
     rows = rows_of(name, tmp_path)
-    length: dict[str, list[str]] = {"nanogpt": ["--steps", "40", "--layers", "1"]}
+    length: dict[str, list[str]] = {
+        "nanogpt": ["--steps", "150", "--layers", "1", "--width", "64", "--context", "32"]
+    }
     words = ["--data", str(rows), *model_of(name, tmp_path / "model"),
              *length.get(name, ["--epochs", "5" if quick(name) else "1"])]  # fmt: skip
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -102,8 +104,10 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
     left = {path.name for path in work.iterdir()}
     assert left & {"model", "model.pt"}
     said: dict[str, Callable[[list[str]], bool]] = {
-        "ddp": lambda lines: float(lines[-1].split()[-1]) > 0.9,
-        "fabric": lambda lines: float(lines[-1].split()[-1]) > 0.9,
-        "nanogpt": lambda lines: float(lines[-1].split()[-1]) < 2.0,  # 2.4 is chance
+        "ddp": lambda lines: float(lines[-1].split()[-1]) > 0.8,
+        "fabric": lambda lines: float(lines[-1].split()[-1]) > 0.8,
+        "nanogpt": lambda lines: (
+            float(lines[-1].split()[-1]) < 1.5
+        ),  # of 7 letters; log 7 is chance
     }
     assert said.get(name, lambda _: True)(done.stdout.splitlines())

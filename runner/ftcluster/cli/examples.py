@@ -29,5 +29,6 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if len(options.words) > 1:
         raise UsageError(f"one example at a time, not {', '.join(options.words)}")
-    print_result(options, examples(*options.words, folder=options.to or ""))
+    name = options.words[0] if options.words else ""
+    print_result(options, examples(name, options.to or ""))
     return 0

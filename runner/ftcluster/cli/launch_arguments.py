@@ -100,8 +100,8 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
         "grace_seconds",
     )  # fmt: skip
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    words = {name: tuple(getattr(options, name, ())) for name in ("env", "tags")}
-    return LaunchOptions(**given, **words, command=command_line())
+    env, tags = (tuple(getattr(options, name, ())) for name in ("env", "tags"))
+    return LaunchOptions(**given, env=env, tags=tags, command=command_line())
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

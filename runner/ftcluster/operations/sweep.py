@@ -84,7 +84,7 @@ class SweepRequest(RecipeRequest):
                 "learning_rate=1e-5..1e-4 --random 8",
             )
 
-    @property
+    @cached_property
     def _axes(self) -> tuple[list[str], list[Axis]]:
         return axes_of(self.words, all_fields())
 
@@ -126,7 +126,7 @@ class Part:
 
 def dry_run(request: SweepRequest, view: View) -> SweepResult:
     """What would be trained, once all of it is checked; no host is asked. Raises as `sweep`."""
-    return _Sweep(request, view, view).result
+    return replace(_Sweep(request, view, view).result, planned=True)
 
 
 def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
@@ -143,6 +143,9 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         FtclusterError: a combination is not valid (names all that are not), or no head answers.
     """
     one = _Sweep(request, view, steps_view)
+    path = Path(request.fetch)
+    if request.fetch and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
     try:
         one.find()
         one.run()

@@ -109,6 +109,7 @@ class SweepResult:
         at_once: how many run at the same time.
         fetched: the folder of this machine with the best model, or "".
         report: the page about the runs, or "".
+        planned: whether it is not to begin.
     """
 
     rows: Sequence[Row]
@@ -116,6 +117,7 @@ class SweepResult:
     at_once: int = 1
     fetched: str = ""
     report: str = ""
+    planned: bool = False
 
     @property
     def metric(self) -> str:
@@ -141,8 +143,8 @@ class SweepResult:
     @property
     def state(self) -> str:
         """`done` where each has ended, and one has the metric; else failed or running."""
-        if any(row.state in (WAITING, "running") for row in self.rows):
-            return "running"
+        if self.planned or any(row.state in (WAITING, "running") for row in self.rows):
+            return "planned" if self.planned else "running"
         lost = any(row.state == NOT_STARTED for row in self.rows)
         return "failed" if lost or not self.best else "done"
 

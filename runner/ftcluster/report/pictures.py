@@ -131,12 +131,10 @@ def tried(
             for run, one in zip(runs, fields, strict=True)
             if isinstance(value := one.get(name), int | float) and not isinstance(value, bool)
         ]
-        rows = [
-            {"run": run.label, "x": value, "y": metric[1]}
-            for run, value, metric in values
-            if metric and isfinite(metric[1])
-        ]
-        numbers = sorted({row["x"] for row in rows})
+        drawn = [(run, x, metric[1]) for run, x, metric in values if metric]
+        drawn = [(run, x, y) for run, x, y in drawn if isfinite(y)]
+        rows = [{"run": run.label, "x": x, "y": y} for run, x, y in drawn]
+        numbers = sorted({x for _, x, _ in drawn})
         if len(numbers) < 2 or len({metric[0] for _, _, metric in values if metric}) > 1:
             continue
         metric = next(metric[0] for _, _, metric in values if metric)
