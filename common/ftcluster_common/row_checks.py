@@ -159,8 +159,8 @@ def _tagging_problem(
 
 
 def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
-    problem = _check_columns(texts, [label] if label else [], row)
-    if not problem and label and isinstance(row[label], list | dict):
+    problem = _check_columns(texts, [], row)
+    if not problem and isinstance(row.get(label), list | dict):
         return f"{label} is {short(row[label])}, not a class or nothing"
     return problem
 

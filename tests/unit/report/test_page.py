@@ -157,7 +157,7 @@ def test_how_well_each_class_is_predicted() -> None:
 
 def test_what_a_model_writes() -> None:
     files = run_files()
-    evaluation = next(event for event in files.events if event["event"] == "evaluation")
+    evaluation = [event for event in files.events if event["event"] == "evaluation"][-1]
     evaluation["texts"] = {"validation": [["a <b>long</b> text", "a text", "text"]]}
     rows = "validation source reference written a &lt;b&gt;long&lt;/b&gt; text a text text"
     assert f"What the model writes {rows}" in text_of(render([files], NOW))

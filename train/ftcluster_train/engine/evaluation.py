@@ -111,9 +111,9 @@ class Evaluator:
         They are computed once: kept in the run's folder on each host, they are those of a start
         after a failure too, and of a run that continues this one.
         """
-        other, key = self._task.reference_model, f"{self._task.reference_key}-"
+        other, key = self._task.reference_model, self._task.reference_key
         for samples in sets:
-            name = f"reference-{key.lstrip('-')}{samples.about['sha256'][:16]}.json"
+            name = f"reference-{key}{samples.about['sha256'][:16]}.json"
             kept = _read_kept([folder / name for folder in job.run_dirs], len(samples))
             ranks = [rank for rank, has in enumerate(gather_over_ranks(bool(kept))) if has]
             if ranks:

@@ -120,7 +120,7 @@ class TextDistillationTask(Task):
         for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
             with file.open("rb") as content:
                 digest.update(hashlib.file_digest(content, "sha256").digest())
-        self.reference_key = digest.hexdigest()[:16]
+        self.reference_key = f"{digest.hexdigest()[:16]}-"
 
     def _of_teacher(self, folder: Path) -> Recipe:
         return replace(self.recipe, model=str(folder), from_scratch=False, config_overrides={})
