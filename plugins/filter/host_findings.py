@@ -164,8 +164,9 @@ def refused_to_root(facts: Facts) -> Findings:
             "root may not write where Ansible leaves files for it, in the login user's home "
             "(ansible_remote_tmp): it is read-only, or of a server to whom root is nobody (NFS "
             "with root_squash)",
-            "name a folder of the host's own disk in the inventory: "
-            "ansible_remote_tmp=/var/tmp/.ansible-USER",
+            # not a new one in it, which root's first module would make, for root alone
+            "name a folder of the host's own disk that all may write to in the inventory: "
+            "ansible_remote_tmp=/var/tmp",
         )
 
 

@@ -46,6 +46,7 @@ FORMS = {
     "node_package": NAME,
     "openmp": PATH,
     "prefix": f"(?=/){PATH}",
+    "rank_user_origin": "own|other|directory|",
     "python": NAME,
     "rdma_libraries": NAME,
     "socket_cpus": r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*",

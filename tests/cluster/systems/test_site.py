@@ -74,7 +74,7 @@ PORT = """
 echo Port 2302 > /etc/ssh/sshd_config.d/port.conf && systemctl restart ssh
 """
 OF_SSH_CONFIG = f"ansible_ssh_extra_args='-o Port=2302 -o HostKeyAlias={ADDRESS[OTHER]}'"
-OWN_DISK = r"ansible_remote_tmp=/var/tmp/.ansible-site"
+OWN_DISK = "ansible_remote_tmp=/var/tmp"
 SCRIPT = """
 import json, os, sys
 name = json.loads(open(sys.argv[1]).readline())["sentence2"]
