@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
 from ftcluster_train.comm import mpi_job, mpi_progress, mpi_types
-from ftcluster_train.comm.mpi_group import SEGMENT
+from ftcluster_train.comm.mpi_job import SEGMENT
 from ftcluster_train.comm.mpi_progress import Channel
 from ftcluster_train.comm.mpi_types import MPI, adds_bfloat16
 
@@ -188,7 +188,7 @@ def beyond_gloo() -> None:
         dist.broadcast(tensor, 0)
         assert tensor.tolist() == [1, 1, 0]
     assert adds_bfloat16(mpi_types.TYPES[torch.bfloat16])
-    large = torch.arange(SEGMENT // 4 + 5, dtype=torch.float32) % 7  # in two parts
+    large = torch.arange(SEGMENT // 4 + 5, dtype=torch.float32) % 7  # in several parts
     dist.all_reduce(total := large + RANK)
     assert torch.equal(total, SIZE * large + SIZE * (SIZE - 1) / 2)
     others = (MPI.INT16_T, MPI.FLOAT16_T, MPI.FLOAT, MPI.BYTE, MPI.DATATYPE_NULL)
