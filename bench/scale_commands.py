@@ -131,8 +131,6 @@ def this_machine(kept: Path | None) -> Iterator[Home]:
                 raise SystemExit(done.stderr)
         yield home
     finally:
-        for runs in (home.prefix / "runs", folder / "state/ftcluster/runs"):
-            shutil.rmtree(runs, ignore_errors=True)
         if not kept:
             shutil.rmtree(folder)
 
@@ -140,7 +138,10 @@ def this_machine(kept: Path | None) -> Iterator[Home]:
 def measure(home: Home) -> Iterator[dict[str, Any]]:
     """The commands, with many runs and then with the long one too."""
     os.chdir(home.folder)
-    yield {"runs": 1, **call(home, "version")}
+    for runs in (home.prefix / "runs", home.folder / "state/ftcluster/runs"):
+        shutil.rmtree(runs, ignore_errors=True)  # of a measurement that was ended
+    for word in ("version", "ps"):
+        yield {"runs": 0, **call(home, word)}
     run = add_runs(home, RUNS)
     home.run("ps")  # the head writes down what it has read
     for words in (

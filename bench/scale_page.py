@@ -75,10 +75,10 @@ def tables(found: dict[str, Any]) -> str:
             ("events", "read after, s", "memory, MB"),
             [(one["events"], one["seconds"], one["memory_mb"]) for one in found["events"]],
         ),
-        "Commands as their user calls them, on a head that is the control node: with one or many "
-        "runs that have ended there, or with one of so many events, whose log has 20 GB. The time "
-        "is that of the fastest of three calls; Ansible's start is most of it, but for `version`, "
-        "which needs none:",
+        "Commands as their user calls them, on a head that is the control node: with so many runs "
+        "that have ended there, or with one of so many events too, whose log has 20 GB. The time "
+        "is that of the fastest of three calls. Lists need no Ansible there; its start is "
+        "half of the others:",
         table(
             ("with", "command", "s", "of a core, s", "its largest process, MB"),
             [(_with(one), f"`ftcluster {one['command']}`", one["seconds"], one["cpu_seconds"],

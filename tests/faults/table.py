@@ -49,7 +49,7 @@ def page(results: Results) -> str:
     runs = [one for one in results if one["kind"] == "run"]
     return template.format(
         scale=scale_page.tables(scale_page.read()),
-        machine=_machine(machines[-1]),
+        machine="; later ".join(dict.fromkeys(map(_machine, machines))),
         faults=len(faults),
         notes="".join(f"- {one['text']}\n" for one in results if one["kind"] == "note"),
         untried="; ".join(untried) or "none",

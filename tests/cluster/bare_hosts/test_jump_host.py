@@ -10,13 +10,14 @@ from ftcluster.ansible.settings import FORKS, ansible_environment, for_hosts
 from tests.cluster.control import ADDRESS, HEAD, OTHER, Control
 from tests.programs import CONTROL
 
-# the second host stands for all of them, with a port each
-FIRST_PORT = 2201
+# the second host stands for all of them, with an address each
+ADDRESSES = [f"198.18.0.{210 + number}" for number in range(FORKS)]
+EACH = f"for one in {' '.join(ADDRESSES)}; do ip address {{}} $one/32 dev eth0 || exit; done; "
 MANY = (
-    f"{{ echo Port 22; seq -f 'Port %.0f' {FIRST_PORT} {FIRST_PORT + FORKS - 1}; "
-    "echo MaxStartups 1000; } > /etc/ssh/sshd_config.d/many.conf && systemctl restart ssh"
+    f"{EACH.format('add')} echo MaxStartups 1000 > /etc/ssh/sshd_config.d/many.conf && "
+    "systemctl restart ssh"
 )
-ONE = "rm /etc/ssh/sshd_config.d/many.conf && systemctl restart ssh"
+ONE = f"{EACH.format('del')} rm /etc/ssh/sshd_config.d/many.conf && systemctl restart ssh"
 
 
 @pytest.mark.long
@@ -25,10 +26,7 @@ def test_all_hosts_behind_a_jump_host_are_reached_at_once(bare: Control, tmp_pat
     [options] = re.findall(r"ansible_ssh_common_args=(.*)", bed.inventory())
     login = f"-i {bed.wanted.hosts}/ops_key {options}"
     jump = f"{options} -o ProxyCommand='ssh {login} -W %h:%p ops@{ADDRESS[HEAD]}'"
-    hosts = "".join(
-        f"host{n} ansible_host={ADDRESS[OTHER]} ansible_port={FIRST_PORT + n}\n"
-        for n in range(FORKS)
-    )
+    hosts = "".join(f"host{n} ansible_host={address}\n" for n, address in enumerate(ADDRESSES))
     inventory = tmp_path / "many.ini"
     inventory.write_text(
         f"{hosts}[all:vars]\nansible_user=ops\n"

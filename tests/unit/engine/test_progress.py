@@ -283,3 +283,20 @@ def test_trackers_get_steps_and_evaluations_by_trainers_names(tmp_path: Path) ->
         (10, {name: value for name, value in STEP.items() if name != "step"}),
         (10, {"eval_accuracy": 0.9, "epoch": 1.0}),
     ]
+
+
+def test_a_full_disk_costs_lines_but_no_checkpoint_is_lost_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    log = ProgressLog(EventWriter(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr("ftcluster_train.io.events.os.write", full)
+        log.notice("no checkpoint of step 5")
+        with pytest.raises(OSError, match="No space left"):
+            log.write("checkpoint", step=5, folder="/c", seconds=1.0)
+    log.notice("there is space again")
+    [line] = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["message"] == "there is space again"

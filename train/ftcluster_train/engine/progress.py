@@ -7,6 +7,7 @@ accelerate's trackers are not used: they end the MLflow run of a failed training
 their metrics from one process-wide run, and differ between the versions of the stacks.
 """
 
+import errno
 import importlib
 import os
 import re
@@ -23,6 +24,7 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.events import EventWriter
 
 TRACKED = ("loss", "grad_norm", "learning_rate", "epoch")  # of a step
+SPARED = ("step", "communication", "notice")  # a full disk costs the line, not the training
 EXPERIMENT = "ftcluster"
 MAX_PARAMETER = 250  # characters; servers of older releases reject more
 MLFLOW_SETTINGS = {
@@ -76,7 +78,11 @@ class ProgressLog:
     def write(self, event: str, **fields: Any) -> None:
         """Write an event, see `ftcluster_common.events` for their kinds and fields."""
         if self._events:
-            self._events.write(event, **fields)
+            try:
+                self._events.write(event, **fields)
+            except OSError as error:
+                if error.errno != errno.ENOSPC or event not in SPARED:
+                    raise
         if self._trackers and event == "step":
             self._trackers.log(fields["step"], {name: fields[name] for name in TRACKED})
         if self._trackers and event == "evaluation":
