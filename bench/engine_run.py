@@ -107,7 +107,11 @@ def main() -> int:
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
     lengths = train_set.lengths("input_ids")
-    flop_per_token = 6 * weights_of(product_shapes(model))
+    weights: float = weights_of(product_shapes(model))
+    if isinstance(recipe.options, MaskedLm):  # other tokens need no logits
+        head = model.get_output_embeddings().weight.numel()
+        weights -= (1 - recipe.options.mlm_probability) * head
+    flop_per_token = 6 * weights
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
     with _profiler(options) as profiler:
