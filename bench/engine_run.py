@@ -35,7 +35,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ftcluster_common.job import Job, read_job
-from ftcluster_common.recipe import CausalLm, MaskedLm, Seq2SeqLm, TokenClassification
+from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Seq2SeqLm, TokenClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
@@ -109,7 +109,7 @@ def main() -> int:
     task, model, samples = load(job, read_inputs(run_dir))
     train_set = samples.pop("train")
     lengths = task.lengths(train_set)
-    operations = 6 * products_of(model, train_set)
+    operations = 6 * products_of(model, train_set, recipe)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
     with _profiler(options) as profiler:
@@ -137,11 +137,15 @@ def main() -> int:
     return 0
 
 
-def products_of(model: Any, train_set: Samples) -> float:
+def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
     """The products of a weight and a token in a pass over all samples."""
     read = sum(train_set.lengths("input_ids"))
     if not model.config.is_encoder_decoder:
-        return read * weights_of(product_shapes(model))
+        weights: float = weights_of(product_shapes(model))
+        if isinstance(recipe.options, MaskedLm):  # other tokens need no logits
+            head = model.get_output_embeddings().weight.numel()
+            weights -= (1 - recipe.options.mlm_probability) * head
+        return read * weights
     written, total = sum(train_set.lengths("labels")), 0.0
     for name, layer in model.named_modules():
         if isinstance(layer, torch.nn.Linear):

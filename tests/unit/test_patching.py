@@ -15,7 +15,7 @@ OTHERS = {
     ("sharded_step.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
     ("adapters.py", "register_forward_hook"): "of a saved model that is compared, then dropped",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
-    ("text_classification.py", "setattr"): "a field of the saved config, which no model reads",
+    ("class_choice.py", "setattr"): "a field of the saved config, which no model reads",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",
 }
 
