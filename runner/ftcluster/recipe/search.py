@@ -14,6 +14,7 @@ from decimal import Decimal
 from ftcluster.errors import UsageError
 from ftcluster.recipe.names import OTHER_NAMES, SECTION
 from ftcluster.recipe.schema import Key
+from ftcluster_common.recipe import GENERATED
 
 MOST = 1000  # runs of a sweep
 WIDE = 100  # times the lower end: a range that is drawn from by its logarithm
@@ -91,7 +92,9 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
         parts = _parts(raw)
         if equals and (match := RANGE.fullmatch(raw.strip())):
             axes.append(_range(name, match, key))
-        elif equals and len(parts) > 1 and not (_takes_list(key) and parts[0][:1] != "["):
+        elif raw.startswith(GENERATED) or (_takes_list(key) and raw.strip()[:1] != "["):
+            fixed.append(word)  # which has commas of its own
+        elif equals and len(parts) > 1:
             axes.append(Values(name, tuple(dict.fromkeys(parts))))
         else:
             fixed.append(word)

@@ -34,6 +34,8 @@ def test_a_list_that_a_field_takes_is_one_value() -> None:
     assert fixed == ["mrpc", "metrics=accuracy,f1"]
     assert axes == [Values("learning_rate", ("1e-5", "2e-5")), Values("training.seed", ("1", "2"))]
     assert [one["training.seed"] for one in combinations(axes)] == ["1", "2", "1", "2"]
+    data = "data=generated:train=160,validation=40,seed=1"
+    assert axes_of([data, "data_config=null"], KEYS) == ([data, "data_config=null"], [])
     [several] = axes_of(["metrics=[accuracy,f1],[f1]"], KEYS)[1]
     assert several == Values("metrics", ("[accuracy,f1]", "[f1]"))
 
