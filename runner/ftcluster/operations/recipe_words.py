@@ -16,12 +16,8 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.trained_model import FILE, read_trained
 
 DEFAULT_RECIPE = "quickstart"
-FOLDERS = (
-    "data",
-    "model",
-    "tokenizer",
-    "teacher",
-)  # fields of a recipe that may name one of this machine
+# fields of a recipe that may name one of this machine
+FOLDERS = ("data", "model", "tokenizer", "teacher")
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
 
 
