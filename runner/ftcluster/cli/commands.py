@@ -14,7 +14,9 @@ from ftcluster.cli import (
     demo,
     evaluate,
     export,
+    export_model,
     fetch,
+    generate,
     hosts,
     logs,
     plan,
@@ -41,8 +43,8 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, evaluate, predict,
-    run, export, ps, logs, attach, stop, fetch, report, clean, demo, bench, tune, version,
-    completion,
+    generate, run, export, export_model, ps, logs, attach, stop, fetch, report, clean,
+    demo, bench, tune, version, completion,
 )  # fmt: skip
 
 

@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "data", "plan", "train", "evaluate", "predict", "run", "export"),
-    "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
+    "runs": (
+        "ps",
+        "logs",
+        "attach",
+        "stop",
+        "fetch",
+        "generate",
+        "export-model",
+        "report",
+        "clean",
+    ),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
@@ -41,6 +51,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "predict": (
         "ftcluster predict classify --model my-model --data new.csv --output predicted.csv",
     ),
+    "generate": ('ftcluster generate RUN "Name a prime number."',),
     "run": (
         "ftcluster run -- train.py --epochs 3",
         "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
@@ -50,13 +61,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
     ),
     "export slurm": (
-        "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
         "ftcluster export slurm classify --data reviews.csv --partition xeons -o classify.sh",
     ),
     "export k8s": (
-        "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
         "ftcluster export k8s mrpc --kind trainjob --image registry/ftcluster-node:1 -o k8s",
     ),
+    "export-model": ("ftcluster export-model openvino RUN --int8",),
     "ps": ("ftcluster ps", "ftcluster ps --json"),
     "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),
     "attach": ("ftcluster attach RUN",),
@@ -66,11 +76,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("ftcluster bench allreduce", "ftcluster bench scaling mrpc"),
     "bench allreduce": ("ftcluster bench allreduce --backends impi,gloo --sizes 1M,100M",),
     "bench scaling": ("ftcluster bench scaling mrpc --steps 50",),
-    "tune": (
-        "ftcluster tune mrpc --budget 30m",
-        "ftcluster tune mrpc --dry-run",
-        "ftcluster tune mrpc --forget",
-    ),
+    "tune": ("ftcluster tune mrpc --budget 30m", "ftcluster tune mrpc --forget"),
     "report": ("ftcluster report RUN",),
     "demo": ("ftcluster demo",),
     "version": ("ftcluster version --json",),

@@ -1,5 +1,7 @@
 """Measures a trained model, over all hosts of a cluster."""
 
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -66,6 +68,8 @@ class EvaluateResult:
             return running
         names = ("metrics", "samples_per_second", "world_size")
         measured = {name: result[name] for name in names}
+        if examples := result.get("examples"):
+            running["examples"] = examples
         about = {"model": self.model, "classes": self.classes, "seconds": progress.seconds}
         return {**running, **about, **measured}
 
@@ -75,7 +79,20 @@ class EvaluateResult:
             return [self.progress.run]
         result = self.progress.result
         of_all = [metrics(result["metrics"]), speed(self.progress, self.run)]
-        return [*class_lines(result), *of_all]
+        return [*example_lines(result.get("examples", ())), *class_lines(result), *of_all]
+
+
+def example_lines(examples: Sequence[Mapping[str, str]]) -> list[str]:
+    """Answers of a model beside those of the data, each text on a line of its own.
+
+    >>> example_lines([{"prompt": "2+2?\\n", "reference": "4", "answer": "5"}])
+    ['example 1 prompt: "2+2?\\\\n"', 'example 1 reference: "4"', 'example 1 answer: "5"']
+    """
+    return [
+        f"example {number} {name}: {json.dumps(text, ensure_ascii=False)}"
+        for number, example in enumerate(examples, start=1)
+        for name, text in example.items()
+    ]
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:

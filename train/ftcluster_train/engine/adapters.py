@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_common.recipe import DecoderTuning, Recipe, split_revision
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear import Adapter, dense
 
@@ -107,8 +107,12 @@ def save_adapters(model: PreTrainedModel, recipe: Recipe, folder: Path) -> None:
         for part in PARTS
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    base, revision = (recipe.model, None)
+    if not Path(base).exists():
+        base, revision = split_revision(base)
     config = {
-        "base_model_name_or_path": recipe.model,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

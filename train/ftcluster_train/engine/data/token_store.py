@@ -17,7 +17,7 @@ import shutil
 import socket
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Inputs:
         samples: the folder with a folder of token samples for each split.
         report: what the samples say of the data, see `engine.data_report`.
         notices: what to tell the user, such as that samples were truncated.
+        commits: of the Hub, of "model" and "data", where these are from there.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Inputs:
     samples: str
     notices: list[str]
     report: dict[str, Any]
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:

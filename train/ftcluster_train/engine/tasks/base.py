@@ -80,6 +80,7 @@ class Task(TokenizedTexts, ABC):
         drawn: the rows of the training set that became the validation set, if some did.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         disables_dropout: whether the model is trained without dropout.
+        about_data: for the card of the model that is trained, see `engine.model_card`.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -107,6 +108,7 @@ class Task(TokenizedTexts, ABC):
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
+        self.about_data: Mapping[str, Any] = {}
         self.uses: Columns = {}
         self._unread: list[str] = []
         self.drawn: Part | None = None
