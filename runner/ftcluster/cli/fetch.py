@@ -59,7 +59,8 @@ def run(options: argparse.Namespace) -> int:
         question = f"upload {path} to {options.push} on the Hub, {kind} if it is new? [y/N] "
         if not options.yes and view.ask(question).lower() not in ("y", "yes"):
             raise UsageError(f"not uploaded: {path} is here", "--yes uploads without asking")
-        address = push(path, options.push, options.public)
-        fetched = Result({**fetched.found, "pushed": address}, (*fetched.text, address))
+        push(path, options.push, options.public)
+        said = (*fetched.text, f"uploaded: {options.push} on the Hub")
+        fetched = Result({**fetched.found, "pushed": options.push}, said)
     print_result(options, fetched)
     return 0

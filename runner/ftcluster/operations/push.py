@@ -42,8 +42,8 @@ def push_command(program: str, folder: Path, repository: str, public: bool) -> l
     ]  # fmt: skip
 
 
-def push(folder: Path, repository: str, public: bool) -> str:
-    """Upload a folder; returns the model's address. A repository that is there is added to.
+def push(folder: Path, repository: str, public: bool) -> None:
+    """Upload a folder. A repository that is there is added to.
 
     Raises:
         UsageError: see `check_push`.
@@ -56,4 +56,3 @@ def push(folder: Path, repository: str, public: bool) -> str:
         raise FtclusterError(
             f"{PROGRAM} upload failed: " + "\n  ".join(said), f"the model is here: {folder}"
         )
-    return f"https://huggingface.co/{repository}"

@@ -42,7 +42,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_it_is_uploaded_private_and_without_rows(shell: Shell, tmp_path: Path) -> None:
     found = shell("fetch mrpc-1 my-model --push me/mrpc --yes --json").document
-    assert found["pushed"] == "https://huggingface.co/me/mrpc"
+    assert found["pushed"] == "me/mrpc"
     argv = (tmp_path / "argv").read_text().splitlines()
     assert argv[:4] == ["upload", "me/mrpc", str(tmp_path / "my-model"), "."]
     assert "--private" in argv
