@@ -28,6 +28,7 @@ FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
 # optimum-intel caps transformers, and torch is that of the stack native
+CUDA_BUILD = "torchvision"  # optimum-intel asks for it, for images; it fits no torch for CPUs
 OWN, EXPORTERS = "exporter", Path(__file__).parents[1] / "runner/ftcluster/export/exporters"
 EXPORTER = [
     "optimum-intel[openvino]==2.2.0", "torch==2.13.0", "onnx", "onnxruntime", "onnxscript", "pip",
@@ -191,7 +192,7 @@ def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> N
 def write_exporter(elsewhere: dict[str, str]) -> None:
     """Resolve what `ftcluster export-model` installs, and write its two locks."""
     pythons = minors("3.11", "3.14")
-    packages = resolve(EXPORTER, pythons[0])
+    packages = [p for p in resolve(EXPORTER, pythons[0]) if p["name"] != CUDA_BUILD]
     kinds: tuple[tuple[str, bool], ...] = (("exporter.txt", False), ("exporter-cuda.txt", True))
     for name, for_cuda in kinds:
         some = [p for p in packages if p["name"].startswith(CUDA_PREFIXES) == for_cuda]
