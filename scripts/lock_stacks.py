@@ -1,7 +1,7 @@
 """Writes the locks of stacks: roles/torch_stack/files/<name>.txt and, beside it, <name>-cuda.txt.
 
 scripts/lock-stacks            all stacks that are not only documented
-scripts/lock-stacks intel-2.8  some of them; `exporter` is what `ftcluster export-model` installs
+scripts/lock-stacks intel-2.8  some of them
 
 A lock has every package of a stack with its exact version and the hashes of the wheels that fit
 (Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
@@ -27,13 +27,6 @@ FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
 # uv installs the wheels; pip is there for users
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
-# optimum-intel caps transformers, and torch is that of the stack native
-CUDA_BUILD = "torchvision"  # optimum-intel asks for it, for images; it fits no torch for CPUs
-OWN, EXPORTERS = "exporter", Path(__file__).parents[1] / "runner/ftcluster/export/exporters"
-EXPORTER = [
-    "optimum-intel[openvino]==2.2.0", "torch==2.13.0", "onnx", "onnxruntime", "onnxscript", "pip",
-    "setuptools",
-]  # fmt: skip
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 HEADER = """\
 # {what}. Renew it with scripts/lock-stacks {name}
@@ -189,19 +182,6 @@ def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> N
         print(f"{path.name}: {len(text)} packages, {download / 1e9:.2f} GB")
 
 
-def write_exporter(elsewhere: dict[str, str]) -> None:
-    """Resolve what `ftcluster export-model` installs, and write its two locks."""
-    pythons = minors("3.11", "3.14")
-    packages = [p for p in resolve(EXPORTER, pythons[0]) if p["name"] != CUDA_BUILD]
-    kinds: tuple[tuple[str, bool], ...] = (("exporter.txt", False), ("exporter-cuda.txt", True))
-    for name, for_cuda in kinds:
-        some = [p for p in packages if p["name"].startswith(CUDA_PREFIXES) == for_cuda]
-        lines = sorted(lock_lines(some, pythons, elsewhere))
-        head = f"# What ftcluster export-model installs. Renew it with scripts/lock-stacks {OWN}\n"
-        (EXPORTERS / name).write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
-        print(f"{name}: {len(lines)} packages")
-
-
 def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
     """Bytes to download and bytes unpacked of those packages that this Python gets."""
     pins = [
@@ -225,14 +205,11 @@ def main() -> None:
     """Write the locks that the command line names, or all."""
     data = yaml.safe_load((FILES / "stacks.yml").read_text(encoding="utf-8"))
     locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
-    unknown = set(sys.argv[1:]) - {*locked, OWN}
+    unknown = set(sys.argv[1:]) - set(locked)
     if unknown:
         sys.exit(f"error: {', '.join(unknown)}: known: {', '.join(locked)}")
-    for name in sys.argv[1:] or (*locked, OWN):
-        if name == OWN:
-            write_exporter(data["hashes"])
-        else:
-            write_lock(name, locked[name], data["hashes"])
+    for name in sys.argv[1:] or locked:
+        write_lock(name, locked[name], data["hashes"])
 
 
 if __name__ == "__main__":

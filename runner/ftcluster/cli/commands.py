@@ -14,7 +14,6 @@ from ftcluster.cli import (
     demo,
     evaluate,
     export,
-    export_model,
     fetch,
     generate,
     hosts,
@@ -43,7 +42,7 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, evaluate, predict,
-    generate, run, export, export_model, ps, logs, attach, stop, fetch, report, clean,
+    generate, run, export, ps, logs, attach, stop, fetch, report, clean,
     demo, bench, tune, version, completion,
 )  # fmt: skip
 
