@@ -84,7 +84,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "difference": Number | None,
         "seconds": Number,
     },
-    # model: "" where it was not trained; of a prediction also `predictions`, a folder
+    # model: "" where it was not trained; of a prediction also `predictions`, a folder; of texts
+    # `answers` and `tokens`; of the evaluation of answers `examples`, each texts by name
     "result": {
         "model": str,
         "metrics": dict,
@@ -92,6 +93,8 @@ EVENTS: dict[str, dict[str, Any]] = {
         "train_seconds": Number,
         "world_size": int,
     },
+    # what a model writes, in pieces: the number of the prompt, from 0
+    "text": {"prompt": int, "text": str},
     # of `bench allreduce`; the numbers of two ranks, as `network_benchmark.Link` has them
     "link": {"ranks": list, "latency_us": Number, "mb_per_second": Number},
     # a size in fp32 or bf16, see `all_reduce_benchmark.Times`
@@ -142,6 +145,7 @@ def is_event(kind: str, fields: Mapping[str, Any]) -> bool:
         and (kind != "data" or is_data(fields))
         and _are_reports(fields.get("classes", {}))
         and _are_texts(fields.get("texts", {}))
+        and _are(fields.get("answers", []), str)
         and all(
             _is(one.get(name), type_)
             for one in (fields["ranks"] if kind == "placement" else ())

@@ -1,21 +1,22 @@
 """job.json in a run's folder: what every rank does. Standard library only."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ftcluster_common.given_files import read_form
 from ftcluster_common.recipe import TASKS, Recipe, Training
 
-Purpose = Literal["train", "evaluate", "predict"]
+Purpose = Literal["train", "evaluate", "predict", "generate"]
 EVALUATE: Purpose = "evaluate"
 PREDICT: Purpose = "predict"
+GENERATE: Purpose = "generate"
 
 
 @dataclass(frozen=True)
 class Job:
-    """A training; or an evaluation of a model or its predictions.
+    """A training; or an evaluation of a model, its predictions, or what it writes.
 
     Attributes:
         run_dir: its folder on this host.
@@ -29,6 +30,10 @@ class Job:
         nodes: number of hosts with ranks; further ones are spares.
         shard_optimizer: whether each rank has a part of the optimizer's state, as the plan decided.
         shared_folder: whether all hosts have the same prefix, on a network's file system.
+        hardware: the hosts as text, for the model's card.
+        generation: `prompts`, a list of texts; `system`, `max_new_tokens`, `temperature`, `top_p`
+            and `seed`. Only where texts are generated.
+        price_per_hour: of all hosts, in `currency`; None where it is not known.
     """
 
     run: str
@@ -45,6 +50,10 @@ class Job:
     shard_optimizer: bool = False
     purpose: Purpose = "train"
     shared_folder: bool = False
+    hardware: tuple[str, ...] = ()
+    price_per_hour: float | None = None
+    currency: str = ""
+    generation: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:

@@ -516,6 +516,16 @@ GENERATED = "generated:"  # begins the data of a recipe: train=N,validation=N,se
 BY_TYPE = "config:"  # begins a model without weights: a type of model follows
 
 
+def split_revision(name: str) -> tuple[str, str | None]:
+    """A name of the Hub without its revision, and that: a branch, a tag or a commit.
+
+    >>> split_revision("google-bert/bert-base-uncased@86b5e09"), split_revision("gpt2")
+    (('google-bert/bert-base-uncased', '86b5e09'), ('gpt2', None))
+    """
+    plain, at, revision = name.partition("@")
+    return plain, revision if at else None
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One training job, independent of the cluster it runs on; see also docs/recipes.md.
@@ -523,6 +533,8 @@ class Recipe:
     Attributes:
         name: the recipe's file name without its ending.
         task: what kind of model is trained.
+        model: a folder, or a name of the Hub; likewise tokenizer. Behind a name of the Hub, also
+            of data, may be @ and a branch, tag or commit, see `split_revision`.
         data: a file or a folder (see docs/recipes.md), `generated:train=N,validation=N,seed=N`, or
             a name for `datasets.load_dataset`.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
@@ -530,6 +542,8 @@ class Recipe:
         teacher: the model that text-distillation learns from, as `model`.
         communication_cores: cores of each rank that no thread computes on; None: the plan decides.
         allocator: auto takes tcmalloc where a host has it.
+        license: of the trained model, such as apache-2.0, for its card, which has none otherwise.
+        card_host_names: whether the card has the names of the hosts.
         options: the fields of the task, which a recipe has at its top level.
     """
 
@@ -549,6 +563,8 @@ class Recipe:
     allocator: Literal["auto", "tcmalloc", "libc"] = "auto"
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     attention_dropout: bool = True
+    license: str | None = None
+    card_host_names: bool = False
     training: Training = field(default_factory=Training)
 
     @property

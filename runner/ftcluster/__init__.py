@@ -24,7 +24,9 @@ if TYPE_CHECKING:
         data,
         evaluate,
         find_run,
+        generate,
         last_cluster,
+        load,
         plan,
         predict,
         run,
@@ -38,9 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster", "FtclusterError", "LaunchOptions", "Run", "UsageError", "check", "data",
-    "evaluate",
-    "find_run", "last_cluster", "plan", "predict", "run", "runs", "setup", "sweep",
-    "teardown", "terminal_view", "train",
+    "evaluate", "find_run", "generate", "last_cluster", "load", "plan", "predict", "run", "runs",
+    "setup", "sweep", "teardown", "terminal_view", "train",
 ]  # fmt: skip
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

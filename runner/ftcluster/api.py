@@ -16,6 +16,8 @@ from ftcluster.errors import FtclusterError
 from ftcluster.operations import check as checking
 from ftcluster.operations import data as describing
 from ftcluster.operations import evaluate as evaluating
+from ftcluster.operations import generate as generating
+from ftcluster.operations import loaded as loading
 from ftcluster.operations import plan as planning
 from ftcluster.operations import predict as predicting
 from ftcluster.operations import run as running
@@ -28,6 +30,8 @@ from ftcluster.operations.check import CheckResult
 from ftcluster.operations.connection import Connection, again, find
 from ftcluster.operations.data import DataRequest, DataResult
 from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.generate import GenerateRequest, Sampling
+from ftcluster.operations.loaded import Data, data_path
 from ftcluster.operations.plan import PlanResult
 from ftcluster.operations.predict import PredictRequest, PredictResult
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
@@ -36,13 +40,15 @@ from ftcluster.operations.setup import SetupRequest
 from ftcluster.operations.sweep import SweepRequest
 from ftcluster.operations.sweep_result import SweepResult
 from ftcluster.operations.train import TrainRequest
-from ftcluster.progress.view import View
-from ftcluster.progress.view import make_view as terminal_view
+from ftcluster.progress.notebook import NotebookView, in_notebook
+from ftcluster.progress.view import View, make_view
 from ftcluster_common.run_state import RunState
+from ftcluster_common.trained_model import FILE
 
 __all__ = [
-    "Cluster", "LaunchOptions", "Run", "check", "data", "evaluate", "find_run", "last_cluster",
-    "plan", "predict", "run", "runs", "setup", "sweep", "teardown", "terminal_view", "train",
+    "Cluster", "LaunchOptions", "Run", "check", "data", "evaluate", "find_run", "generate",
+    "last_cluster", "load", "plan", "predict", "run", "runs", "setup", "sweep", "teardown",
+    "terminal_view", "train",
 ]  # fmt: skip
 
 Name = str | PathLike[str]  # a file or folder of this machine, or a name of the Hugging Face Hub
@@ -98,6 +104,21 @@ class Run:
         """
         found = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
         return Path(found["model"] or found["folder"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Those of its model, by name; waits until it has ended. Errors as of `wait`."""
+        return self.wait().metrics
+
+    @property
+    def model(self) -> Path:
+        """The folder of its model in the current folder, where the first use copies it.
+
+        Raises:
+            FtclusterError: it has no model, or a folder of its id has something else.
+        """
+        here = Path(self.id)
+        return here.absolute() if (here / FILE).is_file() else self.fetch()
 
     def logs(self, rank: int | None = None) -> str:
         """What its ranks have printed so far, each line with its rank; or only one of them.
@@ -236,7 +257,8 @@ def train(
         settings: fields of it, such as {"learning_rate": 2e-5}.
         resume: a run that is continued, instead of a recipe.
         hub_token: whether the hosts may use this user's token for the Hugging Face Hub.
-        more: `data` and `model`, a file, folder or Hub name; `name`, `nodes`, `spares` and
+        more: `data` and `model`, a file, folder or Hub name (data also a DataFrame or a list of
+            dicts); `name`, `nodes`, `spares` and
             `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook.
 
     Raises:
@@ -313,9 +335,58 @@ def evaluate(
     return again(lambda: evaluating.evaluate(request, view), view)
 
 
+def generate(
+    model: "Run | Name",
+    prompts: str | Sequence[str],
+    *,
+    cluster: Cluster | None = None,
+    options: Sequence[str] = (),
+    hub_token: bool = False,
+    view: View = SILENT,
+    **sampling: Any,
+) -> list[str]:
+    """What a language model answers to each prompt, on the head of a cluster.
+
+    Args:
+        model: a run that has trained it, its folder here, or a name of the Hub.
+        sampling: fields of `ftcluster.operations.generate.Sampling`, such as `temperature`.
+
+    Raises:
+        FtclusterError: there is no such model, it is no language model, or the run failed.
+    """
+    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
+    name = model.id if isinstance(model, Run) else fspath(model)
+    cluster = cluster or (model.cluster if isinstance(model, Run) else None)
+    connection = Connection(options=tuple(options), cluster=cluster)
+    request = GenerateRequest(name, texts, Sampling(**sampling), hub_token, connection=connection)
+    return again(lambda: generating.generate(request, view), view).answers
+
+
+def load(model: "Run | Name", **options: Any) -> Any:
+    """A trained model in this Python: transformers' pipeline, or that of sentence-transformers.
+
+    Args:
+        model: a run, whose model is copied here (`Run.model`), or a model's folder.
+        options: of the pipeline, SentenceTransformer or CrossEncoder.
+
+    Raises:
+        FtclusterError: a package is missing in this Python, or there is no such model.
+    """
+    return loading.load(model.model if isinstance(model, Run) else Path(model), **options)
+
+
+def terminal_view(verbose: bool = False) -> View:
+    """What shows the progress of a call: a live picture on a terminal or in a notebook's cell.
+
+    Args:
+        verbose: whether to print plain lines instead, as where there is neither.
+    """
+    return NotebookView() if not verbose and in_notebook() else make_view(verbose)
+
+
 def predict(
     model: Name,
-    data: Name,
+    data: Data,
     output: Name,
     recipe: Name = "",
     settings: Mapping[str, Any] | None = None,
@@ -390,7 +461,7 @@ def _asked(
     recipe: Name,
     settings: Mapping[str, Any] | None,
     *,
-    data: Name | None = None,
+    data: Data | None = None,
     model: Name | None = None,
     nodes: int | None = None,
     spares: int = 0,
@@ -404,7 +475,7 @@ def _asked(
     words += [f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()]
     return {
         "words": tuple(words),
-        "data": None if data is None else fspath(data),
+        "data": None if data is None else data_path(data),
         "model": None if model is None else fspath(model),
         "nodes": nodes,
         "spares": spares,

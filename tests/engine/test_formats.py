@@ -215,7 +215,7 @@ def test_classes_of_named_data_are_those_of_the_model_with_their_names(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["good", "bad", "fair"])
     )
     rows = datasets.Dataset.from_dict({"text": ["w5", "w6", "w7"], "label": [0, 1, 2]}, kinds)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_: {"validation": rows})
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: {"validation": rows})
     samples = Samples(Path(prepare(job).samples) / "validation")
     assert [NAMES[sample["label"][0]] for sample in samples] == ["good", "bad", "fair"]
 

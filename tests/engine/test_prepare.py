@@ -13,12 +13,15 @@ from typing import Any
 
 import datasets
 import pytest
+from huggingface_hub import constants
 
 from ftcluster_train.engine import prepare as prepare_module
+from ftcluster_train.engine.data.download import commit_of, fetch_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.models import dtype_keyword
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
+from ftcluster_train.errors import TrainError
 from tests.engine.jobs import make_job
 from tests.engine.models import make_model, make_tokenizer
 
@@ -38,8 +41,8 @@ def write(folder: Path, texts: Sequence[str]) -> dict[str, str]:
 def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write(tmp_path / "first", ["w5", "w7"])
 
-    def load(name: str, config: str | None) -> Any:
-        assert (name, config) == ("someone/texts", None)
+    def load(name: str, config: str | None, revision: str | None) -> Any:
+        assert (name, config, revision) == ("someone/texts", None, "v1")
         return load_dataset("json", data_files=files, cache_dir=str(tmp_path / "datasets"))
 
     encoded: list[str] = []
@@ -57,7 +60,7 @@ def test_named_data_are_tokenised_once(tmp_path: Path, monkeypatch: pytest.Monke
     found = []
     for run in ("a", "b", "c", "d"):
         job = make_job(tmp_path / run, "text-classification")
-        recipe = replace(job.recipe, model=str(model), data="someone/texts", from_scratch=False)
+        recipe = replace(job.recipe, model=str(model), data="someone/texts@v1", from_scratch=False)
         found.append(prepare(replace(job, recipe=recipe, prefix=tmp_path / "prefix")).samples)
         if run == "b":
             files = write(tmp_path / "second", ["w8", "w9"])
@@ -121,3 +124,22 @@ def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
 )
 def test_each_transformers_is_asked_for_fp32_in_its_own_words(version: str, keyword: str) -> None:
     assert dtype_keyword(version) == keyword
+
+
+def test_a_revision_of_the_hub_is_the_commit_that_its_cache_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    for revision, commit in (("main", "a" * 40), ("v1", "b" * 40)):
+        snapshot = cache / "models--own--tiny" / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").touch()
+        ref = cache / "models--own--tiny" / "refs" / revision
+        ref.parent.mkdir(exist_ok=True)
+        ref.write_text(commit)
+    for name, commit in (("", "a"), ("@v1", "b"), (f"@{'b' * 40}", "b")):
+        folder = fetch_model(f"own/tiny{name}", tmp_path / "models", weights=True)
+        assert commit_of(Path(folder)) == commit * 40
+    with pytest.raises(TrainError, match="own/tiny@v2"):
+        fetch_model("own/tiny@v2", tmp_path / "models", weights=True)

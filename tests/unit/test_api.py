@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from ftcluster.launch import training_run
 from ftcluster.launch.record import begin_record, record_dir
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import runs as operations
+from ftcluster.progress.notebook import NotebookView
 from ftcluster.progress.state import RunProgress
 from ftcluster_common.run_state import RunState
 from tests.unit.clusters import cluster, host
@@ -130,3 +132,83 @@ def test_what_is_known_of_a_run(
     (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
     assert ftcluster.runs() == (RUN,)
     assert capfd.readouterr() == ("", "")
+
+
+class Frame:
+    """A table with the method of pandas' DataFrame; tests/engine has a real one."""
+
+    def to_json(self, *, orient: str, lines: bool, date_format: str, force_ascii: bool) -> str:
+        assert (orient, lines, date_format, force_ascii) == ("records", True, "iso", False)
+        return '{"text":"schön","label":"a"}\n{"text":"b","label":"c"}\n'
+
+
+def test_rows_of_this_python_are_a_file_of_the_run(launched: list[TrainingRun]) -> None:
+    rows = [{"text": "schön", "label": "a"}, {"text": "b", "label": "c"}]
+    ftcluster.train("classify", data=Frame(), cluster=OURS)
+    for _ in range(2):
+        ftcluster.train("classify", data=rows, cluster=OURS)
+    files = [Path(run.folders[0][0]) for run in launched]
+    assert files[0] != files[1] == files[2]  # another text, the same rows
+    for file in files:
+        assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+        assert file.stat().st_mode & 0o777 == 0o600
+    for wrong in ([], [{"text": object()}], [1]):
+        with pytest.raises(ftcluster.FtclusterError, match="rows"):
+            ftcluster.train("classify", data=wrong, cluster=OURS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("files", "task", "package", "called"),
+    [
+        (("modules.json",), "sentence-similarity", "sentence_transformers", "SentenceTransformer"),
+        ((), "text-ranking", "sentence_transformers", "CrossEncoder"),
+        ((), "instruction-tuning", "transformers", "pipeline text-generation"),
+        ((), "text-classification", "transformers", "pipeline text-classification"),
+    ],
+)
+def test_a_model_is_loaded_as_its_users_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], task: str,
+    package: str, called: str,
+) -> None:  # fmt: skip
+    folder = tmp_path / "mrpc-1"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("[]")
+    about = {"recipe": "r", "task": task, "options": {}}
+    (folder / "ftcluster.json").write_text(json.dumps(about))
+    with pytest.raises(ftcluster.FtclusterError, match=r"needs .* in this Python"):
+        ftcluster.load(folder)
+    calls: list[str] = []
+    module = types.ModuleType(package)
+    module.pipeline = lambda task, **_: calls.append(f"pipeline {task}")  # type: ignore[attr-defined]
+    for name in ("SentenceTransformer", "CrossEncoder"):
+        setattr(module, name, lambda _folder, name=name, **_: calls.append(name))
+    monkeypatch.setitem(sys.modules, package, module)
+    ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # it has been copied here
+    assert calls == [called]
+
+
+def test_a_notebook_shows_one_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures: list[str] = []
+    module, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+
+    class Handle:
+        def update(self, page: str) -> None:
+            pictures[-1] = page
+
+    def show(page: str, display_id: bool) -> Handle:
+        assert display_id
+        pictures.append(page)
+        return Handle()
+
+    display.HTML, display.display = str, show  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    assert not isinstance(ftcluster.terminal_view(), NotebookView)  # IPython of a terminal
+    module.get_ipython = lambda: types.SimpleNamespace(kernel=1)  # type: ignore[attr-defined]
+    view, progress = ftcluster.terminal_view(), RunProgress("mrpc-1", doing="loading <model>")
+    for _ in range(3):
+        view.run_event(progress, "phase")
+    view.close()
+    assert len(pictures) == 1
+    assert "loading &lt;model&gt;" in pictures[0]

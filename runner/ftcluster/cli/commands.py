@@ -16,6 +16,7 @@ from ftcluster.cli import (
     examples,
     export,
     fetch,
+    generate,
     hosts,
     logs,
     plan,
@@ -43,8 +44,8 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, sweep, evaluate,
-    predict, run, examples, export, ps, logs, attach, stop, fetch, report, clean, demo, bench,
-    tune, version, completion,
+    predict, generate, run, examples, export, ps, logs, attach, stop, fetch, report, clean,
+    demo, bench, tune, version, completion,
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "data", "plan", "train", "sweep", "run", "examples", "export"),
-    "use a model": ("evaluate", "predict"),
+    "use a model": ("evaluate", "predict", "generate"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }
@@ -46,6 +46,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "predict": (
         "ftcluster predict classify --model my-model --data new.csv --output predicted.csv",
     ),
+    "generate": ('ftcluster generate RUN "Name a prime number."',),
     "run": (
         "ftcluster run -- train.py --epochs 3",
         "ftcluster run --nodes 2 --ranks-per-host 4 -- -m my_package.train",
@@ -56,11 +57,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
     ),
     "export slurm": (
-        "ftcluster export slurm mrpc --nodes 4 --time 2:00:00 -o mrpc.sh",
         "ftcluster export slurm classify --data reviews.csv --partition xeons -o classify.sh",
     ),
     "export k8s": (
-        "ftcluster export k8s mrpc --facts nodes.json --image registry/ftcluster-node:1",
         "ftcluster export k8s mrpc --kind trainjob --image registry/ftcluster-node:1 -o k8s",
     ),
     "ps": ("ftcluster ps", "ftcluster ps --json"),
@@ -72,11 +71,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench": ("ftcluster bench allreduce", "ftcluster bench scaling mrpc"),
     "bench allreduce": ("ftcluster bench allreduce --backends impi,gloo --sizes 1M,100M",),
     "bench scaling": ("ftcluster bench scaling mrpc --steps 50",),
-    "tune": (
-        "ftcluster tune mrpc --budget 30m",
-        "ftcluster tune mrpc --dry-run",
-        "ftcluster tune mrpc --forget",
-    ),
+    "tune": ("ftcluster tune mrpc --budget 30m", "ftcluster tune mrpc --forget"),
     "report": ("ftcluster report RUN",),
     "demo": ("ftcluster demo",),
     "version": ("ftcluster version --json",),

@@ -7,6 +7,7 @@ from ftcluster.cli.arguments import add_commands, add_output
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
+from ftcluster.operations.common_hosts import NAMED
 from ftcluster.operations.plan import compare, plan
 from ftcluster.operations.prepare import RecipeRequest
 
@@ -26,8 +27,9 @@ def add_parser(commands: Any) -> None:
         "--facts",
         metavar="FILE",
         action="append",
-        help="plan for the hosts in FILE, the output of `ftcluster plan --json`, instead of the "
-        "cluster that was set up last; given several times, compare time and cost of an epoch",
+        help="plan for the hosts in FILE, the output of `ftcluster plan --json`, or for common "
+        f"ones ({NAMED}; 4xNAME: four of them), instead of the cluster that was set up last; given "
+        "several times, compare time and cost of an epoch",
     )
     add_commands(parser)
     add_output(parser, verbose="")

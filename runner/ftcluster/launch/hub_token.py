@@ -9,8 +9,11 @@ from ftcluster.errors import UsageError
 from ftcluster_common.launch import HUB_TOKEN_FILE
 
 
-def find_token(environ: Mapping[str, str] = os.environ) -> str:
+def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-token") -> str:
     """The token, from the same places as huggingface_hub.
+
+    Args:
+        option: that asks for it, for messages.
 
     Raises:
         UsageError: there is none, or it is malformed.
@@ -26,12 +29,12 @@ def find_token(environ: Mapping[str, str] = os.environ) -> str:
             token = path.read_text(encoding="ascii", errors="replace")
         except OSError:
             raise UsageError(
-                f"--hf-token: HF_TOKEN is not set, and there is no {path}",
+                f"{option}: HF_TOKEN is not set, and there is no {path}",
                 "run hf auth login, or set HF_TOKEN for this command",
             ) from None
     token = token.strip()
     if not re.fullmatch(r"[\w.-]+", token, re.ASCII):
-        raise UsageError(f"--hf-token: {where} does not have a token", "run hf auth login")
+        raise UsageError(f"{option}: {where} does not have a token", "run hf auth login")
     return token
 
 

@@ -13,7 +13,7 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.column_uses import Columns
-from ftcluster_common.job import Purpose
+from ftcluster_common.job import GENERATE, Purpose
 from ftcluster_common.launch import Launch
 from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
@@ -55,8 +55,9 @@ def headline(
     names = short_names([host.name for host in plan.hosts])
     where = f"{counted(len(plan.hosts), 'host')} ({names})"
     scratch = ", from random weights" if recipe.from_scratch else ""
+    about = f"{purpose} {model}{scratch}, on {data}"
     return [
-        f"{purpose} {model}{scratch}, on {data}",
+        f"{purpose} {model}{scratch}" if purpose == GENERATE else about,
         *([columns_line(columns)] if columns else []),
         how,
         f"{counted(plan.world_size, 'rank')} on {where}, backend {plan.backend}",

@@ -1,17 +1,19 @@
 """A training: what is launched, and its result."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ftcluster.ansible.playbooks import Launched, RunEvents, Train
+from ftcluster.cluster.price import price_of
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, launch_and_follow
 from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
+from ftcluster.text.host_names import described
 from ftcluster_common.column_uses import Columns
 from ftcluster_common.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
@@ -31,6 +33,7 @@ class TrainingRun(Run):
         purpose: see Job.
         resume: the runs that it continues, see Job.
         must_resume: see Job.
+        generation: see Job.
         hub_token: what each host downloads model and data with, or "".
     """
 
@@ -41,6 +44,7 @@ class TrainingRun(Run):
     purpose: Purpose = "train"
     resume: tuple[str, ...] = ()
     must_resume: bool = True
+    generation: Mapping[str, Any] = field(default_factory=dict)
     hub_token: str = field(default="", repr=False)
 
     kind: ClassVar[str] = "train"
@@ -49,13 +53,30 @@ class TrainingRun(Run):
     def job(self) -> dict[str, Any]:
         plan, prefix = self.plan, Path(self.plan.prefix)
         folder = Path(self.launch.run_dir)
+        price, _ = price_of(self.prices)
         job = Job(
             self.id, folder, prefix, self.recipe, plan.precision, plan.ipex, self.resume,
             self.must_resume, log_samples=bool(os.environ.get(LOG_SAMPLES_VARIABLE)),
             nodes=len(plan.hosts), shard_optimizer=plan.shard_optimizer, purpose=self.purpose,
-            shared_folder=bool(self.cluster.slurm_job),
+            shared_folder=bool(self.cluster.slurm_job), hardware=self._hardware,
+            price_per_hour=price.per_hour if price else None,
+            currency=price.currency if price else "", generation=self.generation,
         )  # fmt: skip
         return job.to_dict()
+
+    @property
+    def prices(self) -> list[tuple[str, str]]:
+        """The hosts that it is prepared on, with their prices."""
+        names = {host.name for host in self.plan.prepared}
+        hosts = self.cluster.facts.hosts
+        return [(host.name, host.price_per_hour) for host in hosts if host.name in names]
+
+    @property
+    def _hardware(self) -> tuple[str, ...]:
+        names = {host.name for host in self.plan.hosts}
+        hosts = [host for host in self.cluster.facts.hosts if host.name in names]
+        named = [", ".join(sorted(names))] if self.recipe.card_host_names else []
+        return (*described([(host.cpu_model, host.cores) for host in hosts]), *named)
 
     def playbook(self, events: RunEvents, launch: Launched) -> Train:
         folders = [{"source": source, "path": path} for source, path in self.folders]

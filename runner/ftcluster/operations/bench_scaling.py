@@ -15,7 +15,7 @@ from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.prepare import LaunchOptions, RecipeRequest, prices
+from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
 from ftcluster.operations.result import Result
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
@@ -163,6 +163,6 @@ def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
         parameters=start["parameters"],
         slowest=host_of(plan, waited.index(min(waited))),
         epoch_samples=start["train_samples"],
-        price=price_of(prices(run))[0],
+        price=price_of(run.prices)[0],
         **measured,
     )

@@ -72,6 +72,8 @@ class EvaluateResult:
             return running
         names = ("metrics", "samples_per_second", "world_size")
         measured = {name: result[name] for name in names}
+        if texts := written_texts(result, ()):
+            running["texts"] = texts
         about = {"model": self.model, "classes": self.classes, "seconds": progress.seconds}
         return {**running, **about, **measured}
 

@@ -10,18 +10,25 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
+from ftcluster.operations.common_hosts import NAMED, common_hosts
 from ftcluster_common.given_files import GivenFileError, read_json
 
-HINT = "give the output of `ftcluster plan --json`, or cluster.json of another control node"
+HINT = (
+    "give the output of `ftcluster plan --json`, cluster.json of another control node, or common "
+    f"hosts, also several as 4xNAME: {NAMED}"
+)
 
 
 def facts_of(file: str | None) -> Cluster:
-    """The cluster of a file; without one, that of the last setup.
+    """The cluster of a file, or of common hosts; without one, that of the last setup.
 
     Raises:
         FtclusterError: there is none, or the file cannot be read or is incomplete.
     """
-    return Cluster(inventories=(), facts=read_facts(Path(file).absolute())) if file else recall()
+    if not file:
+        return recall()
+    common = None if Path(file).exists() else common_hosts(file)
+    return Cluster(inventories=(), facts=common or read_facts(Path(file).absolute()))
 
 
 def read_facts(path: Path) -> ClusterFacts:

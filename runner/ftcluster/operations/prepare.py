@@ -33,9 +33,10 @@ from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import encoding_notes, find_columns
 from ftcluster.recipe.inputs import check_inputs, on_the_hub
 from ftcluster.recipe.recipe import find_recipe
-from ftcluster.report.cost import Shape, described
+from ftcluster.report.cost import Shape
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
+from ftcluster.text.host_names import described
 from ftcluster_common.job import Purpose
 from ftcluster_common.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
 from ftcluster_common.recipe import CausalLm, Recipe
@@ -273,7 +274,7 @@ def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape
     hosts = run.cluster.facts.hosts
     fields = json.loads(json.dumps(asdict(run.recipe)))  # as a record has them
     planned = {host.name for host in run.plan.hosts}
-    price, why = price_of(prices(run))
+    price, why = price_of(run.prices)
     return Shape(
         name,
         described([(host.cpu_model, host.cores) for host in hosts if host.name in planned]),
@@ -284,10 +285,3 @@ def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape
         price,
         why,
     )
-
-
-def prices(run: TrainingRun) -> list[tuple[str, str]]:
-    """The hosts that a run is prepared on, with their prices."""
-    names = {host.name for host in run.plan.prepared}
-    hosts = run.cluster.facts.hosts
-    return [(host.name, host.price_per_hour) for host in hosts if host.name in names]

@@ -22,7 +22,6 @@ from ftcluster.operations.prepare import (
     LaunchOptions,
     RecipeRequest,
     headline_of,
-    prices,
     resumed_run,
     say_notes,
 )
@@ -94,7 +93,7 @@ class TrainResult:
         progress, start = self.progress, self.progress.start
         if progress.state == "running":
             return {"run": progress.run, "state": progress.state}
-        price, _ = price_of(prices(self.run))
+        price, _ = price_of(self.run.prices)
         return {
             **progress.document(),
             "price": price_document(price),
@@ -114,7 +113,7 @@ class TrainResult:
             return [progress.run]
         head = run.cluster.facts.head
         where = "" if head.connection == "local" else f"{head.name}:"
-        price, why = price_of(prices(run))
+        price, why = price_of(run.prices)
         cost = [f"cost: not available ({why})"] if why else []
         if price:
             hosts = len(run.plan.prepared)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ftcluster.planning.memory import ModelSize
 from ftcluster_common.given_files import parse_json, read_json
+from ftcluster_common.recipe import split_revision
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -71,10 +72,13 @@ def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
     cache = Path(environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
-    folder = cache / f"models--{name.replace('/', '--')}"
+    plain, revision = split_revision(name)
+    folder = cache / f"models--{plain.replace('/', '--')}"
     try:
-        commit = (folder / "refs" / "main").read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
+        commit = (folder / "refs" / (revision or "main")).read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        commit = revision or ""
+    if not commit:
         return None
     snapshot = folder / "snapshots" / commit
     return model_size(snapshot) or size_from_scratch(str(snapshot), {})

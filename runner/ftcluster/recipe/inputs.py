@@ -28,6 +28,7 @@ from ftcluster_common.recipe import (
     DecoderTuning,
     Recipe,
     SentenceSimilarity,
+    split_revision,
 )
 from ftcluster_common.sentence_modules import read_modules
 
@@ -112,20 +113,27 @@ def check_exists(field: str, value: str) -> None:
     """Make sure that a value is a path of this machine, or may be a name of the Hub.
 
     Raises:
-        InputError: it can only be a path, or is nearly one, and does not exist.
+        InputError: it can only be a path, or is nearly one, and does not exist; or it is a path
+            with a revision, which only names of the Hub have.
     """
     path = Path(value)
     if path.exists():
         return
-    folder = path.parent
+    plain, revision = split_revision(value)
+    if revision is not None and (Path(plain).exists() or not plain or not revision):
+        raise InputError(
+            f"{field} {value}: @ stands between a name of the Hub and a revision of it",
+            f"a file or folder of this machine has no revisions: {plain}" if plain else "",
+        )
+    path, folder = Path(plain), Path(plain).parent
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
     near = difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR)
     means_path = (
-        value.startswith((".", "/", "~"))
-        or value.endswith("/")
+        plain.startswith((".", "/", "~"))
+        or plain.endswith("/")
         or kind_of(path) in (*TABLES, CONLL, TEXT)
-        or value.count("/") > 1
-        or ("/" in value and folder.is_dir())
+        or plain.count("/") > 1
+        or ("/" in plain and folder.is_dir())
     )
     if not means_path and (field != "data" or not near):
         return

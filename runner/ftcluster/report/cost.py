@@ -101,18 +101,6 @@ class Shape:
             yield "cost of an epoch", UNKNOWN, self.no_price
 
 
-def described(hosts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Hosts as text: how many have which CPU and how many cores.
-
-    >>> described([("Xeon 8488C", 64), ("Xeon 8488C", 64), ("Xeon 6248", 40)])
-    ('2 x Xeon 8488C, 64 cores', '1 x Xeon 6248, 40 cores')
-    """
-    return tuple(
-        f"{hosts.count(kind)} x {kind[0].replace('(R)', '')}, {counted(kind[1], 'core')}"
-        for kind in dict.fromkeys(hosts)
-    )
-
-
 def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
     """Shapes side by side, and which is the fastest and the cheapest."""
     head = ("", "hosts", "ranks", "batch", "an epoch", "costs", "by")

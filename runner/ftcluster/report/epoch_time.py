@@ -9,6 +9,7 @@ from typing import Any
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import read_record, recorded_runs
+from ftcluster.paths import read_state, state_dir
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.report.analysis import OPERATIONS, step_parts
 from ftcluster.report.files import ended_here
@@ -16,6 +17,8 @@ from ftcluster.report.history import History, history_of, totals
 from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED = "measured", "estimated"
+RATES = "rates.json"  # of the state folder
+GUESSED = 2.0  # how far the speed of a CPU is off that was not measured, at least
 MOST_RUNS = 50  # whose events are read: some MB in all
 COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
 COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
@@ -87,7 +90,8 @@ def epoch_time(
     Measured: a training of the recipe with the same batch on as many ranks with as many threads of
     the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
     rank computes its samples' matrix products at the speed that was measured for a thread of its
-    CPU, and the step takes as much longer as that training's.
+    CPU, and the step takes as much longer as that training's. A CPU that was not measured counts as
+    the median of those that were, and the reason has how far that may be off.
 
     Args:
         fields: those of the recipe.
@@ -111,11 +115,12 @@ def epoch_time(
         return EpochTime(
             None, "", f"no training of this recipe in {plan.precision} is recorded here; {measure}"
         )
-    rates = thread_rates([source, *runs], plan.precision)
+    rates = thread_rates([source, *runs], plan.precision) | own_rates(plan.precision)
     unknown = sorted({cpu for cpu, _ in ranks} - rates.keys())
-    if unknown:
-        what = f"no training in {plan.precision} on {', '.join(unknown)} is recorded here"
-        return EpochTime(None, "", f"{what}; {measure}")
+    if not rates:
+        return EpochTime(None, "", f"the speed of no CPU in {plan.precision} is known; {measure}")
+    usual = median(rates.values())
+    rates |= dict.fromkeys(unknown, usual)
     shares = [rank.samples or 0 for host in plan.hosts for rank in host.placement]
     operations = OPERATIONS * source.weights * source.tokens  # of a sample
     step = max(
@@ -127,6 +132,13 @@ def epoch_time(
         f"by the speed of matrix products on these CPUs, of which run {source.run} reached "
         f"{source.limit_share:.0%}; what another network costs is not in it"
     )
+    if unknown:
+        spread = max(GUESSED, max(rates.values()) / usual, usual / min(rates.values()))
+        why += (
+            f". {', '.join(unknown)} was not measured and counts as the median of those that were: "
+            f"{seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand in "
+            f"{state_dir() / RATES}"
+        )
     return EpochTime(seconds, ESTIMATED, why, source.run)
 
 
@@ -160,6 +172,16 @@ def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
         for cpu, rates in of_run.items():
             medians.setdefault(cpu, median(rates))
     return medians
+
+
+def own_rates(precision: str) -> dict[str, float]:
+    """GFLOP/s of a thread by CPU, as the user's table has them: {"CPU": {"bf16": 400}}."""
+
+    def form(document: Any) -> dict[str, float]:
+        found = {cpu: float(of_cpu.get(precision, 0)) for cpu, of_cpu in document.items()}
+        return {cpu: rate for cpu, rate in found.items() if 0 < rate < float("inf")}
+
+    return read_state(state_dir() / RATES, form) or {}
 
 
 def past_runs() -> list[PastRun]:

@@ -22,13 +22,12 @@ from ftcluster.report.analysis import HostCost
 from ftcluster.report.cost import recorded_price
 from ftcluster.report.files import RunFiles
 from ftcluster.report.pictures import course, growth, places, speed, tried
-from ftcluster.report.run_page import RunPage, labels
+from ftcluster.report.run_page import RunPage, fields_of, labels
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster_common import __version__
 
 TEMPLATE = "page.html.j2"
-SECTIONS = ("options", "training")  # of a recipe
 SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # and those that differ
 
 
@@ -131,21 +130,6 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("checkpoints", lambda run: len(run.history.checkpoints) or "")
     yield row("stack", lambda run: run.record.get("stack", {}).get("name", ""))
     yield row("model", lambda run: run.history.result.get("model", ""))
-
-
-def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """A recipe's fields under the names that users set them by.
-
-    >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
-    {'max_length': 64, 'training.seed': 7}
-    """
-    fields: dict[str, Any] = {}
-    for name, value in recipe.items():
-        if name in SECTIONS:
-            fields |= fields_of(value, "training." if name == "training" else "")
-        elif section or name != "name":
-            fields[f"{section}{name}"] = value
-    return fields
 
 
 def differing(fields: Sequence[Mapping[str, Any]], besides: Sequence[str] = SHOWN) -> list[str]:

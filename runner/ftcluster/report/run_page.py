@@ -1,5 +1,6 @@
 """A run as the page and its pictures see it."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,9 @@ from ftcluster_common.class_report import ClassReport
 from ftcluster_common.launch import TAGS_VARIABLE
 from ftcluster_common.rank_times import Interval
 from ftcluster_common.run_state import name_of_run
+
+SECTIONS = ("options", "training")  # of a recipe
+MOST_VARIED, MOST_LABEL = 2, 40  # fields in a run's label, and its characters
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,36 @@ class RunPage:
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
-    """Short names of runs, with the ends of their ids; the ids if these do not differ."""
+    """Short names of runs: what differs between their recipes, where that is one or two fields.
+
+    Else their names, with the ends of their ids; the ids if these do not differ.
+    """
+    fields = [fields_of(run.record.get("recipe", {})) for run in files]
+    every = dict.fromkeys(name for recipe in fields for name in recipe)
+    varied = [n for n in every if len({json.dumps(recipe.get(n)) for recipe in fields}) > 1]
+    shown = [
+        ", ".join(f"{name.removeprefix('training.')}={recipe.get(name)}" for name in varied)
+        for recipe in fields
+    ]
+    short = all(len(text) <= MOST_LABEL for text in shown)
+    if 1 <= len(varied) <= MOST_VARIED and short and len(set(shown)) == len(shown):
+        return shown
     ids = [run.run for run in files]
     names = [f"{name_of_run(run)} {run.rpartition('-')[2]}" for run in ids]
     stamped = all(name_of_run(run) != run for run in ids)
     return names if stamped and len(set(names)) == len(names) else ids
+
+
+def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
+    """A recipe's fields under the names that users set them by.
+
+    >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
+    {'max_length': 64, 'training.seed': 7}
+    """
+    fields: dict[str, Any] = {}
+    for name, value in recipe.items():
+        if name in SECTIONS:
+            fields |= fields_of(value, "training." if name == "training" else "")
+        elif section or name != "name":
+            fields[f"{section}{name}"] = value
+    return fields

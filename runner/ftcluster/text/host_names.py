@@ -1,7 +1,9 @@
-"""Short lists of host names: node1-node7."""
+"""Hosts in few words."""
 
 import re
 from collections.abc import Sequence
+
+from ftcluster.text.plural import counted
 
 
 def short_names(names: Sequence[str]) -> str:
@@ -33,3 +35,15 @@ def _follows(name: str, following: str) -> int:
         if name[: match.start()] + number + name[match.end() :] == following:
             return match.start()
     return -1
+
+
+def described(hosts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Hosts as text: how many have which CPU and how many cores.
+
+    >>> described([("Xeon 8488C", 64), ("Xeon 8488C", 64), ("Xeon 6248", 40)])
+    ('2 x Xeon 8488C, 64 cores', '1 x Xeon 6248, 40 cores')
+    """
+    return tuple(
+        f"{hosts.count(kind)} x {kind[0].replace('(R)', '')}, {counted(kind[1], 'core')}"
+        for kind in dict.fromkeys(hosts)
+    )

@@ -181,3 +181,18 @@ def test_labels() -> None:
     assert named("mrpc-20261123-013759-2872") == ["mrpc 2872"]
     assert named("lr-1e-5-20261123-013759-2872") == ["lr-1e-5 2872"]  # as --name has it
     assert named("a-1-2872", "a-2-2872") == ["a-1-2872", "a-2-2872"]
+
+
+def test_labels_say_what_differs() -> None:
+    def of(*recipes: dict[str, Any]) -> list[str]:
+        files = [RunFiles(f"a-{n}-2872", {"recipe": one}, []) for n, one in enumerate(recipes)]
+        return labels(files)
+
+    rates = [
+        {"model": "m", "training": {"learning_rate": rate, "seed": 1}} for rate in (1e-5, 2e-5)
+    ]
+    assert of(*rates) == ["learning_rate=1e-05", "learning_rate=2e-05"]
+    assert of(rates[0], rates[0]) == ["a-0-2872", "a-1-2872"]  # nothing does
+    third = {"model": "m", "training": {"learning_rate": 1e-5, "seed": 2}}
+    assert of(*rates, third)[2] == "learning_rate=1e-05, seed=2"
+    assert of(rates[0], {"model": "x" * 60}) == ["a-0-2872", "a-1-2872"]  # too long

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_common.recipe import DecoderTuning, Recipe, split_revision
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear import Adapter, dense
 
@@ -109,8 +109,12 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
         for part in PARTS
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    base, revision = (recipe.model, None)
+    if not Path(base).exists():
+        base, revision = split_revision(base)
     config = {
-        "base_model_name_or_path": recipe.model,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -21,6 +21,7 @@ from ftcluster_train.engine.adapters import (
     saved_weights,
     trained_weights,
 )
+from ftcluster_train.engine.model_card import Measured, write_card
 from ftcluster_train.engine.optim.base import OptimizerStep, State, exhaust
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import NotAsTrainedError, SavedCheck
@@ -45,7 +46,7 @@ class Checkpoints:
     def __init__(
         self, job: Job, resumed: int, world: World, log: ProgressLog, check: SavedCheck | None
     ) -> None:
-        self._check = check
+        self._check, self._job = check, job
         folder = self._folder = job.run_dir / "checkpoints"
         self._limit = job.recipe.training.save_total_limit
         self._world, self._log = world, log
@@ -95,6 +96,8 @@ class Checkpoints:
         pieces = tensors.pieces()
 
         def write_more(partial: Path) -> None:
+            measured = Measured(state.metrics, state.classes, state.step, self._world.size)
+            write_card(partial, self._job, task, measured)
             if tensors.header:
                 write_state(partial, tensors.header, pieces, state)
 

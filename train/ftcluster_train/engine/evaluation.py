@@ -11,10 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.job import PREDICT, Job
+from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.generation import samples_beside_references
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
@@ -177,6 +179,10 @@ def run_on_sets(
     else:
         result |= evaluate(task, model, sets, world, bf16)._asdict()
     seconds = time.perf_counter() - started
+    if isinstance(task.options, InstructionTuning) and world.rank == 0:
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            name, samples = next(iter(sets.items()))
+            result["texts"] = {name: samples_beside_references(task, model, samples)}
     speed = sum(map(len, sets.values())) / seconds
     return {**result, "train_seconds": seconds, "samples_per_second": speed}
 

@@ -59,12 +59,14 @@ class TrainResult:
         metrics: of the last evaluation, or of the best one where its model is loaded at the end.
             Likewise classes, see `Scores`.
         train_seconds: without evaluation and checkpoints.
+        step: after which the model is as it is returned.
     """
 
     metrics: dict[str, float]
     train_seconds: float
     samples_per_second: float
     classes: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
 
 
 def train(
@@ -198,13 +200,13 @@ def train(
     check_equal_weights(optimizer, state.step, log)
     snapshots.wait()
     trained = optimizer.detach(wanted=world.rank == 0)
-    metrics, classes = state.metrics, state.classes
+    metrics, classes, at = state.metrics, state.classes, state.step
     if settings.load_best_model_at_end and checkpoints.load_best(
         trained, state, state_folders(job)
     ):
-        metrics, classes = state.best_metrics, state.best_classes
+        metrics, classes, at = state.best_metrics, state.best_classes, state.best_step or at
     task.use_scores(classes)
-    return TrainResult(metrics, seconds, state.samples / seconds, classes), trained
+    return TrainResult(metrics, seconds, state.samples / seconds, classes, at), trained
 
 
 def log_start(

@@ -29,10 +29,9 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import transformers
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
@@ -40,11 +39,11 @@ from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data_files import DataError
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.job import EVALUATE, Job, read_job
+from ftcluster_common.job import EVALUATE, GENERATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_common.trained_model import hash_of, read_rows
 from ftcluster_train.engine.adapters import check_whole
-from ftcluster_train.engine.data.download import fetch_model
+from ftcluster_train.engine.data.download import commit_of, fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_store import (
     Samples,
@@ -86,9 +85,12 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     model = recipe.model
     if not model.startswith(BY_TYPE):
         model = fetch_model(model, models, weights=weights and not recipe.from_scratch)
-        check_whole(model)
+        if job.purpose != GENERATE:
+            check_whole(model)
     folder, notices = _tokenizer(recipe, model, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
+    if job.purpose == GENERATE:
+        return Inputs(model, folder, "", notices, {})
     config = load_config(recipe, model, tokenizer)
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
@@ -120,6 +122,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
             ]
         return notices
 
+    version = _data_version(recipe)
     settings = {
         "task": recipe.task,
         "options": asdict(recipe.options),
@@ -128,7 +131,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "classes": trained.label2id if trained else getattr(task, "names", None),
         "longest": longest,
         "prompts": getattr(task, "prompts", ()),
-        "data": _data_version(recipe),
+        "data": recipe.data if recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
         # with which the classes have to go together
         "checked": [recipe.training.metric_for_best_model, recipe.training.label_smoothing_factor],
@@ -144,7 +147,15 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
-    return Inputs(model, folder, str(samples), notices + more, report, teacher)
+    commits = {
+        "model": "" if Path(recipe.model).exists() else commit_of(Path(model)),
+        "data": commit_of(*(Path(name) for names in version.values() for name in names)),
+    }
+    known = {what: commit for what, commit in commits.items() if commit}
+    notices += [
+        f"{what} {getattr(recipe, what)}: commit {commit}" for what, commit in known.items()
+    ]
+    return Inputs(model, folder, str(samples), notices + more, report, teacher, known)
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
@@ -173,11 +184,13 @@ def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:
                 )
 
 
-def _data_version(recipe: Recipe) -> Any:
-    """Changes with the data; the files of a folder are hashed elsewhere."""
-    if recipe.data.startswith(GENERATED):
-        return recipe.data
-    return "" if Path(recipe.data).exists() else dataset_version(recipe.data, recipe.data_config)
+def _data_version(recipe: Recipe) -> Mapping[str, list[str]]:
+    """Changes with the data of the Hub; the files of a folder are hashed elsewhere."""
+    return (
+        {}
+        if recipe.data.startswith(GENERATED) or Path(recipe.data).exists()
+        else (dataset_version(recipe.data, recipe.data_config))
+    )
 
 
 def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple[str, list[str]]:

@@ -27,7 +27,7 @@ from ftcluster_common.class_report import read_report
 from ftcluster_common.cpu_list import format_cpus
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.job import Job, read_job
+from ftcluster_common.job import GENERATE, Job, read_job
 from ftcluster_common.launch import own_rank
 from ftcluster_common.recipe import DecoderTuning
 from ftcluster_common.trained_model import ROWS
@@ -43,7 +43,9 @@ from ftcluster_train.engine.adapters import add_adapters, merge_adapters, saved_
 from ftcluster_train.engine.checkpoints import check_space, save_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
+from ftcluster_train.engine.generation import generate
 from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.model_card import Measured, write_card
 from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
@@ -77,10 +79,16 @@ def run(job: Job) -> None:
     log = ProgressLog(events)
     write_placement(log)
     report(0, "loading")
+    if job.purpose == GENERATE:
+        log.write("phase", doing="loading the model")
+        generate(job, inputs, log)
+        leave_world()
+        return
     log.write("phase", doing="loading model and data")
     log.write("data", **inputs.report)
     for notice in inputs.notices:
         log.notice(notice)
+    check_equal_commits(inputs)
     task, model, samples = load(job, inputs)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     largest = max(split.about["largest"]["input_ids"] for split in samples.values())
@@ -130,7 +138,8 @@ def run(job: Job) -> None:
         outputs = check.outputs(trained)
         if merged:
             merge_adapters(trained)
-        save_model(trained, task, folder)
+        measured = Measured(done.metrics, done.classes, done.step, world.size)
+        save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
         say_never_predicted(log, done.classes)
@@ -140,6 +149,22 @@ def run(job: Job) -> None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
     leave_world()
+
+
+def check_equal_commits(inputs: Inputs) -> None:
+    """Make sure that all hosts have downloaded the same commits of the Hub.
+
+    Raises:
+        TrainError: they have not; names them.
+    """
+    of_ranks = gather_over_ranks(inputs.commits)
+    for what in sorted({name for of_rank in of_ranks for name in of_rank}):
+        found = sorted({of_rank.get(what, "none") for of_rank in of_ranks})
+        if len(found) > 1:
+            raise TrainError(
+                f"the hosts have downloaded several commits of the {what}: {', '.join(found)}",
+                f"name one of them: {what}=NAME@COMMIT",
+            )
 
 
 def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any]) -> None:
@@ -178,6 +203,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         return task, model, samples
     task = make_task(recipe, tokenizer)
     task.columns = samples[TRAIN].about.get("columns", {})
+    task.about_data = {**inputs.report, "commits": inputs.commits}
     task.trained_rows = Path(inputs.samples) / ROWS
     if inputs.teacher:
         task.load_teacher(Path(inputs.teacher))

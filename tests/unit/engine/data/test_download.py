@@ -30,7 +30,8 @@ class Hub:
         }  # fmt: skip
         self.downloaded: list[str] = []
 
-    def snapshot_download(self, _name: str, allow_patterns: list[str]) -> str:
+    def snapshot_download(self, _name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert revision is None
         self.snapshot.mkdir(parents=True, exist_ok=True)
         (self.cache / "blobs").mkdir(exist_ok=True)
         for name, content in self.files.items():

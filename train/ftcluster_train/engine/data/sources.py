@@ -23,7 +23,7 @@ from ftcluster_common.data_files import (
     texts_of,
 )
 from ftcluster_common.given_files import parse_json
-from ftcluster_common.recipe import GENERATED, LanguageModel, Options
+from ftcluster_common.recipe import GENERATED, LanguageModel, Options, split_revision
 from ftcluster_common.row_checks import CheckRow, row_check
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.synthetic_pairs import generate
@@ -79,7 +79,7 @@ def load_rows(data: str, config: str | None) -> dict[str, Rows]:
 
     Args:
         data: a file, a folder, `generated:train=N,validation=N,seed=N`, or a name for
-            `datasets.load_dataset`.
+            `datasets.load_dataset`, see `split_revision`.
 
     Raises:
         TrainError: it cannot be loaded, or has no split.
@@ -113,15 +113,16 @@ def _generated(settings: str) -> dict[str, Rows]:
     return {split: generate(seed, count, split) for split, count in counts}
 
 
-def _from_hub(name: str, config: str | None) -> dict[str, Any]:
+def _from_hub(data: str, config: str | None) -> dict[str, Any]:
     import datasets  # takes seconds
 
     datasets.disable_progress_bars()
+    name, revision = split_revision(data)
     try:
-        return dict(datasets.load_dataset(name, config))
+        return dict(datasets.load_dataset(name, config, revision=revision))
     except Exception as error:  # load_dataset raises whatever its many sources raise
         raise TrainError(
-            f"data '{name}' cannot be loaded: {first_line(error)}",
+            f"data '{data}' cannot be loaded: {first_line(error)}",
             f"use a file or a folder with data for the task: --data PATH; {WITH_TOKEN}",
         ) from error
 

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Inputs:
         teacher: a folder for `from_pretrained`, or "".
         report: what the samples say of the data, see `engine.data_report`.
         notices: what to tell the user, such as that samples were truncated.
+        commits: of the Hub, of "model" and "data", where these are from there.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Inputs:
     notices: list[str]
     report: dict[str, Any]
     teacher: str = ""
+    commits: dict[str, str] = field(default_factory=dict)
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
@@ -127,7 +129,7 @@ def _inputs_of(job: Job) -> Path | None:
     """The file with the inputs of such a run; None if names of the recipe are the Hub's."""
     recipe = job.recipe
     known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
-    known &= recipe.tokenizer is None or Path(recipe.tokenizer).is_dir()
+    known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
     if not known or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
         return None
     fields = job.to_dict()["recipe"]
@@ -142,12 +144,14 @@ def _files(job: Job, inputs: Inputs) -> str:
     """The hash of data, tokenizer and this package; of weights of their names, sizes and times."""
     weights = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(Path(inputs.model).glob("*"))
+        for folder in filter(None, (inputs.model, inputs.teacher))
+        for path in sorted(Path(folder).glob("*"))
         if path.suffix in NO_TOKEN_FILES
     ]
     code = [Path(__file__).parents[1], Path(ftcluster_common.__file__).parent]
-    read = (Path(name) for name in (inputs.model, inputs.tokenizer, job.recipe.data))
-    return token_key({"weights": weights}, [*code, *(path for path in read if path.exists())])
+    names = (inputs.model, inputs.tokenizer, inputs.teacher, job.recipe.data)
+    read = [Path(name) for name in names if name and Path(name).exists()]
+    return token_key({"weights": weights}, [*code, *read])
 
 
 Sample = dict[str, list[Any]]

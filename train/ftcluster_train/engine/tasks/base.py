@@ -89,6 +89,7 @@ class Task(TokenizedTexts, ABC):
         reference_key: what its predictions depend on besides the samples.
         used_as: the recipe by which the trained model is used.
         disables_dropout: whether the model is trained without dropout.
+        about_data: for the card of the model that is trained, see `engine.model_card`.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -120,6 +121,7 @@ class Task(TokenizedTexts, ABC):
         self.purpose = purpose
         self.trained = trained
         self.columns: Mapping[str, Any] = {}
+        self.about_data: Mapping[str, Any] = {}
         self.uses: Columns = {}
         self._unread: list[str] = []
         self.drawn: Part | None = None

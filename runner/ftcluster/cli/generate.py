@@ -1,0 +1,100 @@
+"""`ftcluster generate RUN|DIR PROMPT ...`: what a language model writes."""
+
+import argparse
+import sys
+from typing import Any
+
+from ftcluster.cli.ansible_options import add_options
+from ftcluster.cli.arguments import add_commands, add_dry_run, add_output
+from ftcluster.cli.connection import add_cluster, connected
+from ftcluster.cli.launch_arguments import add_hub_token, add_sharing, launch_options
+from ftcluster.cli.output import print_plan, print_result
+from ftcluster.errors import UsageError
+from ftcluster.operations.connection import CONNECTION
+from ftcluster.operations.generate import GenerateRequest, Sampling, dry_run, generate
+from ftcluster.progress.view import make_view
+from ftcluster.text.printable import printable
+
+DEFAULTS = Sampling()
+MOST_STDIN = 1 << 20  # characters of a prompt
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "generate",
+        help="try a language model: prompts in, its text out",
+        description="Has a language model answer prompts, on the head of the cluster that was set "
+        "up last, and prints the text as it is written. Where the model has a chat template, a "
+        "prompt is a user's message; else it is continued as it is.",
+        usage="ftcluster generate RUN|DIR [PROMPT ...] [options]",
+    )
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN|DIR PROMPT",
+        help="a run that has trained the model, its folder here, or OWNER/NAME of the Hub; then "
+        "prompts, each answered by itself (left out: one prompt from stdin)",
+    )
+    group = parser.add_argument_group("how it answers")
+    group.add_argument("--system", default="", metavar="TEXT", help="a system message")
+    for name, kind, what in (
+        ("max_new_tokens", int, "tokens of an answer, at most"),
+        ("temperature", float, "0 takes the most probable token each time"),
+        ("top_p", float, "draws from the most probable tokens with that share of probability"),
+        ("seed", int, "of the draws"),
+    ):
+        default = getattr(DEFAULTS, name)
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=default, metavar="N",
+            help=f"{what} (default: {default})",
+        )  # fmt: skip
+    add_hub_token(parser)
+    add_cluster(parser)
+    add_sharing(parser)
+    add_dry_run(parser)
+    add_commands(parser)
+    add_output(parser, verbose="print plain lines instead of the live view")
+    add_options(parser, ("--extra-vars", *CONNECTION))
+    parser.set_defaults(run=run, max_restarts=0)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    model, *prompts = [*options.words, ""] if not options.words else options.words
+    if not model:
+        raise UsageError("no model is named", 'ftcluster generate RUN "a question"')
+    names = ("system", "max_new_tokens", "temperature", "top_p", "seed")
+    sampling = Sampling(**{name: getattr(options, name) for name in names})
+    shown = -1
+
+    def write(number: int, text: str) -> None:
+        nonlocal shown
+        if number != shown and len(prompts) > 1:
+            print(f"{chr(10) * (shown >= 0)}> {prompts[number]}")
+        shown = number
+        print(printable(text), end="", flush=True)
+
+    view = make_view(options.verbose)
+    with connected(options) as connection:
+        request = GenerateRequest(
+            model, tuple(prompts or _from_stdin()), sampling, options.hf_token,
+            launch_options(options), connection,
+        )  # fmt: skip
+        if options.dry_run:
+            print_plan(options, dry_run(request, view))
+        elif options.json:
+            print_result(options, generate(request, view))
+        else:
+            generate(request, view, write)
+            print()
+    return 0
+
+
+def _from_stdin() -> list[str]:
+    if sys.stdin.isatty():
+        raise UsageError("no prompt is given", 'ftcluster generate RUN "a question"')
+    text = sys.stdin.read(MOST_STDIN + 1)
+    if len(text) > MOST_STDIN:
+        raise UsageError(f"the prompt on stdin has more than {MOST_STDIN:,} characters")
+    return [text.rstrip("\n")]

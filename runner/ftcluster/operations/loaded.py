@@ -1,0 +1,104 @@
+"""A trained model in this Python, and data of this Python as a file."""
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ftcluster.errors import FtclusterError, InputError
+from ftcluster.paths import state_dir, write_atomically
+from ftcluster_common.sentence_modules import MODULES
+from ftcluster_common.trained_model import read_trained
+
+# of transformers, by task
+PIPELINES: Mapping[str, str] = {
+    "causal-lm": "text-generation",
+    "instruction-tuning": "text-generation",
+    "masked-lm": "fill-mask",
+    "preference-tuning": "text-generation",
+}
+RANKING = "text-ranking"
+FRAMES = "frames"  # of the state folder
+PACKAGES = "pip install {} torch, in an environment of its own"
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A table that writes itself as JSON lines, as pandas' DataFrame."""
+
+    def to_json(self, *, orient: str, lines: bool, date_format: str, force_ascii: bool) -> Any:
+        """The rows as text, an object a line."""
+
+
+Data = str | PathLike[str] | Frame | Sequence[Mapping[str, Any]]
+
+
+def data_path(data: Data) -> str:
+    """The file or name of data; rows of this Python are written into a file of the state folder.
+
+    Equal rows are the same file. It stays: a run on this machine reads it where it is.
+
+    Raises:
+        InputError: the rows cannot be written as JSON, or there are none.
+    """
+    if isinstance(data, str | PathLike):
+        return fspath(data)
+    try:
+        if isinstance(data, Frame):
+            text = str(
+                data.to_json(orient="records", lines=True, date_format="iso", force_ascii=False)
+            )
+        else:
+            text = "".join(f"{json.dumps(dict(row), ensure_ascii=False)}\n" for row in data)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the rows cannot be written as JSON: {error}", "give texts, numbers and lists of these"
+        ) from error
+    if not text.strip():
+        raise InputError("the data have no rows")
+    content = text.encode(errors="surrogatepass")
+    path = state_dir() / FRAMES / f"rows-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
+    if not path.exists():
+        write_atomically(path, content)
+    return str(path)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    """A model's folder as those use it who know nothing of ftcluster.
+
+    Returns:
+        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline.
+
+    Raises:
+        FtclusterError: a package is missing, or has no pipeline for the model's task.
+    """
+    task = str(read_trained(folder).get("task", ""))
+    if not folder.is_dir():
+        raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
+    if (folder / MODULES).is_file() or task == RANKING:
+        kind = "CrossEncoder" if task == RANKING else "SentenceTransformer"
+        return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
+    if (folder / "adapter_config.json").is_file():
+        _package("peft")
+    transformers = _package("transformers")
+    name = PIPELINES.get(task, task) or None
+    try:
+        return transformers.pipeline(name, model=str(folder), **options)
+    except KeyError as error:
+        raise FtclusterError(
+            f"transformers {transformers.__version__} has no pipeline for {name}",
+            f"load its parts, as {folder / 'README.md'} shows",
+        ) from error
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise FtclusterError(
+            f"the model needs {name.replace('_', '-')} in this Python: {error}",
+            PACKAGES.format(name.replace("_", "-")),
+        ) from error

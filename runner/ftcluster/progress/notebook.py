@@ -1,0 +1,70 @@
+"""Progress in a notebook: the picture of a terminal in the cell's output, drawn anew."""
+
+import io
+import sys
+import time
+from importlib import import_module
+from typing import Any
+
+from rich.console import Console
+
+from ftcluster.progress.pictures import run_picture, setup_picture
+from ftcluster.progress.state import RunProgress, SetupProgress
+from ftcluster.progress.view import TerminalView
+
+WIDTH = 100  # characters
+LEAST_SECONDS = 0.5  # between two pictures
+PAGE = "<pre style='line-height:normal'>{code}</pre>"
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
+class NotebookView(TerminalView):
+    """Shows a setup or a run in the output of the cell; notes are printed below."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(file=sys.stdout, width=WIDTH, highlight=False))
+        self._shown: SetupProgress | RunProgress | None = None
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def setup_event(self, progress: SetupProgress, event: Any) -> None:
+        """Show the hosts."""
+        self._show(progress)
+        super().setup_event(progress, event)
+
+    def run_event(self, progress: RunProgress, kind: str) -> None:
+        """Show the run."""
+        self._show(progress)
+        super().run_event(progress, kind)
+
+    def close(self) -> None:
+        """Draw what is left."""
+        super().close()
+        self._draw()
+        self._shown = self._handle = None
+
+    def _show(self, progress: SetupProgress | RunProgress) -> None:
+        if self._shown is not progress:
+            self.close()
+            self._shown = progress
+        if time.monotonic() - self._drawn > LEAST_SECONDS:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._shown is None:
+            return
+        self._drawn = time.monotonic()
+        page = Console(record=True, file=io.StringIO(), width=WIDTH)
+        is_run = isinstance(self._shown, RunProgress)
+        page.print(run_picture(self._shown) if is_run else setup_picture(self._shown))
+        display = import_module("IPython.display")
+        shown = display.HTML(page.export_html(code_format=PAGE, inline_styles=True))
+        if self._handle is None:
+            self._handle = display.display(shown, display_id=True)
+        else:
+            self._handle.update(shown)

@@ -1,0 +1,94 @@
+"""The command `generate`; what the host does is in tests/engine/test_generation.py."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.launch import training_run
+from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations import generate
+from ftcluster.progress.state import RunProgress
+from ftcluster.recipe.recipe import load_recipe
+from tests.unit.clusters import cluster, host
+from tests.unit.planning.test_memory import write_weights
+from tests.unit.shell import Shell
+
+RESULT = {
+    "model": "", "metrics": {}, "samples_per_second": 9.5, "train_seconds": 2.0, "world_size": 1,
+    "tokens": 4, "answers": ["Two.", "Three."],
+}  # fmt: skip
+RUN = "sft-20261126-101500-7f3a"
+
+
+@pytest.fixture(autouse=True)
+def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
+    """The runs that were launched on a cluster of two hosts; a model is beside."""
+    monkeypatch.chdir(tmp_path)
+    facts = cluster(host("node0", cores=64, numa_nodes=2), host("node1", cores=64, numa_nodes=2))
+    remember(Cluster(inventories=(Path("/inventory.ini"),), facts=facts))
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    write_weights(tmp_path / "model/model.safetensors", a=("F32", [2, 3]))
+    runs: list[TrainingRun] = []
+
+    def train(
+        run: TrainingRun, _view: object, _: object, on_event: Callable[[dict[str, Any]], None]
+    ) -> RunProgress:
+        runs.append(run)
+        for number, text in ((0, "Two"), (0, ".\x1b[2J"), (1, "Three.")):
+            on_event({"event": "text", "prompt": number, "text": text})
+        return RunProgress(run.id, state="done", result=RESULT, seconds=7.0)
+
+    def find(_hosts: object, name: str) -> FoundJob:
+        recipe = load_recipe("sft" if name in RUN else "mrpc")
+        return FoundJob(RUN, recipe, ("node0", "node1"), 2)
+
+    monkeypatch.setattr(training_run, "train", train)
+    monkeypatch.setattr(generate, "find_job", find)
+    return runs
+
+
+def test_text_is_printed_as_it_comes(shell: Shell, launched: list[TrainingRun]) -> None:
+    words = ["generate", "model", "a prime", "another", "--temperature", "0", "--seed", "3"]
+    said = shell([*words, "--system", "Be brief."])
+    assert said.out == "> a prime\nTwo.\\x1b[2J\n> another\nThree.\n"
+    [run] = launched
+    assert run.job["generation"] == {
+        "prompts": ["a prime", "another"], "system": "Be brief.", "max_new_tokens": 256,
+        "temperature": 0.0, "top_p": 0.95, "seed": 3,
+    }  # fmt: skip
+    assert (run.plan.world_size, run.job["purpose"]) == (1, "generate")
+    assert [source for source, _ in run.folders] == [f"{Path.cwd()}/model"]
+
+
+def test_a_run_s_model_is_used_where_it_is(
+    shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a prime\nof two digits\n"))
+    found = shell(f"generate {RUN[:8]} --json").document
+    assert found["answers"] == [{"prompt": "a prime\nof two digits", "answer": "Two."}]
+    assert (found["tokens"], found["tokens_per_second"]) == (4, 9.5)
+    [run] = launched
+    assert run.recipe.model == f"{run.plan.prefix}/runs/{RUN}/model"
+    assert run.folders == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("generate", 2, "no model is named"),
+        (["generate", "model", " "], 2, "there is no prompt"),
+        ("generate model a --top-p 0 --temperature -1", 2, "top_p=0.0: it is above 0"),
+        ("generate mrpc-1 a", 2, "writes no text"),
+        ("generate ./nothing a", 1, "does not exist"),
+    ],
+)
+def test_what_is_refused(shell: Shell, words: str | list[str], code: int, said: str) -> None:
+    assert said in shell(words, code).err

@@ -1,0 +1,157 @@
+"""Texts that a decoder writes: answers to prompts, and samples beside their references."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.generation.streamers import TextStreamer
+
+from ftcluster_common.given_files import read_json
+from ftcluster_common.job import Job
+from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
+from ftcluster_train.engine.adapters import add_saved_adapters
+from ftcluster_train.engine.data.download import fetch_model
+from ftcluster_train.engine.data.token_store import Inputs, Samples
+from ftcluster_train.engine.models import dtype_keyword, load_tokenizer
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError, first_line
+
+SAMPLES, SAMPLE_TOKENS = 3, 64
+SHOWN_CHARACTERS = 600
+
+
+class _Pieces(TextStreamer):  # type: ignore[misc]
+    """Passes on whole words as they are generated."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._take = take
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002
+        if text:
+            self._take(text)
+
+
+def generate(job: Job, inputs: Inputs, log: ProgressLog) -> None:
+    """Answer the job's prompts one after the other, and log the texts as they are generated.
+
+    Raises:
+        TrainError: the model cannot be loaded, or its chat template takes no such message.
+    """
+    asked, began = job.generation, time.perf_counter()
+    tokenizer = load_tokenizer(inputs.tokenizer)
+    dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
+    model = load_decoder(inputs.model, job.prefix / "models", dtype)
+    log.write("phase", doing=f"answering {len(asked['prompts'])} prompts")
+    answers, tokens, spent = [], 0, 0.0
+    for number, prompt in enumerate(asked["prompts"]):
+        ids = prompt_ids(tokenizer, prompt, asked.get("system") or "")
+        started = time.perf_counter()
+
+        def take(text: str, number: int = number) -> None:
+            log.write("text", prompt=number, text=text)
+
+        set_seed(asked["seed"])
+        answer = answer_of(model, ids, asked, _Pieces(tokenizer, take))
+        spent += time.perf_counter() - started
+        tokens += len(answer)
+        answers.append(str(tokenizer.decode(answer, skip_special_tokens=True)))
+    log.write(
+        "result", model="", metrics={}, world_size=1, train_seconds=time.perf_counter() - began,
+        samples_per_second=tokens / max(spent, 1e-9), answers=answers, tokens=tokens,
+    )  # fmt: skip
+
+
+def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A language model; of a folder with adapters, their base with them.
+
+    Raises:
+        TrainError: it, or the base, cannot be loaded.
+    """
+    keyword = {dtype_keyword(transformers.__version__): dtype}
+    try:
+        if not (Path(folder) / ADAPTERS).is_file():
+            return AutoModelForCausalLM.from_pretrained(folder, **keyword).eval()
+        config = read_json(Path(folder) / ADAPTERS)
+        base, revision = str(config["base_model_name_or_path"]), config.get("revision")
+        base = fetch_model(f"{base}@{revision}" if revision else base, models, weights=True)
+        model = AutoModelForCausalLM.from_pretrained(base, **keyword)
+        _, problems = add_saved_adapters(model, Path(folder))
+        if problems:
+            raise TrainError(f"the adapters of {folder} do not fit {base}: {'; '.join(problems)}")
+        return model.eval()
+    except TrainError:
+        raise
+    except Exception as error:  # from_pretrained raises whatever its many readers raise
+        raise TrainError(f"{folder} cannot generate text: {first_line(error)}") from error
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, system: str) -> list[int]:
+    """The tokens that ask for an answer: by the chat template, or without one the prompt's own.
+
+    Raises:
+        TrainError: there is none for a system message, or it takes no such message.
+    """
+    if not tokenizer.chat_template:
+        if system:
+            raise TrainError(
+                "the model has no chat template, so there is no place for a system message",
+                "write it into the prompt",
+            )
+        return list(tokenizer(prompt)["input_ids"])
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": prompt})
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except Exception as error:  # a template may raise anything
+        raise TrainError(f"the chat template refuses the messages: {first_line(error)}") from error
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def answer_of(
+    model: PreTrainedModel, ids: Sequence[int], asked: Mapping[str, Any],
+    streamer: TextStreamer | None = None,
+) -> list[int]:  # fmt: skip
+    """The tokens that follow `ids`.
+
+    Args:
+        asked: `max_new_tokens`, `temperature` (0: the most probable token each time) and `top_p`.
+    """
+    sampled = asked["temperature"] > 0
+    chosen = {"temperature": asked["temperature"], "top_p": asked["top_p"], "top_k": 0}
+    inputs = torch.tensor([list(ids)])
+    out = model.generate(
+        inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=asked["max_new_tokens"],
+        do_sample=sampled, streamer=streamer, **(chosen if sampled else {}),
+    )  # fmt: skip
+    return list(out[0, len(ids) :].tolist())
+
+
+def samples_beside_references(
+    task: Task, model: PreTrainedModel, samples: Samples
+) -> list[list[str]]:
+    """What a tuned decoder answers to the first rows of a set, beside what the rows have.
+
+    The most probable token each time, so the same model gives the same texts.
+    """
+    asked = {"max_new_tokens": SAMPLE_TOKENS, "temperature": 0.0, "top_p": 1.0}
+    found = []
+    for number in range(min(SAMPLES, len(samples))):
+        document = task.documents(samples[number], samples)[0]
+        ids, learned = list(document.ids), set(document.learned)
+        first = end = min(learned)
+        while end in learned:  # of a conversation the first answer
+            end += 1
+        answer = answer_of(model, ids[:first], asked)
+        decoded = (
+            str(task.tokenizer.decode(part, skip_special_tokens=True))
+            for part in (ids[:first], ids[first:end], answer)
+        )
+        found.append([text[:SHOWN_CHARACTERS] for text in decoded])
+    return found

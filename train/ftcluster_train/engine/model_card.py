@@ -1,0 +1,290 @@
+"""The card of a trained model: README.md of its folder, with the front matter of the Hub.
+
+It has no path, account or host's name, but those that the recipe asks for.
+"""
+
+import math
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+
+from ftcluster_common import __version__
+from ftcluster_common.class_report import ClassReport, read_report
+from ftcluster_common.job import Job
+from ftcluster_common.model_package import PACKAGE
+from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.io.events import seconds_since_first
+
+FILE = "README.md"
+# the Hub's names of what a model does, where a task has another one
+PIPELINES = {
+    "causal-lm": "text-generation",
+    "instruction-tuning": "text-generation",
+    "masked-lm": "fill-mask",
+    "preference-tuning": "text-generation",
+}
+METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+COPIED = re.compile(r"-[0-9a-f]{12}$")  # ends the names of folders that were copied to the hosts
+# fields of a recipe that say nothing of the training, or are said elsewhere
+LEFT_OUT = (
+    "name", "task", "model", "data", "tokenizer", "license", "card_host_names", "ranks_per_host",
+    "communication_cores", "allocator", "options", "training",
+)  # fmt: skip
+LEFT_OUT_OF_TRAINING = ("report_to", "run_name", "resume_from_checkpoint")
+LOAD = {
+    "peft": "from peft import PeftModel\nfrom transformers import CLASS\n\n"
+    'model = PeftModel.from_pretrained(CLASS.from_pretrained("BASE"), "FOLDER")',
+    "cross-encoder": "from sentence_transformers import CrossEncoder\n\n"
+    'model = CrossEncoder("FOLDER")',
+    "sentence-transformers": "from sentence_transformers import SentenceTransformer\n\n"
+    'model = SentenceTransformer("FOLDER")',
+    "transformers": "from transformers import AutoTokenizer, CLASS\n\n"
+    'model = CLASS.from_pretrained("FOLDER")\n'
+    'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a model when it is saved.
+
+    Attributes:
+        metrics: of its evaluation, by name; likewise classes, for each set a report as JSON.
+        step: optimizer steps done.
+        ranks: of the training.
+    """
+
+    metrics: Mapping[str, float]
+    classes: Mapping[str, Any]
+    step: int
+    ranks: int
+
+
+def write_card(folder: Path, job: Job, task: Task, measured: Measured) -> None:
+    """Write the card of a model into its folder, which has all its other files.
+
+    Args:
+        task: with the report of the data, see `engine.data_report`, and their `commits`.
+    """
+    library = "transformers"
+    if (folder / "adapter_config.json").is_file():
+        library = "peft"
+    if (folder / "modules.json").is_file():
+        library = "sentence-transformers"
+    seconds = seconds_since_first(job.run_dir)  # 0 on a host without the run's events
+    text = card(job, task.about_data, measured, library, task.model_class.__name__, seconds)
+    (folder / FILE).write_text(text, encoding="utf-8")
+
+
+def card(
+    job: Job, about: Mapping[str, Any], measured: Measured, library: str, model_class: str,
+    seconds: float,
+) -> str:  # fmt: skip
+    """The text of a card.
+
+    Args:
+        about: the report of the data, and `commits`.
+        library: that loads the folder.
+        model_class: of transformers, for the task.
+        seconds: since the run began; 0 where that is not known.
+    """
+    recipe, commits = job.recipe, about.get("commits", {})
+    model = _with_commit(_public(recipe.model), commits.get("model"))
+    data = _with_commit(_public(recipe.data), commits.get("data"))
+    how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
+    kind = "cross-encoder" if recipe.task == "text-ranking" else library
+    front = front_matter(job, commits, measured.metrics, kind)
+    load = LOAD[kind].replace("CLASS", model_class).replace("BASE", _public(recipe.model))
+    lines = [
+        f"---\n{_yaml(front)}---\n",
+        f"# {job.run}\n",
+        f"{model}, {how} for {front['pipeline_tag']} with ftcluster on {data}.",
+        "\n## Use\n",
+        f"```python\n{load}\n```",
+        "\n## Data\n",
+        *_data(about),
+        "\n## Metrics\n",
+        *_metrics(measured),
+        "\n## Training\n",
+        f"```yaml\n{_yaml(_recipe(job))}```",
+        "",
+        *_made_by(job, measured, seconds),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def front_matter(
+    job: Job, commits: Mapping[str, str], metrics: Mapping[str, float], kind: str
+) -> dict[str, Any]:
+    """The fields by which the Hub knows a model.
+
+    Base model and data set are named where they are of the Hub, whose names alone it takes.
+
+    Args:
+        commits: of model and data.
+        kind: peft, cross-encoder, sentence-transformers or transformers.
+    """
+    recipe = job.recipe
+    pipeline = PIPELINES.get(recipe.task, recipe.task)
+    on_hub = not recipe.from_scratch and of_hub(recipe.model)
+    relation = "adapter" if kind == "peft" else "finetune"
+    base = {"base_model": split_revision(recipe.model)[0], "base_model_relation": relation}
+    dataset = split_revision(recipe.data)[0] if of_hub(recipe.data) else None
+    values = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    tags = ["ftcluster", recipe.task]
+    tags += ["lora"] if recipe.lora_r else []
+    tags += {"cross-encoder": [kind, "reranker"], "sentence-transformers": [kind]}.get(kind, [])
+    of_data = {
+        "name": _public(recipe.data),
+        "type": dataset or "local",
+        "config": recipe.data_config,
+        "revision": commits.get("data"),
+    }
+    result = {
+        "task": {"type": pipeline},
+        "dataset": {name: value for name, value in of_data.items() if value},
+        "metrics": [
+            {"type": METRICS.get(name, name), "name": name, "value": value}
+            for name, value in values.items()
+        ],
+    }
+    library = "sentence-transformers" if kind == "cross-encoder" else kind
+    return {
+        **({"license": recipe.license} if recipe.license else {}),
+        "library_name": library,
+        "pipeline_tag": pipeline,
+        **(base if on_hub else {}),
+        **({"datasets": [dataset]} if dataset else {}),
+        **({"metrics": [METRICS.get(name, name) for name in values]} if values else {}),
+        "tags": sorted({*tags}),
+        **({"model-index": [{"name": job.run, "results": [result]}]} if values else {}),
+    }
+
+
+def of_hub(name: str) -> bool:
+    """Whether a model or data have a name of the Hub."""
+    return not name.startswith((GENERATED, BY_TYPE, PACKAGE, "/")) and not Path(name).exists()
+
+
+def _public(name: str) -> str:
+    """A model or data as a reader knows them: a folder without the folders above it.
+
+    >>> _public("/opt/ftcluster/data/mrpc-4f7d1c0b2a9e"), _public("pypi:bert-tiny==1.0 --hash=x")
+    ('mrpc', 'bert-tiny==1.0')
+    """
+    if name.startswith(PACKAGE):
+        return name.removeprefix(PACKAGE).split()[0]
+    if of_hub(name) or name.startswith((GENERATED, BY_TYPE)):
+        return name
+    return COPIED.sub("", Path(name).name)
+
+
+def _with_commit(name: str, commit: str | None) -> str:
+    return f"`{name}`" + (f" (commit {commit})" if commit else "")
+
+
+def _data(about: Mapping[str, Any]) -> Iterator[str]:
+    head = ("set", "rows", "samples", "tokens, median", "longest", "cut", "left out", "in training")
+    names = ("set", "rows", "samples", "median", "longest", "cut", "left_out", "duplicates")
+    rows = [[_cell(one.get(name)) for name in names] for one in about.get("sets", ())]
+    yield from _table(head, rows)
+    for use, columns in about.get("columns", {}).items():
+        yield f"- {use}: {', '.join(f'`{name}`' for name in columns)}"
+
+
+def _metrics(measured: Measured) -> Iterator[str]:
+    if not measured.metrics:
+        yield "It was not evaluated."
+        return
+    yield from _table(
+        ("metric", "value"), [[name, f"{value:.6g}"] for name, value in measured.metrics.items()]
+    )
+    for name, found in measured.classes.items():
+        report = read_report(found)
+        yield f"The classes of {name}, {report.rows} rows:\n"
+        yield from _table(
+            ("class", "precision", "recall", "F1", "rows", "predicted"), _class_rows(report)
+        )
+
+
+def _class_rows(report: ClassReport) -> Iterator[list[str]]:
+    for one in report.classes:
+        shown = [f"{value:.3f}" for value in (one.precision, one.recall, one.f1)]
+        yield [_cell(one.name), *shown, str(one.support), str(one.predicted)]
+    for name, values in report.averages.items():
+        yield [f"{name} mean", *(f"{value:.3f}" for value in values), str(report.rows), ""]
+
+
+def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+    yield ""
+
+
+def _cell(value: Any) -> str:
+    """A value in a table, where a line or a bar of its own would end the cell."""
+    text = "" if value is None else str(value)
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _recipe(job: Job) -> dict[str, Any]:
+    """What the recipe sets that is no default, and what a reader looks for anyway."""
+    recipe = job.recipe
+    training = _changed(recipe.training, LEFT_OUT_OF_TRAINING)
+    return {
+        "task": recipe.task,
+        **_changed(recipe, LEFT_OUT),
+        "batch_size": recipe.batch_size,
+        "precision": job.precision,
+        **_changed(recipe.options, ()),
+        "training": {
+            "learning_rate": recipe.training.learning_rate,
+            "num_train_epochs": recipe.training.num_train_epochs,
+            "seed": recipe.training.seed,
+            **training,
+        },
+    }
+
+
+def _changed(value: Any, left_out: Sequence[str]) -> dict[str, Any]:
+    plain = asdict(value)
+    found = {}
+    for spec in fields(value):
+        default = spec.default
+        if spec.default_factory is not MISSING:
+            default = spec.default_factory()
+        if spec.name not in left_out and getattr(value, spec.name) != default:
+            one = plain[spec.name]
+            found[spec.name] = list(one) if isinstance(one, tuple) else one
+    return found
+
+
+def _made_by(job: Job, measured: Measured, seconds: float) -> Iterator[str]:
+    yield f"- {measured.step} optimizer steps on {measured.ranks} ranks"
+    if job.hardware:
+        yield f"- hosts: {'; '.join(job.hardware)}"
+    if seconds:
+        yield f"- time: {seconds / 60:.1f} minutes from the start of the run"
+    if seconds and job.price_per_hour is not None:
+        cost = job.price_per_hour * seconds / 3600
+        yield f"- cost: {cost:.2g} {job.currency}".rstrip()
+    versions = {
+        "ftcluster": __version__,
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+    yield f"- versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"
