@@ -63,7 +63,8 @@ def test_an_evaluation_shows_answers_beside_their_references(tmp_path: Path) -> 
     events = run_rank(measured), run_rank(replace(measured, run_dir=tmp_path / "runs/three"))
     first, again = (found[-1]["texts"] for found in events)
     assert first == again
-    assert [list(one) for one in first] == [["prompt", "reference", "answer"]] * 3
-    for one in first:
-        last = one["prompt"].split()[-1]
-        assert one["reference"].split() == [last, last]
+    [rows] = first.values()
+    assert len(rows) == 3
+    for prompt, reference, _ in rows:
+        last = prompt.split()[-1]
+        assert reference.split() == [last, last]

@@ -67,7 +67,7 @@ class EvaluateResult:
     def document(self) -> dict[str, Any]:
         """What `evaluate --json` prints."""
         progress, result = self.progress, self.progress.result
-        running = {"run": progress.run, "state": progress.state}
+        running: dict[str, Any] = {"run": progress.run, "state": progress.state}
         if progress.state == "running":
             return running
         names = ("metrics", "samples_per_second", "world_size")

@@ -1,6 +1,5 @@
 """What a task implements for the preparation of data and for the training loop."""
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -10,22 +9,19 @@ import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ftcluster_common.class_report import ClassReport
-from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
-from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
-from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.column_uses import Columns
+from ftcluster_common.job import Purpose
 from ftcluster_common.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
-from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
-from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
+from ftcluster_train.engine.data.sources import Rows
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.tasks.tokens import TokenizedTexts
+from ftcluster_train.engine.tasks.rows import TaskRows
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
 COMPARED_TOKENS = 64
 
@@ -58,7 +54,7 @@ class Document(NamedTuple):
     classes: Sequence[str] = ()
 
 
-class Task(TokenizedTexts, ABC):
+class Task(TaskRows, ABC):
     """One task.
 
     `encode` runs once per host and writes raw data as token samples, which each rank reads. The
@@ -70,18 +66,14 @@ class Task(TokenizedTexts, ABC):
 
     Attributes:
         model_class: transformers' AutoModelFor... class.
-        validation_splits: the sets that are evaluated.
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
         group_by_length: whether batches may have samples of similar length.
-        options: the recipe's fields of this task.
         head: the weight of the last layer, where in training that returns its input.
         evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
         compares: whether rows that are in two sets are equal documents.
-        uses: the columns of the data, by what they are for.
-        drawn: the rows of the training set that became the validation set, if some did.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         draws: whether samples change in each epoch, see `draw`.
         biased_head: whether a head may have a bias, which the loss adds.
@@ -95,7 +87,6 @@ class Task(TokenizedTexts, ABC):
     """
 
     model_class: Any
-    options: Any
     large_vocabulary = False
     has_head = True
     group_by_length = True
@@ -107,7 +98,6 @@ class Task(TokenizedTexts, ABC):
     biased_head = False
     pads = True
     compares = True
-    validation_splits: tuple[str, ...] = (VALIDATION,)
 
     def __init__(
         self,
@@ -123,8 +113,6 @@ class Task(TokenizedTexts, ABC):
         self.columns: Mapping[str, Any] = {}
         self.about_data: Mapping[str, Any] = {}
         self.uses: Columns = {}
-        self._unread: list[str] = []
-        self.drawn: Part | None = None
         self.trained_rows: Path | None = None
         self.smoothing = recipe.training.label_smoothing_factor
         self.head: torch.Tensor | None = None
@@ -300,71 +288,6 @@ class Task(TokenizedTexts, ABC):
         """What is predicted for each row of a set, from the predictions of its samples."""
         raise NotImplementedError  # of tasks that predict nothing of a row
 
-    def sets(self, data: str) -> dict[str, Rows]:
-        """The rows of each set that the task reads.
-
-        Raises:
-            TrainError: they cannot be loaded, or the data do not have them.
-        """
-        found = load_rows(data, self.recipe.data_config)
-        sets = choose_sets(found, self.purpose, self.validation_splits, data)
-        self.look_at_rows(next(iter(sets.values())))
-        for split, rows in sets.items():
-            check_rows(rows, split, self.options, self.purpose != PREDICT)
-        self.look_at_columns(next(iter(sets.values())))
-        return sets
-
-    def look_at_rows(self, rows: Rows) -> None:
-        """Find in the rows of the first set what `options` leave open."""
-
-    def look_at_columns(self, rows: Rows) -> None:
-        """Find what the columns of rows are for."""
-        try:
-            self.uses = column_uses(self.options, columns_of(rows), self.purpose != PREDICT)
-        except DataError:  # who reads the rows says more of it
-            return
-        self._unread = unread_texts(self.uses, rows)
-
-    def notices(self) -> list[str]:
-        """What a user should know of the data that were encoded."""
-        found = []
-        if self._unread:
-            read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
-            found.append(
-                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
-                f"{', '.join(read)}"
-            )
-        for token, count in self.special.items():
-            found.append(
-                f"{count} texts hold {token}, which the tokenizer takes for its special token"
-            )
-        if self.empty:
-            found.append(f"{self.empty} texts have no token of their own: the model sees nothing")
-        return found
-
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
         """What a sample of a set has for a model to read, and what is learned of it."""
         return [Document(sample["input_ids"])]
-
-    def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
-        """Sets for a training, with one for validation where there is none, and a notice of it."""
-        if self.purpose != "train" or len(sets) > 1:
-            return sets, []
-        seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
-        rows = sets[TRAIN]
-        drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
-        self.drawn = Part(rows, drawn, True)
-        notice = f"validation: {what}, {percent:g} % of train"
-        return {TRAIN: Part(rows, drawn, False), VALIDATION: self.drawn}, [notice]
-
-    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
-        """The numbers of the training set's rows for validation, and how many, for a notice."""
-        drawn = draw_rows([0 for _ in rows], percent, seed)
-        return drawn, f"{len(drawn)} rows"
-
-    def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
-        """Write the rows to predict, for `answers` to be added."""
-        if PREDICTED in sets:
-            with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
-                for row in sets[PREDICTED]:
-                    file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
