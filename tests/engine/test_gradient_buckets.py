@@ -1,6 +1,8 @@
 """Two ranks with half of each batch learn what one with the whole learns."""
 
+import gc
 import math
+import weakref
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,18 @@ BATCHES: list[tuple[list[list[int] | None], bool]] = [
     ([[8, 9], [0]], True),
     ([[9], [2]], True),
 ]
+
+
+def test_a_model_is_freed_with_what_takes_its_gradients() -> None:
+    model = torch.nn.Linear(3, 2)
+    buckets = GradientBuckets(FlatWeights(model, torch.float32), 1)
+    buckets.start_backward(last=True)
+    model(torch.ones(1, 3)).sum().backward()
+    assert buckets.wait().any()
+    left = [weakref.ref(one) for one in (model, model.weight, buckets, buckets.flat)]
+    del model, buckets
+    gc.collect()
+    assert [one() for one in left] == [None] * 4
 
 
 def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.Tensor, float]]:

@@ -11,8 +11,7 @@ PACKAGE = ROOT / "train/ftcluster_train"
 TORCH = ("torch", "functional", "transformers")  # and what is in them
 # by file and kind of change, why it is made there
 OTHERS = {
-    ("gradient_buckets.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
-    ("sharded_step.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
+    ("flat_params.py", "register_post_accumulate_grad_hook"): "a gradient is taken, as is",
     ("adapters.py", "register_forward_hook"): "of a saved model that is compared, then dropped",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("class_choice.py", "setattr"): "a field of the saved config, which no model reads",

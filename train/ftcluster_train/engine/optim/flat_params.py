@@ -1,6 +1,7 @@
 """A model's weights in one flat tensor, in fp32, and a copy in the dtype that the model runs in."""
 
 import hashlib
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
@@ -182,6 +183,23 @@ class FlatWeights(ModelWeights):
         digest = hashlib.sha256(self.master_weights.numpy())
         add_buffers(digest, self.saved_buffers)
         return digest.hexdigest()
+
+
+def add_gradient_hook(
+    parameter: torch.nn.Parameter, method: Callable[[torch.nn.Parameter], None]
+) -> None:
+    """Have a method called with the parameter when the backward pass has its gradient.
+
+    The hook does not keep the method's object: Python's garbage collection does not see what torch
+    keeps, so that a parameter and an object that has it would never be freed.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def hook(parameter: torch.nn.Parameter) -> None:
+        if alive := weak():
+            alive(parameter)
+
+    parameter.register_post_accumulate_grad_hook(hook)
 
 
 def add_buffers(digest: "hashlib._Hash", buffers: Iterable[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_train.comm.collectives import Bf16AllReduces, Traffic, all_gather
-from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
 from ftcluster_train.kernels import simd
 
 CONTROL_FLAGS = 2  # numbers that are summed with the gradients
@@ -82,7 +82,7 @@ class GradientBuckets:
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         for parameter in self._slices:
             parameter.row_gradients = []
-            parameter.register_post_accumulate_grad_hook(self._add_gradient)
+            add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self, last: bool) -> None:
         """Call before each backward pass; `last` is the last one of an optimizer step."""

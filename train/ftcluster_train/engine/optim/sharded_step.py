@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.collectives import ReduceScatter
 from ftcluster_train.engine.optim.base import OptimizerStep, Part, State
-from ftcluster_train.engine.optim.flat_params import ALIGNMENT
+from ftcluster_train.engine.optim.flat_params import ALIGNMENT, add_gradient_hook
 from ftcluster_train.engine.optim.flat_step import AdamW, norm_of
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights, moved, overlap
@@ -62,7 +62,7 @@ class ShardedGradients:
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
         for parameter in weights.layout.slices:
             parameter.row_gradients = []
-            parameter.register_post_accumulate_grad_hook(self._add_gradient)
+            add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self) -> None:
         """Call before each backward pass."""
