@@ -283,7 +283,7 @@ class Progress:
                     active.append(channel)
             long = MOVED if pause < LONGEST else MOVED_COLD
             now, has_moved = time.perf_counter(), bool(new)
-            for _ in range(LOOKS):
+            for _ in range(LOOKS if pause <= LONGEST else 1):
                 began = now
                 for channel in active:
                     channel.advance()
