@@ -91,8 +91,9 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
     length: dict[str, list[str]] = {
         "nanogpt": ["--steps", "150", "--layers", "1", "--width", "64", "--context", "32"]
     }
+    epochs = "5" if name in ("ddp", "fabric") else "1"
     words = ["--data", str(rows), *model_of(name, tmp_path / "model"),
-             *length.get(name, ["--epochs", "5" if quick(name) else "1"])]  # fmt: skip
+             *length.get(name, ["--epochs", epochs])]  # fmt: skip
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     more = {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
     done = subprocess.run(
