@@ -150,9 +150,9 @@ def untie(folder: str) -> None:
 @pytest.mark.parametrize("kind", ["t5", "t5 v1.1", "bart"])
 def test_a_trained_model_writes_what_stock_generate_writes(tmp_path: Path, kind: str) -> None:
     job = job_of(
-        tmp_path, kind.split()[0], summaries(64, 1),
+        tmp_path, kind.split()[0], summaries(160, 1),
         options={"num_beams": 2, "source_prefix": "w4 w4 "},
-        batch_size=16, max_steps=40, learning_rate=1e-2, eval_strategy="steps", eval_steps=40,
+        batch_size=32, max_steps=60, learning_rate=1e-2, eval_strategy="steps", eval_steps=60,
     )  # fmt: skip
     if kind == "t5 v1.1":
         untie(job.recipe.model)

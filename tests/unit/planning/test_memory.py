@@ -48,6 +48,13 @@ def test_the_estimate_is_near_what_was_measured(
     assert found == pytest.approx(measured_mb, rel=0.1)
 
 
+def test_the_estimate_for_an_encoder_with_a_decoder_is_near_what_was_measured() -> None:
+    """The peak of T5-small, of 16 texts with 256 tokens whose targets have 64."""
+    size = ModelSize(60_506_624, 6, 512, 8, 32_128, decoder_layers=6)
+    found = need(size, "bf16", 16, 256, predicts_tokens=True, targets=64).total / 1e6
+    assert found == pytest.approx(2781, rel=0.1)
+
+
 def test_the_estimate_for_a_sharded_optimizer_is_near_what_was_measured() -> None:
     """The peak of either of two ranks, which also save a checkpoint after each step."""
     parameters, layers, features = GPT2
