@@ -47,7 +47,7 @@ def section(text: str, title: str) -> str:
 
 def title_of(text: str) -> str:
     """The heading of a page."""
-    return re.findall(r"^# (.+)$", text, re.MULTILINE)[0].replace("`", "")
+    return str(re.findall(r"^# (.+)$", text, re.MULTILINE)[0]).replace("`", "")
 
 
 def first_sentence(text: str) -> str:

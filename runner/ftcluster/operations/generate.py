@@ -109,6 +109,10 @@ class GenerateResult:
         """The texts, one for each prompt."""
         return list(self.progress.result.get("answers", ()))
 
+    def lines(self) -> list[str]:
+        """The texts; of a run that goes on, its id."""
+        return self.answers if self.progress.state != "running" else [self.progress.run]
+
     def document(self) -> dict[str, Any]:
         """What `generate --json` prints."""
         result = self.progress.result

@@ -60,8 +60,10 @@ class NotebookView(TerminalView):
             return
         self._drawn = time.monotonic()
         page = Console(record=True, file=io.StringIO(), width=WIDTH)
-        is_run = isinstance(self._shown, RunProgress)
-        page.print(run_picture(self._shown) if is_run else setup_picture(self._shown))
+        if isinstance(self._shown, RunProgress):
+            page.print(run_picture(self._shown))
+        else:
+            page.print(setup_picture(self._shown))
         display = import_module("IPython.display")
         shown = display.HTML(page.export_html(code_format=PAGE, inline_styles=True))
         if self._handle is None:
