@@ -330,7 +330,7 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     elif columns.label and str(label).lower() not in TOGETHER:
         raise DataError(
             f"{columns.label} is {short(label)}, and a query is learned with the text that belongs "
-            "to it (1): leave out other rows or the column, or learn scores with loss=cosent"
+            "to it (1); leave out other rows or the column, or learn scores with loss=cosent"
         )
     return [text for _, text in texts]
 
