@@ -53,7 +53,7 @@ BAD = {
     ),
     "no pair": BadRow(
         "embed", {"query": "a", "positive": "b", "label": 1},
-        {"query": "a", "positive": "b", "label": 0}, "label is",
+        {"query": "a", "positive": "b", "label": "no"}, "label is",
     ),
     "too much": BadRow(
         "rerank", {"query": "a", "text": "b", "label": 1}, {"query": "a", "text": "b", "label": 3},

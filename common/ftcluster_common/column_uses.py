@@ -68,7 +68,7 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
         case SentenceSimilarity():
             uses = {"text": (embedded_column(options, columns),)}
         case TextRanking():
-            (query, text, negatives, _), label = ranking_columns(options, columns, answered)
+            (query, text, negatives, *_), label, _ = ranking_columns(options, columns, answered)
             uses = {"query": (query,), "text": (text,), "negative": negatives}
             uses["label"] = (label,) if label else ()
         case InstructionTuning():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ftcluster_common.data_files import DataError, Row, short
 from ftcluster_common.recipe import (
+    SCORE_LOSSES,
     LanguageModel,
     QuestionAnswering,
     SentenceSimilarity,
@@ -28,7 +29,8 @@ TEXTS = (
 # a query and the text that belongs to it
 SEARCHES = (
     *((query, text) for query in ("query", "anchor", "question")
-      for text in ("positive", "document", "passage", "context", "text", "answer")),
+      for text in ("positive", "document", "passage", "context", "text", "answer",
+                   "documents", "passages", "docs", "texts")),
     *PAIRS, ("sentence", "positive"), ("text", "positive"), ("title", "body"), ("title", "text"),
 )  # fmt: skip
 # whether two texts belong together
@@ -164,13 +166,16 @@ class SearchColumns(NamedTuple):
     """The columns of a query, of the text that belongs to it, and of texts that do not.
 
     Attributes:
-        label: the column of whether the two belong together; "" where nothing says so.
+        label: the column of whether the two belong together, or how alike they are; "" where
+            nothing says so.
+        loss: what is learned of the label, if that is a score.
     """
 
     query: str
     positive: str
     negatives: tuple[str, ...]
     label: str = ""
+    loss: str = ""
 
 
 def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
@@ -180,18 +185,51 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
         DataError: there are none such; has the columns and how they are named in a recipe.
     """
     query, positive = _find_search(options.query_column, options.positive_column, columns)
+    scored = options.loss if options.loss in SCORE_LOSSES else ""
     negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
-    missing = [name for name in (query, positive, *negatives) if name and name not in columns]
-    if not query or not positive or missing:
-        what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
-        raise DataError(
-            f"{what}; found {', '.join(columns) or 'none'}; name them: "
-            f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
-        )
+    negatives = () if scored else negatives
     names = {name.lower(): name for name in columns}
-    label = next((names[name] for name in BELONGING if name in names), "")
-    read = {query, positive, *negatives}
-    return SearchColumns(query, positive, negatives, "" if label in read else label)
+    read = (query, positive, *negatives)
+    known = (names[name] for name in BELONGING if name in names and names[name] not in read)
+    label = options.label_column or next(known, "")
+    missing = [name for name in (*read, label) if name and name not in columns]
+    if not query or not positive or missing or (scored and not label):
+        what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+        named = f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
+        if query and positive and scored and not missing:
+            what, named = "no column known for scores", "label_column=NAME"
+        raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+    return SearchColumns(query, positive, negatives, label, scored)
+
+
+def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
+    """The options with the loss where it is auto, as the first rows tell.
+
+    >>> row = {"sentence1": "a", "sentence2": "b", "score": 3.8}
+    >>> with_loss(SentenceSimilarity(), [row]).loss
+    'cosent'
+    >>> with_loss(SentenceSimilarity(), [{**row, "score": 1}]).loss
+    'ranking'
+    """
+    if options.loss != "auto":
+        return options
+    first = list(islice(rows, LOOKED_AT))
+    try:
+        found = search_columns(options, list(first[0]) if first else [])
+    except DataError:  # who reads the rows says more of it
+        return options
+    scores = [_number(row.get(found.label)) for row in first] if found.label else []
+    scored = not found.negatives and any(score != 1 for score in scores)
+    return replace(options, loss="cosent" if scored and None not in scores else "ranking")
+
+
+def _number(cell: Any) -> float | None:
+    """A finite number, also as a text or as true and false; None where it is none."""
+    try:
+        number = float(FLAGS.get(str(cell).strip().lower(), cell))
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _find_search(
@@ -211,10 +249,12 @@ class RankingColumns(NamedTuple):
 
     Attributes:
         label: "" where there are negatives.
+        any_number: whether a label may be any number, and not only one from 0 to 1.
     """
 
     search: SearchColumns
     label: str
+    any_number: bool = False
 
 
 def ranking_columns(
@@ -236,7 +276,9 @@ def ranking_columns(
     missing = [name for name in (query, text, *negatives) if name and name not in columns]
     named = f"query_column={query or 'NAME'} text_column={text or 'NAME'}"
     if query and text and not missing and (label or negatives or not labelled):
-        return RankingColumns(SearchColumns(query, text, negatives), label)
+        return RankingColumns(
+            SearchColumns(query, text, negatives), label, options.loss == "listnet"
+        )
     what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
     if query and text and not missing:
         what = f"neither a column {options.label_column} nor one of negatives"
@@ -245,23 +287,33 @@ def ranking_columns(
 
 
 def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:
-    """A row's query, and its texts with their labels, from 0 to 1.
+    """A row's query, and its texts with their labels.
 
     Raises:
         DataError: a column is missing, is not a text or a label, or is empty; says which one.
     """
+    texts, labels = row.get(columns.search.positive), row.get(columns.label)
+    if columns.label and isinstance(texts, list):
+        if not isinstance(labels, list) or len(labels) != len(texts) or not texts:
+            raise DataError(
+                f"{columns.search.positive} has {len(texts)} texts, and {columns.label} is "
+                f"{short(labels)}, not a list with the label of each"
+            )
+        pair = (columns.search.positive, columns.label)
+        each = zip(texts, labels, strict=True)
+        found = [
+            ranked_texts({**row, **dict(zip(pair, one, strict=True))}, columns) for one in each
+        ]
+        return found[0][0], [text for _, [text] in found]
     query, text, *negatives = search_texts(row, columns.search)
     if not columns.label:
         return query, [(text, 1.0), *((negative, 0.0) for negative in negatives)]
     if columns.label not in row:
         raise DataError(f"no column {columns.label}; found {', '.join(map(str, row))}")
-    label = row[columns.label]
-    try:
-        number = float(label)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not 0 <= number <= 1:
-        raise DataError(f"{columns.label} is {short(label)}, not a number from 0 to 1")
+    number = _number(row[columns.label])
+    if number is None or not (columns.any_number or 0 <= number <= 1):
+        limits = "" if columns.any_number else " from 0 to 1"
+        raise DataError(f"{columns.label} is {short(row[columns.label])}, not a number{limits}")
     return query, [(text, number)]
 
 
@@ -287,13 +339,32 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
             raise DataError(f"{name} is {short(text)}, not a text")
         if not text.strip():
             raise DataError(f"{name} is empty")
-    if columns.label and str(row.get(columns.label)).lower() not in TOGETHER:
+    label = row.get(columns.label)
+    if columns.loss:
+        score_of(row, columns)
+    elif columns.label and str(label).lower() not in TOGETHER:
         raise DataError(
-            f"{columns.label} is {short(row.get(columns.label))}, and a query is learned with the "
-            "text that belongs to it (1); leave out other rows, or the column if it says something "
-            "else"
+            f"{columns.label} is {short(label)}, and a query is learned with the text that belongs "
+            "to it (1); leave out other rows or the column, or learn scores with loss=cosent"
         )
     return [text for _, text in texts]
+
+
+def score_of(row: Row, columns: SearchColumns) -> float:
+    """The score of a row's pair.
+
+    Raises:
+        DataError: it has none that the loss can learn.
+    """
+    score = _number(row.get(columns.label))
+    if score is None:
+        raise DataError(f"{columns.label} is {short(row.get(columns.label))}, not a number")
+    if columns.loss == "cosine" and not -1 <= score <= 1:
+        raise DataError(
+            f"{columns.label} is {score:g}, and a cosine is from -1 to 1: divide the scores, or "
+            "learn their order, with loss=cosent"
+        )
+    return score
 
 
 def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:

@@ -27,6 +27,8 @@ WORDS = {  # in names of files, as `datasets` knows them
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
+# BEIR's folder: texts, queries, and in qrels/*.tsv which texts belong to which queries
+CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
 INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
 BLOCK = 1 << 20  # bytes read at a time
@@ -68,6 +70,7 @@ def files_of(path: Path) -> dict[str, Files]:
     """The files with rows of each split.
 
     Files with names that are no split's (reviews.csv) are those of `train` where no other file is.
+    Of BEIR's folders, validation are the judgements dev.tsv, or else test.tsv.
 
     Args:
         path: a file; or a folder, with the files in it or in its folder `data`.
@@ -81,6 +84,11 @@ def files_of(path: Path) -> dict[str, Files]:
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")
     splits: dict[str, Files] = {}
+    if {CORPUS, QUERIES} <= {file.name for file in tables} and (path / JUDGEMENTS).is_dir():
+        tables = [file for file in tables if file.name not in (CORPUS, QUERIES)]
+        judged = {_split_of(file): (file,) for file in sorted((path / JUDGEMENTS).glob("*.tsv"))}
+        found = {TRAIN: judged.get(TRAIN), VALIDATION: judged.get(VALIDATION, judged.get("test"))}
+        splits = {split: files for split, files in found.items() if files}
     for file in tables:
         splits[_split_of(file)] = (*splits.get(_split_of(file), ()), file)
     if TRAIN not in splits:
@@ -321,6 +329,47 @@ def _flat(rows: Iterable[Any]) -> Iterator[Any]:
                 }
 
 
+def _judged(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a query and a text that belongs to it, from judgements of BEIR.
+
+    Where they are not for training, the first row has all texts of the corpus as its negatives:
+    that is where queries look for theirs.
+    """
+    queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
+    others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]
+    for where, row in _csv(path):
+        if isinstance(row, DataError):
+            yield where, row
+            continue
+        query, text, score = (row.get(name, "") for name in ("query-id", "corpus-id", "score"))
+        missing = [f"{QUERIES} has no _id {query}"] if query not in queries else []
+        missing += [f"{CORPUS} has no _id {text}"] if text not in corpus else []
+        if not score.strip().lstrip("-").isdigit():
+            missing.append(f"score is {short(score)}, not a whole number")
+        if missing:
+            yield where, DataError(f"{where}: {'; '.join(missing)}")
+        elif int(score) > 0:
+            row = {"query": queries[query], "positive": corpus[text]}
+            yield where, row if others is None else {**row, "negative": others}
+            others = others and []
+
+
+def _by_id(path: Path) -> dict[str, str]:
+    """Titles and texts of a file of BEIR.
+
+    Raises:
+        DataError: a line has no _id or text; says which one.
+    """
+    found: dict[str, str] = {}
+    for where, row in _json_lines(path):
+        if isinstance(row, DataError):
+            raise row
+        if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
+            raise DataError(f"{where}: not an object with _id and text")
+        found[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
+    return found
+
+
 def _json_value(line: str, path: Path, number: int) -> Any:
     try:
         return parse_json(line)
@@ -353,6 +402,8 @@ def _conll(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, Any]]]:
+    if path.parent.name == JUDGEMENTS:
+        return _judged
     if kind_of(path) == ".tsv" and is_conll(path):
         return _conll
     return _READERS.get(kind_of(path), _conll)

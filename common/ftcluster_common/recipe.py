@@ -14,6 +14,7 @@ Metric = Literal[
     "accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "matthews", "pearson", "spearman"
 ]  # fmt: skip
 Strategy = Literal["no", "steps", "epoch"]
+SCORE_LOSSES = ("cosent", "angle", "cosine")  # of pairs with a score
 # those of transformers that need nothing but the number of the step
 Schedule = Literal[
     "linear",
@@ -204,12 +205,16 @@ class MaskedLm(LanguageModel):
 class SentenceSimilarity:
     """Gives texts embeddings: those of a query and its text are alike, others are not.
 
-    The fields of training are those of sentence-transformers' MultipleNegativesRankingLoss. Each
-    text of the batch, of all ranks, is a negative of each query that it does not belong to.
+    Losses and their fields are those of sentence-transformers. Each text of the batch, of all
+    ranks, is a negative of each query that it does not belong to (loss: ranking); or each pair of
+    texts has a score, and the batch's pairs are ordered by it (cosent, angle), or it is the cosine
+    itself (cosine).
 
     Attributes:
         query_column: left out, one that is known for queries; likewise positive_column, with the
             text that belongs to the query.
+        label_column: with the score of a pair; left out, one that is known for it.
+        loss: auto is cosent where the pairs have other labels than 1, else ranking.
         negative_columns: with texts that do not belong to the query, or lists of them; left out,
             all that are called negative, negatives, negative_1 and so on.
         pooling: how an embedding is made of a text's tokens; auto: as the model's folder says, if
@@ -221,6 +226,17 @@ class SentenceSimilarity:
             `predict` the default one alone, as encode; likewise text_prompt for all other texts.
         scale: what cosines are multiplied by, the inverse of the temperature.
         symmetric: whether also each text has to find its query.
+        matryoshka_dims: the loss is the sum of those of the embeddings' first numbers, for so many
+            of them each time (Kusupati et al. 2022); one is the whole width.
+        matryoshka_weights: what each of these counts; left out, 1.
+        hard_negatives: how many negatives of each query are looked for among the texts of all rows,
+            by the model as it is before the training; those nearest to the query, but none of its
+            own texts.
+        relative_margin: of these, none whose cosine is above 1 - this times the cosine of the
+            query's own text; null: any. 0.05 is the TopK-PercPos of NV-Retriever.
+        absolute_margin: nor above that cosine minus this.
+        max_score: nor above this; likewise not below min_score.
+        range_min: so many of the nearest of these are left out; range_max: and all behind so many.
         validation_split_percentage: share of the rows that are kept for validation where the data
             have no validation set.
     """
@@ -228,13 +244,24 @@ class SentenceSimilarity:
     query_column: str | None = None
     positive_column: str | None = None
     negative_columns: tuple[str, ...] = ()
+    label_column: str | None = None
     max_length: int = limited(256, at_least=3)
     pooling: Literal["auto", "mean", "cls"] = "auto"
     normalize: Literal["auto", True, False] = "auto"
     query_prompt: str | None = None
     text_prompt: str | None = None
+    loss: Literal["auto", "ranking", "cosent", "angle", "cosine"] = "auto"
     scale: float = limited(20.0, above=0)
     symmetric: bool = False
+    matryoshka_dims: tuple[int, ...] = ()
+    matryoshka_weights: tuple[float, ...] = ()
+    hard_negatives: int = limited(0, at_least=0, at_most=100)
+    relative_margin: float | None = limited(0.05, at_least=0)
+    absolute_margin: float | None = limited(None, at_least=0)
+    max_score: float | None = limited(None, at_least=-1, at_most=1)
+    min_score: float | None = limited(None, at_least=-1, at_most=1)
+    range_min: int = limited(0, at_least=0)
+    range_max: int | None = limited(None, at_least=1)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
 
@@ -242,12 +269,16 @@ class SentenceSimilarity:
 class TextRanking:
     """Scores how well a text answers a query, read together (a cross-encoder, or reranker).
 
-    A row has a query with one text and a label, or with texts that belong to it and that do not.
+    A row has a query with one text and a label, with a list of texts and one of labels, or with
+    texts that belong to it and that do not.
 
     Attributes:
         query_column: left out, one that is known for queries; likewise text_column.
-        text_column: with the text; or, where there are negatives, the text that belongs.
-        label_column: 1 where the text belongs to the query, 0 where it does not, or between.
+        text_column: with the text or texts; or, where there are negatives, the text that belongs.
+        label_column: 1 where the text belongs to the query, 0 where it does not, or between; for
+            listnet any numbers, such as the scores of another model.
+        loss: binary_cross_entropy of each pair; or listnet, the cross entropy of a row's texts,
+            between the softmax of their labels and that of their scores (Cao et al. 2007).
         negative_columns: with texts that do not belong to the query, or lists of them, instead of a
             label; left out, all that are called negative, negatives, negative_1 and so on.
         max_length: tokens of query and text together.
@@ -259,6 +290,7 @@ class TextRanking:
     text_column: str | None = None
     label_column: str = "label"
     negative_columns: tuple[str, ...] = ()
+    loss: Literal["binary_cross_entropy", "listnet"] = "binary_cross_entropy"
     max_length: int = limited(256, at_least=8)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
 
@@ -589,5 +621,5 @@ class Recipe:
         """How many texts the model computes one by one, without those of columns found later."""
         options = self.options
         if isinstance(options, SentenceSimilarity):
-            return 2 + len(options.negative_columns)
+            return 2 + len(options.negative_columns) + options.hard_negatives
         return 2 if isinstance(options, PreferenceTuning) else 1

@@ -136,6 +136,6 @@ def module_files(
         f"{POOLING}/config.json": {
             "word_embedding_dimension": width,
             **{flag: mode == modules.pooling for mode, flag in FLAGS.items()},
-            "include_prompt": True,
+            "include_prompt": modules.pools_prompt,
         },
     }

@@ -20,6 +20,8 @@ HASH_BYTES = 8
 LEFT_OUT = (
     "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
     "validation_splits", "validation_split_percentage", "vocab_size", "predict_with_generate",
+    "hard_negatives", "relative_margin", "absolute_margin", "max_score", "min_score", "range_min",
+    "range_max",
     "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
 )  # fmt: skip
 

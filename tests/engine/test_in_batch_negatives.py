@@ -87,7 +87,9 @@ def test_loss_and_gradients_are_those_of_the_formula(symmetric: bool) -> None:
     theirs = {number: one.double().requires_grad_() for number, one in every.items()}
     kinds = torch.tensor([min(place, 2) for row in ROWS for place in range(len(row))])
     embeddings = functional.normalize(torch.stack([ours[n] for n in numbers]), dim=-1)
-    texts = BatchTexts(torch.tensor(numbers), kinds, slice(0, 8), [len(numbers)])
+    texts = BatchTexts(
+        torch.tensor(numbers), kinds, slice(0, 8), [len(numbers)], torch.full((8,), torch.nan)
+    )
     parts = [
         ranking_loss(embeddings, texts._replace(rows=rows), 20.0, symmetric)
         for rows in (slice(0, 3), slice(3, 8))

@@ -16,6 +16,7 @@ from ftcluster_common.sentence_modules import SentenceModules, module_files, rea
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.sentence_similarity import search
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
@@ -47,7 +48,9 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
     losses = [event["loss"] for event in events if event["event"] == "step"]
     assert losses[-1] < losses[0] / 2
     metrics = [event["metrics"] for event in events if event["event"] == "evaluation"]
-    assert list(metrics[0]) == ["ndcg_at_10", "mrr_at_10", "accuracy_at_1"]
+    assert list(metrics[0]) == [
+        "ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"
+    ]  # fmt: skip
     assert metrics[-1]["mrr_at_10"] > 0.9 > 2 * metrics[0]["mrr_at_10"]
 
     saved = Path(events[-1]["model"])
@@ -77,6 +80,28 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
     wanted = functional.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
     embeddings = torch.tensor([row["prediction"] for row in found])
     assert torch.allclose(embeddings, wanted[[0, 1, 0]], atol=1e-5)
+
+
+def test_metrics_are_those_of_sentence_transformers() -> None:
+    """Of its InformationRetrievalEvaluator, recorded; see record_sentence_transformers.py."""
+    recorded = json.loads(Path(__file__).with_name("sentence_transformers.json").read_text())
+    queries, documents = (torch.tensor(recorded["searched"][n]) for n in ("queries", "documents"))
+    relevant: list[list[int]] = [[] for _ in queries]
+    for query, document in recorded["mined"]["pairs"]:
+        relevant[query].append(len(queries) + document)
+    about = {
+        "queries": list(range(len(queries))),
+        "same": [-1] * len(queries),
+        "relevant": relevant,
+        "documents": list(range(len(queries), len(queries) + len(documents))),
+    }
+    found = search(functional.normalize(torch.cat([queries, documents]), dim=-1), about)
+    names = {"ndcg@k": "ndcg_at_10", "mrr@k": "mrr_at_10", "recall@k": "recall_at_10"}
+    for theirs, ours in names.items():
+        assert found[ours] == pytest.approx(recorded["searched"]["metrics"][theirs]["10"])
+    accuracy = recorded["searched"]["metrics"]["accuracy@k"]["1"]
+    assert 0.1 < accuracy < 0.9
+    assert found["accuracy_at_1"] == pytest.approx(accuracy)
 
 
 def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
@@ -112,6 +137,7 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
     samples = Samples(Path(prepare(job).samples) / "validation")
     assert [sample["input_ids"][1] for sample in samples] == [5, 6, 7, 8, 9]
     about = samples.about
+    assert about["same"] == [1, -1]
     assert (about["queries"], about["relevant"]) == ([0, 2], [[1, 3], [1]])
     assert about["documents"] == [1, 0, 3, 4]
 
@@ -176,7 +202,3 @@ def test_prompts_are_those_of_the_models_folder(tmp_path: Path) -> None:
     task, loaded, _ = rank.load(own, read_inputs(own.run_dir))
     task.check_model(loaded)
     assert task.modules.search_prompts == ("", "w9 ")  # type: ignore[attr-defined]
-    pooling = json.loads((model / "1_Pooling/config.json").read_text())
-    (model / "1_Pooling/config.json").write_text(json.dumps({**pooling, "include_prompt": False}))
-    with pytest.raises(TrainError, match="without the tokens of its prompt"):
-        prepare(job)

@@ -13,6 +13,7 @@ from ftcluster_common.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.engine.tasks.text_ranking import list_loss
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer
@@ -96,6 +97,42 @@ def test_what_is_measured(tmp_path: Path) -> None:
     assert found["loss"] == 0.25
     alone = write_samples(tmp_path / "alone", samples[5:])
     assert list(task.score([(3.0, 0.0), (-2.0, 0.0)], alone)) == ["accuracy", "loss"]
+
+
+def test_lists_are_learned_as_by_sentence_transformers() -> None:
+    """Its ListNetLoss, recorded; see record_sentence_transformers.py."""
+    file = Path(__file__).with_name("sentence_transformers.json")
+    recorded = json.loads(file.read_text())["listnet"]
+    logits = torch.tensor(recorded["logits"], requires_grad=True)
+    labels = torch.tensor([label for one in recorded["labels"] for label in one])
+    counts = list(map(len, recorded["labels"]))
+    loss = list_loss(logits, labels, counts) / len(counts)
+    assert loss.item() == pytest.approx(recorded["loss"], rel=1e-6)
+    loss.backward()
+    assert torch.allclose(logits.grad, torch.tensor(recorded["gradients"]), atol=1e-6)
+
+
+def test_a_model_learns_the_scores_of_another_one(tmp_path: Path) -> None:
+    rows = [
+        {"query": row["query"], "documents": [row["positive"], *row["negatives"]],
+         "labels": [6.5, -2.0, -4]}
+        for row in triplets(100, 1)
+    ]  # fmt: skip
+    data = write_data(tmp_path / "data", {"train": rows[:80], "validation": rows[80:]})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    job = make_whole_job(
+        tmp_path / "runs/one", TASK, data, model, batch_size=10, max_steps=30,
+        eval_strategy="steps", eval_steps=30, learning_rate=5e-3, gradient_accumulation_steps=2,
+    )  # fmt: skip
+    options = replace(job.recipe.options, loss="listnet")
+    metrics = result_of(replace(job, recipe=replace(job.recipe, options=options)))["metrics"]
+    assert metrics["accuracy_at_1"] >= 0.9
+    assert metrics["loss"] < 0.5
+    short = [{**rows[0], "labels": [1.0]}]
+    with pytest.raises(TrainError, match="documents has 3 texts, and labels is "):
+        prepare(job_of(tmp_path / "short", short))
+    with pytest.raises(TrainError, match=r"labels is 6.5, not a number from 0 to 1"):
+        prepare(job_of(tmp_path / "high", rows))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from ftcluster_common.columns import (
     classification_columns,
     is_incomplete,
     with_label_columns,
+    with_loss,
 )
 from ftcluster_common.data_files import (
     CONLL,
@@ -31,6 +32,7 @@ from ftcluster_common.recipe import (
     LanguageModel,
     Options,
     Recipe,
+    SentenceSimilarity,
     TextClassification,
     TokenClassification,
 )
@@ -78,13 +80,15 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
 
 def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:
     """The fields of the task with what the first rows of these files say."""
-    if not isinstance(options, TextClassification) or purpose == PREDICT or not files:
+    if purpose == PREDICT or not files:
         return options
     split = next((name for name in used_splits(files, options, purpose) if name in files), "")
     readable = tuple(file for file in files.get(split, ()) if kind_of(file) != PARQUET)
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
-        return with_label_columns(options, rows)
+        if isinstance(options, TextClassification):
+            return with_label_columns(options, rows)
+        return with_loss(options, rows) if isinstance(options, SentenceSimilarity) else options
     except DataError:  # who checks the rows says more of it
         return options
 

@@ -59,7 +59,8 @@ def row_form(options: Options, answered: bool) -> str:
             query, positive = options.query_column, options.positive_column
             return (
                 f"each row has {query or 'query'}, {positive or 'positive'} (the text that belongs "
-                "to it) and, if there are such, negatives (texts that do not)"
+                "to it) and, if there are such, negatives (texts that do not); or two texts and a "
+                "score"
             )
         case TextRanking():
             texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
+    SCORE_LOSSES,
     DecoderTuning,
     InstructionTuning,
     LanguageModel,
@@ -44,7 +45,7 @@ def metric_names(options: Options) -> tuple[str, ...]:
     if isinstance(options, TokenClassification):
         return ENTITY_METRICS
     if isinstance(options, SentenceSimilarity):
-        return RETRIEVAL_METRICS
+        return tuple(_embedding_metrics(options))
     if isinstance(options, TextDistillation):
         return ("loss", "accuracy", "f1_macro", "agreement")
     if isinstance(options, Seq2SeqLm):
@@ -57,6 +58,40 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return names
     endings = [split.removeprefix("validation_") for split in options.validation_splits]
     return tuple(f"{name}_{ending}" for ending in endings for name in names)
+
+
+def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
+    scored = options.loss in SCORE_LOSSES
+    names = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
+    names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
+    widths = sorted(options.matryoshka_dims)[:-1]
+    for ending in ("", *(f"_dim_{width}" for width in widths)):
+        yield from (f"{name}{ending}" for name in names)
+
+
+def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
+    dims, weights = options.matryoshka_dims, options.matryoshka_weights
+    if any(dim < 1 for dim in dims) or len({*dims}) < len(dims):
+        yield "matryoshka_dims", "each is a number of its own above 0"
+    if weights and len(weights) != len(dims):
+        yield (
+            "matryoshka_weights",
+            f"there are {len(weights)} weights for {len(dims)} of matryoshka_dims: one for each",
+        )
+    if any(not 0 < weight < math.inf for weight in weights):
+        yield "matryoshka_weights", "each is a number above 0"
+    first, last = options.range_min, options.range_max
+    if last is not None and last - first < options.hard_negatives:
+        yield (
+            "range_max",
+            f"from range_min {first} to range_max {last} are not {options.hard_negatives} texts",
+        )
+    if options.loss in SCORE_LOSSES:
+        for name in ("negative_columns", "hard_negatives"):
+            if getattr(options, name):
+                yield name, f"a pair with a score has no negatives: loss={options.loss}"
+        if options.symmetric:
+            yield "symmetric", "it is of the loss ranking"
 
 
 def contradictions(options: Options) -> Iterator[Contradiction]:
@@ -77,6 +112,8 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
             for name, weight in options.class_weights.items():
                 if isinstance(weight, bool) or not 0 < weight < math.inf:
                     yield "class_weights", f"the weight of {name} is {weight}, not a number above 0"
+    if isinstance(options, SentenceSimilarity):
+        yield from _of_embeddings(options)
     if isinstance(options, InstructionTuning):
         pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
         if options.messages_column and pair:

@@ -27,7 +27,7 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "scale is its inverse, 20 for a temperature of 0.05: write that": "temperature",
     "negatives are those of all ranks anyway: leave it out": "gather_across_devices",
     "equal texts of a batch are never negatives of each other: leave it out": "batch_sampler",
-    "texts get no prompt: put it into the data, and leave it out": "prompts",
+    "a query has query_prompt and every other text text_prompt: write these": "prompts",
     # precision and devices
     f"it is a field of the recipe: {PRECISION}": "bf16",
     f"evaluation has the precision of training: {PRECISION}": "bf16_full_eval fp16_full_eval",

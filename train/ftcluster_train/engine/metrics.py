@@ -9,8 +9,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ftcluster_common.class_report import ClassReport
@@ -236,43 +235,14 @@ def retrieval_metrics(
     }
 
 
+def recall(
+    retrieved: Sequence[Sequence[int]], relevant: Sequence[Collection[int]], depth: int
+) -> float:
+    """The mean share of a query's texts that are among the first `depth`."""
+    pairs = zip(retrieved, relevant, strict=True)
+    shares = [len({*texts[:depth]} & {*wanted}) / len(wanted) for texts, wanted in pairs]
+    return math.fsum(shares) / len(shares)
+
+
 def _gain(rank: int) -> float:
     return 1 / math.log2(rank + 1)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What a validation set has: texts, and which of them belong to which queries.
-
-    Attributes:
-        texts: each once.
-        belonging: by the number of a query, those of its texts.
-        documents: the numbers of all texts that may be found.
-    """
-
-    texts: list[str]
-    belonging: Mapping[int, Sequence[int]]
-    documents: Sequence[int]
-
-    @classmethod
-    def of(cls, rows: Iterable[Sequence[str]]) -> "Search":
-        """Read rows of texts, each with a query and the text that belongs to it first."""
-        numbers: dict[str, int] = {}
-        belonging: dict[int, dict[int, None]] = {}
-        documents: dict[int, None] = {}
-        for row in rows:
-            query, positive, *negatives = (numbers.setdefault(t, len(numbers)) for t in row)
-            belonging.setdefault(query, {})[positive] = None
-            documents |= dict.fromkeys([positive, *negatives])
-        return cls(
-            list(numbers), {q: list(texts) for q, texts in belonging.items()}, list(documents)
-        )
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """For the samples' folder."""
-        return {
-            "queries": list(self.belonging),
-            "relevant": list(self.belonging.values()),
-            "documents": self.documents,
-        }

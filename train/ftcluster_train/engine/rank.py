@@ -51,7 +51,9 @@ from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
+from ftcluster_train.engine.tasks.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.host.bind import memory_nodes
@@ -109,6 +111,9 @@ def run(job: Job) -> None:
         set_seed(job.recipe.training.seed)
         add_adapters(model, tuning)
     train_set = samples.pop(TRAIN)
+    if isinstance(task, SentenceSimilarityTask) and task.options.hard_negatives:
+        bf16 = job.precision == "bf16"
+        train_set = with_hard_negatives(task, model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(log, job, model, length, world.size)
     merged = tuning is not None and tuning.merge_adapters

@@ -1,5 +1,6 @@
 """The contrastive loss of a batch, whose texts are negatives of each other's queries."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,12 +23,14 @@ class BatchTexts(NamedTuple):
             positive.
         rows: those of this rank.
         counts: texts, by rank.
+        labels: shape (rows of all ranks,), fp64: the score of each pair, NaN where it has none.
     """
 
     numbers: torch.Tensor
     kinds: torch.Tensor
     rows: slice
     counts: Sequence[int]
+    labels: torch.Tensor
 
 
 def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
@@ -35,11 +38,15 @@ def gather_texts(rows: Sequence[Sample], traffic: Traffic) -> BatchTexts:
     pairs = [
         (text, min(place, NEGATIVE)) for row in rows for place, text in enumerate(row["texts"])
     ]
+    labels = [row.get("label", [math.nan])[0] for row in rows for _ in row["texts"]]
     counts = count_rows(len(pairs), traffic)
     texts = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
-    numbers, kinds = gather_rows(texts, counts, traffic).T
+    bits = torch.tensor(labels, dtype=torch.float64).view(torch.int64)
+    gathered = gather_rows(torch.cat([texts, bits[:, None]], dim=1), counts, traffic)
+    numbers, kinds, bits = gathered.T
     before = int((kinds[: sum(counts[: dist.get_rank()])] == QUERY).sum())
-    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts)
+    every = bits[kinds == QUERY].contiguous().view(torch.float64)
+    return BatchTexts(numbers, kinds, slice(before, before + len(rows)), counts, every)
 
 
 def ranking_loss(

@@ -1,11 +1,10 @@
 """Embeddings of texts: those of a query and the text that belongs to it are alike."""
 
 import base64
-import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate, chain, islice, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,9 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModel
 
-from ftcluster_common.columns import SearchColumns, embedded_column, search_columns, search_texts
-from ftcluster_common.data_files import TRAIN, DataError, short
+from ftcluster_common.data_files import DataError
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.recipe import SCORE_LOSSES
 from ftcluster_common.sentence_modules import (
     DOCUMENTS,
     QUERY,
@@ -25,38 +23,32 @@ from ftcluster_common.sentence_modules import (
     module_files,
     read_modules,
 )
+from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sampler import length_groups
-from ftcluster_train.engine.data.sources import (
-    BATCH_ROWS,
-    Rows,
-    columns_of,
-    find_columns,
-    read_rows,
-)
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
-from ftcluster_train.engine.metrics import DEPTH, Search, retrieval_metrics
+from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.base import Batch
+from ftcluster_train.engine.tasks.embedded_texts import EmbeddedTexts, texts_in
 from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
+from ftcluster_train.engine.tasks.pair_losses import correlations, score_loss
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+RECALLS = (10, 100)
 SCORED = 1024  # queries that are compared with all texts at once
 DIGITS = 8  # of a number of an embedding that is predicted, behind the point
 
 
-class SentenceSimilarityTask(Task):
+class SentenceSimilarityTask(EmbeddedTexts):
     """Contrastive training; the negatives are those of the batch of all ranks.
 
-    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`. A sample
-    of the training set is a row, with the tokens of its texts one after the other. In the other
-    sets each sample is one text.
+    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`.
 
     Attributes:
         width: elements of an embedding.
-        prompts: what is written before each query, and before each other text.
     """
 
     model_class = AutoModel
@@ -64,11 +56,8 @@ class SentenceSimilarityTask(Task):
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
 
-    options: SentenceSimilarity
     modules = SentenceModules("mean", normalize=True)
     width = 0
-    _prompted = 0  # texts that begin with their prompt
-    prompts = ("", "")
 
     def look_at_model(self, folder: Path) -> None:
         modules = self._modules_of(folder)
@@ -76,16 +65,11 @@ class SentenceSimilarityTask(Task):
         if self.purpose == PREDICT:
             query = modules.prompt
         given = self.options.query_prompt, self.options.text_prompt
-        self.prompts = (
+        self.prompts = Prompts(
             query if given[0] is None else given[0],
             text if given[1] is None else given[1],
+            modules.pools_prompt,
         )
-        if any(self.prompts) and not modules.pools_prompt:
-            raise TrainError(
-                f"{self.recipe.model} makes embeddings without the tokens of its prompt, which is "
-                "not done here",
-                'use it without one: query_prompt="" text_prompt=""',
-            )
 
     def _modules_of(self, folder: Path) -> SentenceModules:
         """What follows the transformer of a folder, without the recipe's own settings."""
@@ -98,75 +82,6 @@ class SentenceSimilarityTask(Task):
                 ) from None
             return self.modules
 
-    def notices(self) -> list[str]:
-        query, text = self.prompts
-        used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
-        written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
-        found = [f"prompts: {', '.join(written)}"] if written else []
-        if self._prompted:
-            found.append(f"{self._prompted} texts begin with their prompt already, and get another")
-        return [*super().notices(), *found]
-
-    def _with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[str]]:
-        """Rows of a query and other texts, each behind its prompt."""
-        query, text = self.prompts
-        for first, *others in rows:
-            self._prompted += bool(query) and first.startswith(query)
-            self._prompted += sum(bool(text) and other.startswith(text) for other in others)
-            yield [query + first, *(text + other for other in others)]
-
-    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        encode = self._encode_rows if split == TRAIN else self._encode_texts
-        return self.truncated(split, encode(rows, split, limit, folder), limit, "texts")
-
-    def _encode_rows(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each row; returns the number of truncated texts."""
-        kind = token_kind(len(self.tokenizer))
-        writer = SampleWriter(folder, {"input_ids": kind, "lengths": "i", "texts": "q"})
-        rows_of_texts, cut = self._with_prompts(_rows_of(rows, self.options, split)), 0
-        while batch := list(islice(rows_of_texts, BATCH_ROWS)):
-            tokens, too_long = self.tokenize([[text for row in batch for text in row]], limit)
-            ids = iter(tokens["input_ids"])
-            cut += too_long
-            for row in batch:
-                of_texts = [next(ids) for _ in row]
-                writer.add(
-                    {
-                        "input_ids": list(chain.from_iterable(of_texts)),
-                        "lengths": list(map(len, of_texts)),
-                        "texts": list(map(_number_of, row)),
-                    }
-                )
-        query, positive, negatives, _ = _columns_of(rows, self.options, split)
-        read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
-        return _close(writer, split, cut, columns=read, rows=len(writer))
-
-    def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
-        """Write one sample for each text to search, or for each row to predict; as above."""
-        writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
-        about: dict[str, Any] = {}
-        texts: Iterator[str]
-        if self.purpose == PREDICT:
-            alone = ([text] for text in _texts_of(rows, self.options, split))
-            texts = (text for [text] in self._with_prompts(alone))
-        else:
-            search = Search.of(self._with_prompts(_rows_of(rows, self.options, split)))
-            texts, about = iter(search.texts), search.about
-        cut = 0
-        while batch := list(islice(texts, BATCH_ROWS)):
-            tokens, too_long = self.tokenize([batch], limit)
-            cut += too_long
-            for ids in tokens["input_ids"]:
-                writer.add({"input_ids": ids})
-        return _close(writer, split, cut, **about)
-
-    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
-        if "lengths" not in sample:
-            return super().documents(sample, samples)
-        texts = list(_texts_in(sample))
-        labels = ("query", "positive", *["negative"] * len(texts))
-        return [Document(ids, label=label) for ids, label in zip(texts, labels, strict=False)]
-
     def check_model(self, model: "PreTrainedModel") -> None:
         if model.config.is_encoder_decoder:
             raise TrainError(
@@ -177,10 +92,10 @@ class SentenceSimilarityTask(Task):
         folder = Path(model.name_or_path)
         self.look_at_model(folder)
         modules = self._modules_of(folder)
-        named = dict(zip((QUERY, DOCUMENTS[0]), self.prompts, strict=True))
+        named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
         if self.options.query_prompt is not None or self.options.text_prompt is not None:
             modules = replace(modules, prompts=named, default_prompt=None)
-        elif any(self.prompts):  # both by name, as the model is trained, whatever has no name
+        elif any(named.values()):  # both by name, as the model is trained, whatever has no name
             modules = replace(modules, prompts={**modules.prompts, **named})
         pooling, normalize = self.options.pooling, self.options.normalize
         self.modules = replace(
@@ -189,6 +104,13 @@ class SentenceSimilarityTask(Task):
             normalize=modules.normalize if normalize == "auto" else normalize,
         )
         self.width = model.config.hidden_size
+        dims = self.options.matryoshka_dims
+        if dims and max(dims) != self.width:
+            raise TrainError(
+                f"matryoshka_dims are {', '.join(map(str, dims))}, and embeddings of "
+                f"{self.recipe.model} have {self.width} numbers",
+                f"the largest is all of them, or these are not trained: {self.width}",
+            )
         # no embedding depends on it, and the exchange of gradients would wait for its own
         pooler = getattr(model, "pooler", None)
         if isinstance(pooler, torch.nn.Module):
@@ -196,7 +118,10 @@ class SentenceSimilarityTask(Task):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         inputs = self.pad(samples)
-        return Batch(inputs, {"tokens": inputs["attention_mask"]})
+        tokens = inputs["attention_mask"].clone()
+        for mask, sample in zip(tokens, samples, strict=True):
+            mask[: sample.get("skipped", [0])[0]] = 0
+        return Batch(inputs, {"tokens": tokens})
 
     def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
         """The texts of rows, of about the same length in each group.
@@ -204,28 +129,46 @@ class SentenceSimilarityTask(Task):
         Returns:
             The groups, and the place of each text in all groups one after the other.
         """
-        texts = [ids for row in rows for ids in _texts_in(row)]
+        texts = [ids for row in rows for ids in texts_in(row)]
         groups = length_groups(list(map(len, texts)))
         places = torch.tensor(list(chain.from_iterable(groups))).argsort()
-        return [[{"input_ids": texts[i]} for i in group] for group in groups], places
+        skipped = [count for row in rows for count in row.get("skipped", ())]
+        samples = [{"input_ids": ids} for ids in texts]
+        for sample, count in zip(samples, skipped, strict=bool(skipped)):
+            sample["skipped"] = [count]
+        return [[samples[i] for i in group] for group in groups], places
 
     def batch_loss(self, embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
         """The sum of this rank's rows' losses, from the embeddings of all ranks' texts."""
         options = self.options
-        return ranking_loss(embeddings, texts, options.scale, options.symmetric)
+        weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
+        by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
+        # auto has been found where the data were read
+        loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
+        scored = not texts.labels.isnan().any()
+        total = torch.zeros(())
+        for width, weight in by_width.items():
+            first = _first(embeddings, width)
+            if scored:
+                total = total + weight * score_loss(first, texts, loss, options.scale)
+            else:
+                part = ranking_loss(first, texts, options.scale, options.symmetric)
+                total = total + weight * part
+        return total
 
     def pool(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """One vector for each text, in fp32.
 
         Args:
-            targets: `tokens` of shape (texts, length), 0 for padding.
+            targets: `tokens` of shape (texts, length), 0 for padding and for what is not pooled.
         """
         tokens = targets["tokens"]
         hidden = outputs.last_hidden_state.float()
         if self.modules.pooling == "cls":
-            return hidden[:, 0]
+            return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
         weights = tokens.float()
-        return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / weights.sum(1, keepdim=True)
+        counts = weights.sum(1, keepdim=True).clamp(min=1)
+        return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """The embedding of each text, as base64 of its fp32 numbers."""
@@ -235,26 +178,30 @@ class SentenceSimilarityTask(Task):
         return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
-        """How well the queries find their texts among all texts of the set, by the cosine."""
-        embeddings = functional.normalize(_decoded(predictions), dim=-1)
-        about = samples.about
-        documents = torch.tensor(about["documents"])
-        retrieved: list[list[int]] = []
-        for queries in torch.tensor(about["queries"]).split(SCORED):
-            scores = embeddings[queries] @ embeddings[documents].T
-            best = documents[scores.topk(min(DEPTH + 1, len(documents))).indices]
-            # a query may be one of the texts itself
-            retrieved += [
-                [text for text in texts if text != query]
-                for query, texts in zip(queries.tolist(), best.tolist(), strict=True)
-            ]
-        return retrieval_metrics(retrieved, about["relevant"])
+        """How well the queries find their texts among all texts of the set, by the cosine.
+
+        Or how well cosines and scores of pairs correlate. Where the first numbers of embeddings are
+        trained as well, names have how many: ndcg_at_10_dim_64.
+        """
+        embeddings, about = decoded(predictions), samples.about
+        whole = embeddings.shape[1]
+        metrics = {}
+        for width in sorted({whole, *self.options.matryoshka_dims}, reverse=True):
+            first = _first(embeddings, width, True)
+            if "pairs" in about:
+                left, right = torch.tensor(about["pairs"]).T
+                found = correlations(first[left], first[right], about["labels"])
+            else:
+                found = search(first, about)
+            ending = "" if width == whole else f"_dim_{width}"
+            metrics |= {f"{name}{ending}": value for name, value in found.items()}
+        return metrics
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The embedding of each row's text, as a list of numbers."""
         return [
             {"prediction": [round(number, DIGITS) for number in numbers]}
-            for numbers in _decoded(predictions).tolist()
+            for numbers in decoded(predictions).tolist()
         ]
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
@@ -273,53 +220,34 @@ class SentenceSimilarityTask(Task):
 
     def saved_problems(self, folder: Path) -> list[str]:
         saved = read_modules(folder)
-        same = saved and (saved.pooling, saved.normalize) == (
-            self.modules.pooling, self.modules.normalize
-        )  # fmt: skip
-        return [] if same else [f"its files say {saved}, it was trained with {self.modules}"]
+        trained = f"its files say {saved}, it was trained with {self.modules}"
+        return [] if saved == self.modules else [trained]
 
 
-def _rows_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[list[str]]:
-    """The texts of each row."""
-    columns = _columns_of(rows, options, split)
-    return (texts for _, texts in read_rows(rows, split, lambda row: search_texts(row, columns)))
+def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
+    """The first numbers of embeddings, as embeddings of length 1; `whole`: all may not be so."""
+    if width == embeddings.shape[1] and not whole:
+        return embeddings
+    return functional.normalize(embeddings[:, :width], dim=-1)
 
 
-def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchColumns:
-    return find_columns(rows, split, lambda names: search_columns(options, names))
+def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of queries that look for their texts; `about` is `Search.about`."""
+    documents = torch.tensor(about["documents"])
+    retrieved: list[list[int]] = []
+    for queries in torch.tensor(about["queries"]).split(SCORED):
+        scores = embeddings[queries] @ embeddings[documents].T
+        retrieved += documents[scores.topk(min(RECALLS[-1] + 1, len(documents))).indices].tolist()
+    # a query may be one of the texts itself
+    others = [
+        [text for text in texts if text != same]
+        for same, texts in zip(about["same"], retrieved, strict=True)
+    ]
+    recalls = {f"recall_at_{depth}": recall(others, about["relevant"], depth) for depth in RECALLS}
+    return {**retrieval_metrics(others, about["relevant"]), **recalls}
 
 
-def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """The text of each row to predict."""
-    column = embedded_column(options, columns_of(rows))
-    for number, row in enumerate(rows, start=1):
-        text = row.get(column)
-        if not isinstance(text, str):
-            raise TrainError(
-                f"row {number} of {split} has {short(text)} in column {column}, not a text"
-            )
-        yield text
-
-
-def _texts_in(row: Sample) -> Iterator[list[int]]:
-    """The tokens of each text of a row."""
-    ends = accumulate(row["lengths"], initial=0)
-    return (row["input_ids"][begin:end] for begin, end in pairwise(ends))
-
-
-def _number_of(text: str) -> int:
-    """63 bits, the same for equal texts on all hosts."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-def _close(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
-    if not len(writer):
-        raise TrainError(f"the data have no samples in {split}")
-    writer.close(**about, cut=cut)
-    return cut
-
-
-def _decoded(predictions: Sequence[str]) -> torch.Tensor:
+def decoded(predictions: Sequence[str]) -> torch.Tensor:
     """The embeddings of all texts, shape (texts, width)."""
     whole = bytearray(b"".join(map(base64.b64decode, predictions)))
     return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

@@ -1,13 +1,13 @@
 """Cross-encoders: one score for a query and a text that are read together."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForSequenceClassification
 
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
@@ -20,16 +20,18 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.metrics import retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+LISTNET = "listnet"
 HALF = 0.5  # a text with a label of at least this belongs to the query
 
 
 class TextRankingTask(Task):
-    """Binary cross entropy of one logit for each pair."""
+    """One logit for each pair; a sample is a pair, or for listnet a row of the training set."""
 
     model_class = AutoModelForSequenceClassification
     options: TextRanking
@@ -63,32 +65,41 @@ class TextRankingTask(Task):
         )
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
-        """Write one sample for each pair; returns notices."""
+        """Write one sample for each pair, or each row; returns notices."""
         kinds = self.token_kinds()
-        writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i"})
+        lists = split == TRAIN and self.options.loss == LISTNET
+        of_lists = {"lengths": "i"} if lists else {}
+        writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
         numbers: dict[str, int] = {}  # of the queries
-        cut, count, ranked_rows = 0, 0, self._rows_of(rows, split)
+        cut, rows_read, ranked_rows = 0, 0, self._rows_of(rows, split)
         while batch := list(islice(ranked_rows, BATCH_ROWS)):
-            count += len(batch)
+            rows_read += len(batch)
             pairs = [(query, *text) for query, texts in batch for text in texts]
-            queries, texts, labels = map(list, zip(*pairs, strict=True))
+            queries, texts, _ = map(list, zip(*pairs, strict=True))
             tokens, too_long = self.tokenize([queries, texts], limit)
             cut += too_long
-            for i, (query, label) in enumerate(zip(queries, labels, strict=True)):
-                query_number = numbers.setdefault(query, len(numbers))
-                about = {"label": [label], "query": [query_number]}
-                writer.add({**{name: tokens[name][i] for name in kinds}, **about})
+            places = count()
+            for query, ranked in batch:
+                number = [numbers.setdefault(query, len(numbers))]
+                own = [
+                    {**{name: tokens[name][place] for name in kinds}, "label": [label]}
+                    for (_, label), place in zip(ranked, places, strict=False)
+                ]
+                for sample in [_joined(own)] if lists else own:
+                    writer.add({**sample, "query": number})
         if not len(writer):
             raise TrainError(f"the data have no samples in {split}")
-        (query, text, negatives, _), label = self._columns(rows, split)
+        (query, text, negatives, *_), label, _ = self._columns(rows, split)
         read = {"query_column": query, "text_column": text, "negative_columns": negatives}
         read |= {"label_column": label} if label else {}
-        writer.close(columns=read, rows=count, cut=cut)
+        writer.close(columns=read, rows=rows_read, cut=cut)
         return self.truncated(split, cut, limit)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
-        label = f"{sample['label'][0]:g}"
-        return [Document(sample["input_ids"], (), label, [label])]
+        return [
+            Document(pair["input_ids"], (), label := f"{pair['label'][0]:g}", [label])
+            for pair in _pairs([sample])
+        ]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own
@@ -100,11 +111,18 @@ class TextRankingTask(Task):
             self.tokenizer.model_max_length = min(longest, self.options.max_length)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        inputs = self.pad(samples, self.tokenizer.padding_side)
-        return Batch(inputs, {"labels": _labels(samples)})
+        pairs = list(_pairs(samples))
+        inputs = self.pad(pairs, self.tokenizer.padding_side)
+        targets = {"labels": _labels(pairs)}
+        if self.options.loss == LISTNET:
+            targets["counts"] = torch.tensor([len(sample["label"]) for sample in samples])
+        return Batch(inputs, targets)
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return _losses(outputs.logits, targets["labels"]).sum()
+        labels = targets["labels"]
+        if "counts" not in targets:
+            return _losses(outputs.logits, labels).sum()
+        return list_loss(outputs.logits.float().squeeze(-1), labels, targets["counts"].tolist())
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each pair its logit and its loss."""
@@ -130,16 +148,53 @@ class TextRankingTask(Task):
                 ordered.append(sorted(numbers, key=lambda n: (-logits[n], labels[n])))
                 relevant.append(right)
         correct = sum((logit > 0) == label for logit, label in zip(logits, labels, strict=True))
+        loss = math.fsum(losses) / len(losses)
+        if self.options.loss == LISTNET:
+            order = torch.tensor([number for numbers in pairs.values() for number in numbers])
+            given = torch.tensor([sample["label"][0] for sample in samples])
+            counts = list(map(len, pairs.values()))
+            total = list_loss(torch.tensor(logits)[order], given[order], counts)
+            loss = total.item() / len(counts)
         return {
             **(retrieval_metrics(ordered, relevant) if ordered else {}),
             "accuracy": correct / len(labels),
-            "loss": math.fsum(losses) / len(losses),
+            "loss": loss,
         }
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """A score from 0 to 1, as `CrossEncoder.predict` gives it."""
         scores = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64).sigmoid()
         return [{"prediction": round(score, 6)} for score in scores.tolist()]
+
+
+def list_loss(logits: torch.Tensor, labels: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """The sum of the lists' cross entropies, between the softmax of labels and that of logits.
+
+    Source: Cao et al. 2007, Learning to Rank: From Pairwise Approach to Listwise Approach (top 1).
+
+    Args:
+        counts: texts of each list, one list after the other.
+    """
+    lists = zip(logits.split(counts), labels.split(counts), strict=True)
+    return torch.stack([cross_entropy(one, wanted.softmax(0)) for one, wanted in lists]).sum()
+
+
+def _joined(pairs: Sequence[Sample]) -> Sample:
+    """Pairs of a row as a sample."""
+    joined = {name: list(chain.from_iterable(pair[name] for pair in pairs)) for name in pairs[0]}
+    return {**joined, "lengths": [len(pair["input_ids"]) for pair in pairs]}
+
+
+def _pairs(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """The pairs of samples."""
+    for sample in samples:
+        if "lengths" not in sample:
+            yield sample
+            continue
+        columns = [name for name in TOKENIZER_COLUMNS if name in sample]
+        ends = pairwise(accumulate(sample["lengths"], initial=0))
+        for (begin, end), label in zip(ends, sample["label"], strict=True):
+            yield {**{name: sample[name][begin:end] for name in columns}, "label": [label]}
 
 
 def _labels(samples: Sequence[Sample]) -> torch.Tensor:

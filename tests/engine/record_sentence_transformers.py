@@ -1,0 +1,146 @@
+"""Writes what sentence-transformers computes of a few vectors, for tests to compare with.
+
+    PYTHONPATH=SITE python tests/engine/record_sentence_transformers.py
+
+SITE has sentence-transformers 6.2 and what it needs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import sentence_transformers
+import torch
+from datasets import Dataset
+from sentence_transformers.cross_encoder.losses import ListNetLoss
+from sentence_transformers.sentence_transformer import losses
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.util import cos_sim, mine_hard_negatives, pairwise_cos_sim
+
+FILE = Path(__file__).with_name("sentence_transformers.json")
+ROWS, WIDTH = 6, 7
+LABELS = [0.2, 1.0, 0.6, 0.6, 0.0, -0.4]
+LISTS = [[0.9, 0.1, 0.4], [1.0, 0.0], [0.3, 0.2, 0.8, 0.5]]  # labels of the texts of three queries
+PAIRS = [*((n, n) for n in range(12)), (3, 12), (5, 13)]  # of a query and a text that belongs to it
+DOCUMENTS = 24
+MINING: list[dict[str, Any]] = [
+    {"num_negatives": 3},
+    {"num_negatives": 4, "relative_margin": 0.05},
+    {"num_negatives": 3, "absolute_margin": 0.2, "range_min": 2},
+    {"num_negatives": 2, "relative_margin": 0.3, "max_score": 0.5, "min_score": -0.2},
+    {"num_negatives": 2, "range_min": 1, "range_max": 4, "relative_margin": 0.1},
+]
+
+
+class Given(torch.nn.Module):
+    """In place of a model: the texts are their embeddings, or the pairs their scores."""
+
+    device = torch.device("cpu")
+    max_seq_length, num_labels = None, 1
+
+    def forward(self, features: Any) -> Any:
+        return dict(features)
+
+    def preprocess(self, pairs: Any, **_: Any) -> Any:
+        return {"scores": torch.stack([score for _, score in pairs])}
+
+    def get_embedding_dimension(self) -> int:
+        return WIDTH
+
+
+class Search(Given):
+    """The texts q0, d0 and so on have these vectors."""
+
+    def __init__(self, queries: torch.Tensor, documents: torch.Tensor) -> None:
+        super().__init__()
+        self.vectors = {f"q{n}": one for n, one in enumerate(queries)}
+        self.vectors |= {f"d{n}": one for n, one in enumerate(documents)}
+        self.similarity, self.similarity_pairwise = cos_sim, pairwise_cos_sim
+
+    def encode_query(self, texts: list[str], **_: Any) -> Any:
+        return torch.stack([self.vectors[text] for text in texts]).numpy()
+
+    encode_document = encode_query
+
+
+def mined() -> dict[str, Any]:
+    documents = torch.nn.functional.normalize(torch.randn(DOCUMENTS, 4), dim=-1)
+    near = documents[:12] + 0.6 * torch.randn(12, 4)
+    queries = torch.nn.functional.normalize(near, dim=-1)
+    pairs = {"query": [f"q{q}" for q, _ in PAIRS], "answer": [f"d{d}" for _, d in PAIRS]}
+    results = []
+    for settings in MINING:
+        rows = mine_hard_negatives(
+            Dataset.from_dict(pairs), Search(queries, documents),
+            corpus=[f"d{n}" for n in range(DOCUMENTS)], verbose=False, **settings,
+        )  # fmt: skip
+        negatives: list[dict[int, None]] = [{} for _ in queries]
+        for row in rows:
+            negatives[int(row["query"][1:])][int(row["negative"][1:])] = None
+        results.append({"settings": settings, "negatives": list(map(list, negatives))})
+    vectors = {"queries": queries.tolist(), "documents": documents.tolist()}
+    return {**vectors, "pairs": PAIRS, "results": results}
+
+
+def searched() -> dict[str, Any]:
+    """Metrics of the same pairs with vectors that are less alike."""
+    documents, queries = torch.randn(2 * DOCUMENTS, 4), torch.randn(12, 4)
+    queries += 0.4 * documents[:12]
+    relevant: dict[str, set[str]] = {}
+    for query, document in PAIRS:
+        relevant.setdefault(f"q{query}", set()).add(f"d{document}")
+    texts = {f"d{n}": f"d{n}" for n in range(len(documents))}
+    asked = {f"q{n}": f"q{n}" for n in range(len(queries))}
+    evaluator = InformationRetrievalEvaluator(
+        asked, texts, relevant, accuracy_at_k=[1], precision_recall_at_k=[10],
+        mrr_at_k=[10], ndcg_at_k=[10], score_functions={"cosine": cos_sim},
+    )  # fmt: skip
+    model = Search(queries, documents)
+    found = evaluator.compute_all_metrics(model)["cosine"]
+    metrics = {name: dict(values) for name, values in found.items()}
+    return {"queries": queries.tolist(), "documents": documents.tolist(), "metrics": metrics}
+
+
+def main() -> None:
+    torch.manual_seed(1)
+    columns = [torch.randn(ROWS, WIDTH) for _ in range(3)]
+    model = Given()
+    cosent = losses.CoSENTLoss(model)
+    made = {
+        "ranking": losses.MultipleNegativesRankingLoss(model),
+        "ranking, matryoshka": losses.MatryoshkaLoss(
+            model, losses.MultipleNegativesRankingLoss(model), [7, 4, 2], [1, 0.5, 2]
+        ),
+        "cosent": cosent,
+        "angle": losses.AnglELoss(model),
+        "cosine": losses.CosineSimilarityLoss(model),
+        "cosent, matryoshka": losses.MatryoshkaLoss(model, cosent, [7, 4, 2], [1, 0.5, 2]),
+    }
+    found: dict[str, Any] = {}
+    for name, loss in made.items():
+        used = columns if name.startswith("ranking") else columns[:2]
+        leaves = [one.clone().requires_grad_() for one in used]
+        value = loss([{"sentence_embedding": one} for one in leaves], torch.tensor(LABELS))
+        value.backward()
+        found[name] = {"loss": value.item(), "gradients": [one.grad.tolist() for one in leaves]}
+    logits = torch.randn(sum(map(len, LISTS)), requires_grad=True)
+    texts = [list(part) for part in logits.split(list(map(len, LISTS)))]
+    value = ListNetLoss(model, mini_batch_size=-1)(
+        [["q"] * len(LISTS), texts], [torch.tensor(one) for one in LISTS]
+    )
+    value.backward()
+    listnet = {"logits": logits.tolist(), "labels": LISTS, "loss": value.item()}
+    document = {
+        "sentence_transformers": sentence_transformers.__version__,
+        "columns": [one.tolist() for one in columns],
+        "labels": LABELS,
+        "losses": found,
+        "mined": mined(),
+        "searched": searched(),
+        "listnet": {**listnet, "gradients": logits.grad.tolist()},
+    }
+    FILE.write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

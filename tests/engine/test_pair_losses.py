@@ -1,0 +1,140 @@
+"""Losses and gradients are those of sentence-transformers, recorded; see the script beside."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.sentence_modules import SentenceModules, module_files
+from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.rank import load
+from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts
+from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.errors import TrainError
+from tests.engine.jobs import make_job, run_rank
+from tests.engine.models import make_tokenizer
+from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model
+
+RECORDED = json.loads(Path(__file__).with_name("sentence_transformers.json").read_text())
+TASK = "sentence-similarity"
+
+
+def batch(columns: list[torch.Tensor], rows: slice) -> tuple[torch.Tensor, BatchTexts]:
+    """Embeddings of rows one after the other, with other numbers for each."""
+    embeddings = torch.stack(columns, dim=1).flatten(0, 1)
+    count = len(columns[0])
+    kinds = torch.tensor([0, 1, 2][: len(columns)]).repeat(count)
+    labels = torch.tensor(RECORDED["labels"], dtype=torch.float64)
+    if len(columns) > 2:
+        labels.fill_(torch.nan)
+    texts = BatchTexts(torch.arange(len(kinds)), kinds, rows, [len(kinds)], labels)
+    return functional.normalize(embeddings, dim=-1), texts
+
+
+@pytest.mark.parametrize("name", RECORDED["losses"])
+def test_loss_and_gradients_are_those_of_sentence_transformers(tmp_path: Path, name: str) -> None:
+    wanted, (loss, *matryoshka) = RECORDED["losses"][name], name.split(", ")
+    options = SentenceSimilarity(loss=loss)  # type: ignore[arg-type]
+    if matryoshka:
+        dims, weights = (7, 4, 2), (1.0, 0.5, 2.0)
+        options = replace(options, matryoshka_dims=dims, matryoshka_weights=weights)
+    recipe = replace(make_job(tmp_path, TASK).recipe, options=options)
+    task = SentenceSimilarityTask(recipe, make_tokenizer())
+    task.width = 7
+    used = RECORDED["columns"][: len(wanted["gradients"])]
+    columns = [torch.tensor(one, requires_grad=True) for one in used]
+    parts = []
+    for rows in (slice(0, 2), slice(2, 2), slice(2, 6)):  # of three ranks, one without a row
+        embeddings, texts = batch(columns, rows)
+        parts.append(task.batch_loss(embeddings, texts))
+    total = torch.stack(parts).sum() / len(columns[0])
+    assert total.item() == pytest.approx(wanted["loss"], rel=1e-6)
+    total.backward()
+    for one, gradients in zip(columns, wanted["gradients"], strict=True):
+        assert torch.allclose(one.grad, torch.tensor(gradients), rtol=1e-5, atol=1e-6)
+
+
+def scored(count: int, seed: int) -> list[Row]:
+    """Pairs of words; the score, from 0 to 5, is how near they are."""
+    draw = torch.Generator().manual_seed(seed)
+    numbers = torch.randint(0, 40, (count, 2), generator=draw).tolist()
+    return [
+        {"sentence1": WORDS[a], "sentence2": WORDS[b], "score": 5 - abs(a - b) / 8}
+        for a, b in numbers
+    ]
+
+
+@pytest.mark.usefixtures("one_world")
+def test_a_model_learns_scores(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data", {"train": scored(300, 1), "validation": scored(40, 2)})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    job = make_whole_job(
+        tmp_path / "runs/one", TASK, data, model, batch_size=32, num_train_epochs=8.0,
+        eval_strategy="epoch", eval_on_start=True, learning_rate=5e-3,
+        gradient_accumulation_steps=2,
+    )  # fmt: skip
+    options = replace(job.recipe.options, matryoshka_dims=(8, 32))
+    events = run_rank(replace(job, recipe=replace(job.recipe, options=options)))
+    said = "column score has scores, so pairs are learned by them: loss=cosent"
+    assert said in [event["message"] for event in events if event["event"] == "notice"]
+    first, *_, last = (event["metrics"] for event in events if event["event"] == "evaluation")
+    assert [*first] == ["spearman", "pearson", "spearman_dim_8", "pearson_dim_8"]
+    assert last["spearman"] > 0.5 > 2 * first["spearman"]
+    assert last["spearman_dim_8"] > 0.4
+    parts = [one["label"] for one in next(e for e in events if e["event"] == "data")["samples"][0]]
+    assert parts[0] == "text"
+    assert parts[1].startswith("score ")
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "said"),
+    [
+        ({"score": 4}, {"loss": "cosine"}, "train.jsonl:1: score is 4, and a cosine is from -1"),
+        ({"score": "good"}, {"loss": "angle"}, "train.jsonl:1: score is 'good', not a number"),
+        ({}, {"loss": "cosent"}, "train has no column known for scores; found sentence1"),
+        ({"score": 0}, {"loss": "ranking"}, "or learn scores with loss=cosent"),
+    ],
+)
+def test_scores_that_are_refused(tmp_path: Path, row: Row, options: Any, said: str) -> None:
+    rows = [{"sentence1": "w5", "sentence2": "w6", **row}]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    job = make_whole_job(tmp_path / "one", TASK, data, model)
+    changed = replace(job.recipe.options, **options)
+    with pytest.raises(TrainError) as caught:
+        prepare(replace(job, recipe=replace(job.recipe, options=changed)))
+    assert said in caught.value.message
+
+
+def test_a_prompt_that_is_not_pooled(tmp_path: Path) -> None:
+    """Texts are pooled behind it, as include_prompt=false of sentence-transformers says."""
+    rows = [{"query": "w20", "positive": "w21 w22", "negative": "w20"}] * 3
+    data = write_data(tmp_path / "data", {"train": rows})
+    model = write_model(tmp_path / "model", "bert", TASK)
+    modules = SentenceModules("mean", True, {"query": "w5 w6 ", "document": ""}, None, False)
+    for name, document in module_files(modules, 32, 24, {}).items():
+        (Path(model) / name).parent.mkdir(exist_ok=True)
+        (Path(model) / name).write_text(json.dumps(document))
+    job = make_whole_job(tmp_path / "one", TASK, data, model)
+    job.run_dir.mkdir(parents=True, exist_ok=True)
+    inputs = prepare(job)
+    write_inputs(job.run_dir, inputs)
+    samples = Samples(Path(inputs.samples) / "train")
+    assert samples[0]["skipped"] == [3, 0, 0]  # with [CLS]
+    assert samples[0]["texts"][0] == samples[0]["texts"][2]  # whatever is before them
+    task, loaded, _ = load(job, read_inputs(job.run_dir))
+    task.check_model(loaded)
+    assert task.modules == modules  # type: ignore[attr-defined]
+    [group], places = task.group_texts([samples[0]])  # type: ignore[attr-defined]
+    masks = task.collate(group).targets["tokens"][places]
+    assert masks.tolist() == [[0, 0, 0, 1, 1], [1, 1, 1, 1, 0], [1, 1, 1, 0, 0]]
+    # the query's own text is no find of it, though their prompts differ
+    found = Samples(Path(inputs.samples) / "validation")
+    assert found.about["same"] == [2]
+    assert [one["skipped"] for one in found] == [[3], [0], [0]]

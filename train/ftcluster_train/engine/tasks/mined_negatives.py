@@ -1,0 +1,172 @@
+"""Hard negatives: texts of other rows that the model, before it is trained, takes for an answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_train.comm.world import World, gather_over_ranks
+from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.evaluation import predict
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.tasks.embedded_texts import texts_in
+from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask, decoded
+from ftcluster_train.io.rank_status import report
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+AT_ONCE = 256  # queries that are compared with all texts
+Place = tuple[int, int]  # the number of a row, and of a text in it
+
+
+def hard_negatives(
+    queries: torch.Tensor,
+    documents: torch.Tensor,
+    belonging: Sequence[Sequence[int]],
+    options: SentenceSimilarity,
+    most_belonging: int,
+) -> list[list[int]]:
+    """The numbers of the documents nearest to each query that are far enough from belonging to it.
+
+    The rules and their order are those of sentence-transformers' mine_hard_negatives with its
+    strategy top. The margins are from the least similar text that belongs to a query (de Souza et
+    al. 2024, NV-Retriever: TopK-PercPos is the relative one).
+
+    Args:
+        queries: of length 1, shape (queries, width), as documents.
+        belonging: by query, the documents that belong to it, which are never taken.
+        most_belonging: of any query of all ranks.
+    """
+    last = options.range_max or _last_rank(options, most_belonging)
+    found: list[list[int]] = []
+    for begin in range(0, len(queries), AT_ONCE):
+        similar = queries[begin : begin + AT_ONCE] @ documents.T
+        best = similar.topk(min(last + most_belonging, len(documents)), dim=1)
+        for own, scores, numbers in zip(similar, best.values, best.indices, strict=True):
+            right = torch.tensor(belonging[len(found)])
+            positive = own[right].min()
+            allowed = ~torch.isin(numbers, right)
+            if options.absolute_margin is not None:
+                allowed &= scores + options.absolute_margin <= positive
+            if options.relative_margin is not None:
+                allowed &= scores <= positive - positive.abs() * options.relative_margin
+            if options.max_score is not None:
+                allowed &= scores <= options.max_score
+            if options.min_score is not None:
+                allowed &= scores >= options.min_score
+            taken = numbers[allowed][:last][options.range_min :]
+            found.append(taken[: options.hard_negatives].tolist())
+    return found
+
+
+def _last_rank(options: SentenceSimilarity, most_belonging: int) -> int:
+    """How many candidates of a query are looked at, where range_max does not say it."""
+    limits = (options.absolute_margin, options.relative_margin, options.max_score)
+    several = 10 if any(limit is not None for limit in limits) else 1
+    return options.range_min + options.hard_negatives * several + most_belonging
+
+
+class MinedRows(Samples):
+    """Rows with further negatives, which are texts of other rows.
+
+    Args:
+        mined: by row, where its negatives are.
+    """
+
+    def __init__(self, rows: Samples, mined: Sequence[Sequence[Place]]) -> None:
+        self._rows, self._mined = rows, mined
+        self.about, self._count = rows.about, len(rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        row = dict(self._rows[index])
+        for text in (_text(self._rows[row], place) for row, place in self._mined[index]):
+            row = {name: [*values, *text[name]] for name, values in row.items()}
+        return row
+
+    def lengths(self, column: str) -> list[int]:
+        """As of `Samples`."""
+        if column != "input_ids":
+            raise NotImplementedError(column)
+        lengths = [row["lengths"] for row in map(self._rows.__getitem__, range(self._count))]
+        return [
+            sum(own) + sum(lengths[row][place] for row, place in mined)
+            for own, mined in zip(lengths, self._mined, strict=True)
+        ]
+
+
+def _text(row: Sample, place: int) -> Sample:
+    """A text of a row, as a row of it alone."""
+    one = {name: row[name][place : place + 1] for name in ("lengths", "texts")}
+    if "skipped" in row:
+        one["skipped"] = row["skipped"][place : place + 1]
+    return {**one, "input_ids": list(texts_in(row))[place]}
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Texts of rows as samples of their own."""
+
+    rows: Samples
+    places: Sequence[Place]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Sample:
+        row, place = self.places[index]
+        return _text(self.rows[row], place)
+
+    def lengths(self, _column: str) -> list[int]:
+        return [len(self[number]["input_ids"]) for number in range(len(self))]
+
+
+def with_hard_negatives(
+    task: SentenceSimilarityTask, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
+    log: ProgressLog,
+) -> Samples:  # fmt: skip
+    """The rows of a training set with the negatives that the model finds; the same on every rank.
+
+    Candidates are all texts of the set that are no query.
+    """
+    report(0, "evaluating")
+    wanted = task.options.hard_negatives
+    queries: dict[int, Place] = {}  # by the number of the text
+    documents: dict[int, Place] = {}
+    belonging: dict[int, dict[int, None]] = {}
+    for number in range(len(rows)):
+        query, positive, *_ = texts = rows[number]["texts"]
+        queries.setdefault(query, (number, 0))
+        belonging.setdefault(query, {})[positive] = None
+        for place, text in enumerate(texts[1:], start=1):
+            documents.setdefault(text, (number, place))
+    log.write("phase", doing=f"mining {wanted} negatives for each of {len(queries)} queries")
+    both: Any = _Texts(rows, [*queries.values(), *documents.values()])
+    embeddings = functional.normalize(decoded(predict(task, model, both, world, bf16)), dim=-1)
+    found = _mined(embeddings, list(queries), list(documents), belonging, task.options, world)
+    places = list(documents.values())
+    count, few = sum(map(len, found.values())), sum(len(one) < wanted for one in found.values())
+    log.notice(
+        f"hard negatives: {count} were mined for {len(queries)} queries; {few} queries have fewer "
+        f"than {wanted}, as other texts are too near to those that belong to them"
+    )
+    mined = [[places[n] for n in found[rows[i]["texts"][0]]] for i in range(len(rows))]
+    return MinedRows(rows, mined)
+
+
+def _mined(
+    embeddings: torch.Tensor, queries: Sequence[int], documents: Sequence[int],
+    belonging: Mapping[int, Mapping[int, None]], options: SentenceSimilarity, world: World,
+) -> dict[int, list[int]]:  # fmt: skip
+    """The numbers of each query's negatives among the documents, each rank for some queries."""
+    number = {text: n for n, text in enumerate(documents)}
+    own = slice(world.rank, len(queries), world.size)
+    right = [[number[text] for text in belonging[query]] for query in queries[own]]
+    most = max(map(len, belonging.values()))
+    of_texts = embeddings[len(queries) :]
+    found = hard_negatives(embeddings[: len(queries)][own], of_texts, right, options, most)
+    of_ranks = gather_over_ranks(dict(zip(queries[own], found, strict=True)))
+    return {query: mined for of_rank in of_ranks for query, mined in of_rank.items()}

@@ -1,0 +1,63 @@
+"""Losses of pairs with scores, each over all pairs of a batch, and how well they are ordered."""
+
+import torch
+from torch.nn import functional
+
+from ftcluster_train.engine.metrics import pearson, spearman
+from ftcluster_train.engine.tasks.in_batch_negatives import POSITIVE, QUERY, BatchTexts
+
+
+def score_loss(
+    embeddings: torch.Tensor, texts: BatchTexts, loss: str, scale: float
+) -> torch.Tensor:
+    """This rank's part of the loss of a batch of pairs, times the batch's pairs.
+
+    Args:
+        embeddings: of all texts, of length 1, shape (texts, width).
+        texts: a query and a positive in each row; `labels` are the scores.
+        loss: cosent, angle or cosine, as CoSENTLoss, AnglELoss and CosineSimilarityLoss of
+            sentence-transformers.
+        scale: of the differences, except of cosine.
+    """
+    left, right = (embeddings[texts.kinds == kind] for kind in (QUERY, POSITIVE))
+    own = texts.rows
+    if loss == "cosine":
+        labels = texts.labels[own].float()
+        return functional.mse_loss((left[own] * right[own]).sum(1), labels, reduction="sum")
+    similarity = angle_similarity(left, right) if loss == "angle" else (left * right).sum(1)
+    # it is one number of the whole batch: each rank has the share of its rows
+    return cosent_loss(scale * similarity, texts.labels) * (own.stop - own.start)
+
+
+def cosent_loss(similarities: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """log(1 + the sum of exp(s_i - s_j) over all pairs i, j whose labels are l_i < l_j).
+
+    Source: Su 2022, CoSENT (https://kexue.fm/archives/8847).
+
+    Args:
+        similarities: scaled, shape (pairs,).
+    """
+    wrong = similarities[:, None] - similarities[None, :]
+    wrong = wrong.masked_fill(labels[:, None] >= labels[None, :], -torch.inf)
+    return torch.cat([wrong.new_zeros(1), wrong.flatten()]).logsumexp(0)
+
+
+def angle_similarity(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """|Re + Im| of the product of two complex vectors, one of them conjugated.
+
+    The first half of a vector's numbers are the real parts, the second half the imaginary ones, of
+    an odd number the last of them 0. Source: Li and Li 2024, AnglE-optimized Text Embeddings, as in
+    their program, whose absolute value the paper does not have.
+
+    Args:
+        left: of length 1, shape (pairs, width), as right.
+    """
+    odd = left.shape[1] % 2
+    (a, b), (c, d) = (functional.pad(one, (0, odd)).chunk(2, dim=1) for one in (left, right))
+    return (a * c + b * d + b * c - a * d).sum(1).abs()
+
+
+def correlations(left: torch.Tensor, right: torch.Tensor, labels: list[float]) -> dict[str, float]:
+    """How the cosines of pairs correlate with their labels; texts of length 1."""
+    cosines = (left * right).sum(1).tolist()
+    return {"spearman": spearman(cosines, labels), "pearson": pearson(cosines, labels)}
