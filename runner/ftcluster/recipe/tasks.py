@@ -50,7 +50,7 @@ def metric_names(options: Options) -> tuple[str, ...]:
 
 def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
     scored = options.loss in SCORE_LOSSES
-    names = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
+    names: tuple[str, ...] = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
     names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
     widths = sorted(options.matryoshka_dims)[:-1]
     for ending in ("", *(f"_dim_{width}" for width in widths)):

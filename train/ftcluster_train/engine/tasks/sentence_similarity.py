@@ -182,7 +182,7 @@ class SentenceSimilarityTask(EmbeddedTexts):
         """
         embeddings, about = decoded(predictions), samples.about
         whole = embeddings.shape[1]
-        metrics = {}
+        metrics: dict[str, float] = {}
         for width in sorted({whole, *self.options.matryoshka_dims}, reverse=True):
             first = _first(embeddings, width, True)
             if "pairs" in about:

@@ -78,7 +78,7 @@ class TextRankingTask(Task):
             places = count()
             for query, ranked in batch:
                 number = [numbers.setdefault(query, len(numbers))]
-                own = [
+                own: list[Sample] = [
                     {**{name: tokens[name][place] for name in kinds}, "label": [label]}
                     for (_, label), place in zip(ranked, places, strict=False)
                 ]
