@@ -44,7 +44,7 @@ def test_rows_get_the_negatives_of_their_queries(tmp_path: Path) -> None:
     )
     options = replace(job.recipe.options, hard_negatives=2, relative_margin=None)
     job = replace(job, recipe=replace(job.recipe, options=options))
-    job.run_dir.mkdir(parents=True)
+    job.run_dir.mkdir(parents=True, exist_ok=True)
     write_inputs(job.run_dir, prepare(job))
     task, loaded, samples = load(job, read_inputs(job.run_dir))
     task.check_model(loaded)

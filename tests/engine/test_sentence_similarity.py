@@ -100,7 +100,7 @@ def test_metrics_are_those_of_sentence_transformers() -> None:
     for theirs, ours in names.items():
         assert found[ours] == pytest.approx(recorded["searched"]["metrics"][theirs]["10"])
     accuracy = recorded["searched"]["metrics"]["accuracy@k"]["1"]
-    assert 0.1 < accuracy < 0.9
+    assert 0 < accuracy < 1
     assert found["accuracy_at_1"] == pytest.approx(accuracy)
 
 
@@ -137,7 +137,7 @@ def test_equal_texts_of_a_set_are_searched_once(tmp_path: Path) -> None:
     samples = Samples(Path(prepare(job).samples) / "validation")
     assert [sample["input_ids"][1] for sample in samples] == [5, 6, 7, 8, 9]
     about = samples.about
-    assert about["same"] == [1, -1]
+    assert about["same"] == [0, -1]  # the query is one of the documents
     assert (about["queries"], about["relevant"]) == ([0, 2], [[1, 3], [1]])
     assert about["documents"] == [1, 0, 3, 4]
 

@@ -168,5 +168,5 @@ def _mined(
     most = max(map(len, belonging.values()))
     of_texts = embeddings[len(queries) :]
     found = hard_negatives(embeddings[: len(queries)][own], of_texts, right, options, most)
-    of_ranks = gather_over_ranks(dict(zip(queries[own], found, strict=True)))
-    return {query: mined for of_rank in of_ranks for query, mined in of_rank.items()}
+    of_ranks = gather_over_ranks(list(zip(queries[own], found, strict=True)))
+    return {query: mined for of_rank in of_ranks for query, mined in of_rank}
