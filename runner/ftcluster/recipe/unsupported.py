@@ -9,7 +9,7 @@ from collections.abc import Mapping
 PRECISION = "write precision: bf16, fp32 or auto"
 NAMES_BY_REASON: Mapping[str, str] = {
     # model and data
-    "a revision is written behind the name, such as google-bert/bert-base-cased@main: model=NAME@"
+    "write a revision behind the name, such as google-bert/bert-base-cased@main: model=NAME@"
     "REVISION, data=NAME@REVISION": "model_revision data_revision revision",
     # the batch
     "batch_size is never changed: if memory is short, raise gradient_accumulation_steps": (

@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.cluster.price import VARIABLE, Price, epoch_document, price_document, price_of
 from ftcluster.progress.format import duration
-from ftcluster.report.epoch_time import EpochTime
+from ftcluster.report.epoch_time import GUESSED, EpochTime
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
@@ -127,6 +127,9 @@ def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
         if word == "cheapest" and len(currencies) > 1:
             yield f"not compared by cost: the prices are in {' and '.join(sorted(currencies))}"
             continue
-        numbers = [n for n, shape in enumerate(shapes) if value(shape) is not None]
+        numbers = [
+            n for n, shape in enumerate(shapes)
+            if value(shape) is not None and shape.time.source != GUESSED
+        ]  # fmt: skip
         if len(numbers) > 1:
             yield f"{word}: {1 + min(numbers, key=lambda n: value(shapes[n]))}"

@@ -16,9 +16,9 @@ from ftcluster.report.files import ended_here
 from ftcluster.report.history import History, history_of, totals
 from ftcluster_common.recipe import Recipe
 
-MEASURED, ESTIMATED = "measured", "estimated"
+MEASURED, ESTIMATED, GUESSED = "measured", "estimated", "guessed"
 RATES = "rates.json"  # of the state folder
-GUESSED = 2.0  # how far the speed of a CPU is off that was not measured, at least
+GUESSED_WITHIN = 2.0  # how far the speed of a CPU is off that was not measured, at least
 MOST_RUNS = 50  # whose events are read: some MB in all
 COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
 COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
@@ -67,7 +67,7 @@ class EpochTime:
 
     Attributes:
         seconds: time of the training loop without start, evaluation and checkpoints; None: unknown.
-        source: MEASURED, ESTIMATED or "".
+        source: MEASURED, ESTIMATED, GUESSED or "".
         why: by which run and how; or why it is not known, and how to measure it.
         run: that run, or "".
     """
@@ -133,13 +133,13 @@ def epoch_time(
         f"{source.limit_share:.0%}; what another network costs is not in it"
     )
     if unknown:
-        spread = max(GUESSED, max(rates.values()) / usual, usual / min(rates.values()))
+        spread = max(GUESSED_WITHIN, max(rates.values()) / usual, usual / min(rates.values()))
         why += (
             f". {', '.join(unknown)} was not measured and counts as the median of those that were: "
             f"{seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand in "
             f"{state_dir() / RATES}"
         )
-    return EpochTime(seconds, ESTIMATED, why, source.run)
+    return EpochTime(seconds, GUESSED if unknown else ESTIMATED, why, source.run)
 
 
 def batch_of(plan: LaunchPlan) -> int:

@@ -53,7 +53,7 @@ def test_wrong_usage_is_2() -> None:
 
 # commands for which several words mean something: runs, hosts, the words of a script
 HOSTS = ("hosts add", "hosts remove", "hosts drain", "hosts return")
-TAKE_MANY = {"stop", "report", "clean", "run", *HOSTS}
+TAKE_MANY = {"stop", "report", "clean", "run", "generate", *HOSTS}
 
 
 def kinds_of_commands() -> Iterator[str]:

@@ -77,8 +77,8 @@ def test_the_rate_of_another_cpu_comes_from_any_training_on_it() -> None:
     unknown = epoch_time(
         plan(other, RECIPE, STACKS), RECIPE, fields(), other.hosts, [past(hosts(2))]
     )
-    assert unknown.seconds is None
-    assert "on Xeon 6248 is recorded here" in unknown.why
+    assert unknown.seconds == pytest.approx(MEASURED)
+    assert "Xeon 6248 was not measured and counts as the median" in unknown.why
     rate = past(hosts(2)).gflops
     elsewhere = replace(
         past(other), recipe=fields(model="gpt2"), gflops=tuple(one / 4 for one in rate)
@@ -158,7 +158,7 @@ def test_plan_compares_clusters_by_time_and_by_money(
     assert found == {
         "two.json": (MEASURED, pytest.approx(2 * 4.08 * MEASURED / 3600, rel=1e-3)),
         "four.json": (MEASURED / 2, pytest.approx(4 * 7 * MEASURED / 2 / 3600, rel=1e-3)),
-        "other.json": (None, None),
+        "other.json": (2 * MEASURED, pytest.approx(2 * MEASURED / 3600, rel=1e-3)),
         "free.json": (2 * MEASURED, None),
     }
     said(

@@ -175,8 +175,7 @@ class Seq2SeqLmTask(Task):
             )
         self._shift = shift
         if self._forced:
-            for name, token in self._forced.items():
-                setattr(model.generation_config, name, token)
+            model.generation_config.update(**self._forced)
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         self.check_model(model)
