@@ -37,7 +37,7 @@ from ftcluster.operations.predict import PredictRequest, PredictResult
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
 from ftcluster.operations.run import RunRequest
 from ftcluster.operations.setup import SetupRequest
-from ftcluster.operations.sweep import SweepRequest
+from ftcluster.operations.sweep_request import SweepRequest
 from ftcluster.operations.sweep_result import SweepResult
 from ftcluster.operations.train import TrainRequest
 from ftcluster.progress.notebook import NotebookView, in_notebook
