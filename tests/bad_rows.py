@@ -52,7 +52,7 @@ BAD = {
         "positive is empty",
     ),
     "no pair": BadRow(
-        "embed", {"query": "a", "positive": "b", "label": 1},
+        "embed", {"query": "a", "positive": "b", "label": "true"},
         {"query": "a", "positive": "b", "label": "no"}, "label is",
     ),
     "too much": BadRow(

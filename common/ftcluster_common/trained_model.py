@@ -14,6 +14,15 @@ from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 
 FILE = "ftcluster.json"
+# the Hub's names of tasks, by ours; others are the same
+PIPELINES = {
+    "causal-lm": "text-generation",
+    "instruction-tuning": "text-generation",
+    "masked-lm": "fill-mask",
+    "preference-tuning": "text-generation",
+    "seq2seq-lm": "summarization",
+    "text-distillation": "text-classification",
+}
 ROWS = "ftcluster.rows"
 HASH_BYTES = 8
 # of a task's fields, those that say nothing of how the model reads a row

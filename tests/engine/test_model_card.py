@@ -17,7 +17,7 @@ from tests.engine.runs import classes, make_whole_job, write_data, write_model
 from tests.engine.test_instruction_tuning import chats, job_of
 
 # the Hub has these besides transformers' pipelines
-OF_THE_HUB = {"question-answering", "sentence-similarity", "text-ranking"}
+OF_THE_HUB = {"question-answering", "summarization", "sentence-similarity", "text-ranking"}
 MEASURED = Measured({"accuracy": 0.75, "loss": float("nan")}, {}, 7, 2)
 
 

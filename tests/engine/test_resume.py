@@ -266,7 +266,8 @@ def test_ranks_that_are_asked_to_stop_save_on_two_hosts_and_resume_to_the_last_b
 TASK = types.SimpleNamespace(
     tokenizer=make_tokenizer(),
     write_files=lambda *_: None,
-    recipe=Recipe("bert", "bert", "", TextClassification()),
+    recipe=(recipe := Recipe("bert", "bert", "", TextClassification())),
+    used_as=recipe,
     columns={},
     trained_rows=None,
 )

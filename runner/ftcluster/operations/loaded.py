@@ -11,15 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 from ftcluster.errors import FtclusterError, InputError
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster_common.sentence_modules import MODULES
-from ftcluster_common.trained_model import read_trained
+from ftcluster_common.trained_model import PIPELINES, read_trained
 
 # of transformers, by task
-PIPELINES: Mapping[str, str] = {
-    "causal-lm": "text-generation",
-    "instruction-tuning": "text-generation",
-    "masked-lm": "fill-mask",
-    "preference-tuning": "text-generation",
-}
 RANKING = "text-ranking"
 FRAMES = "frames"  # of the state folder
 PACKAGES = "pip install {} torch, in an environment of its own"

@@ -20,17 +20,12 @@ from ftcluster_common.class_report import ClassReport, read_report
 from ftcluster_common.job import Job
 from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
+from ftcluster_common.trained_model import PIPELINES
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
 FILE = "README.md"
 # the Hub's names of what a model does, where a task has another one
-PIPELINES = {
-    "causal-lm": "text-generation",
-    "instruction-tuning": "text-generation",
-    "masked-lm": "fill-mask",
-    "preference-tuning": "text-generation",
-}
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 COPIED = re.compile(r"-[0-9a-f]{12}$")  # ends the names of folders that were copied to the hosts
 # fields of a recipe that say nothing of the training, or are said elsewhere
