@@ -152,7 +152,7 @@ def test_plan_compares_clusters_by_time_and_by_money(
         free=hosts(2, cores=4),
     )
     words = ["plan", "mrpc", f"batch_size={BATCH}", *dear]
-    said(shell(words).out)
+    said(shell(words).out.replace(str(tmp_path), "FOLDER"))
     shapes = shell([*words, "--json"]).document["shapes"]
     found = {one["facts"]: (one["epoch"]["seconds"], one["epoch"]["cost"]) for one in shapes}
     assert found == {
