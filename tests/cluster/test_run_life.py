@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).with_name("scripts")
 
 
 def listed(machine: Machine, run: str) -> dict[str, Any]:
-    done = machine.home.run("ps", "--json")
+    done = machine.home.run("ps", "--all", "--json")
     assert done.returncode == 0, done.stderr
     return next(one for one in json.loads(done.stdout) if one["run"] == run)
 
