@@ -67,7 +67,8 @@ def main() -> int:
             for name in ("first", "again"):
                 one[f"train, {name}"], model = trained([*recipe, length], options.prefix)
             for words in (["train", *recipe, "--dry-run"], ["plan"], ["ps"],
-                          ["predict", model, "--data", f"{folder}/rows.jsonl"]):  # fmt: skip
+                          ["predict", "--model", model, "--data", f"{folder}/rows.jsonl",
+                           "--output", f"{folder}/{turn}.jsonl"]):  # fmt: skip
                 name = "train --dry-run" if "--dry-run" in words else words[0]
                 one[name] = {"whole": seconds([FTCLUSTER, *words])}
             for name, parts in one.items() if turn else ():
