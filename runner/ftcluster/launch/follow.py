@@ -100,13 +100,15 @@ def launch_and_follow(
     run_hosts = RunHosts(
         run.cluster.inventories, hosts, run.plan.rank_user, run.plan.prefix, connection_options
     )
+    known = run.cluster.known
+    settled = run.cluster.slurm_job or run_hosts.is_here_as(known)
     launch = Launched(
         train_launch=replace(run.launch, started_by=this_user()).to_dict(),
         train_job=run.job,
         train_follow=not detach,
         train_guard=secrets.token_hex(16),
         train_version=__version__,
-        train_known={} if run.cluster.slurm_job else run.cluster.known,
+        train_known={} if settled else known,
         train_secret_env=pack_env(run.secrets),
     )
     with _output() as output:

@@ -1,7 +1,8 @@
 """Where the runs of a cluster are, and how the control node reaches them."""
 
+import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +67,22 @@ class RunHosts:
     def is_here(self) -> bool:
         """Whether it is this machine, with this user's runs."""
         return self.inventories == (BUNDLED_LOCALHOST,) and not self.rank_user
+
+    def is_here_as(self, known: Mapping[str, str]) -> bool:
+        """Whether it is this machine, with the stack and record of `Cluster.known`.
+
+        Where it is not, the head is asked, and says what it has (playbooks/tasks/same-cluster.yml).
+        """
+        if not self.is_here:
+            return False
+        link, file = Path(self.prefix) / "current", Path(self.prefix) / "cluster.json"
+        try:
+            stack = link.readlink().name.rpartition("-")[0]
+            text = file.read_bytes().strip() if file.exists() else None
+        except OSError:
+            return False
+        record = known["record"] if text is None else hashlib.sha256(text).hexdigest()
+        return (stack, record) == (known["stack"], known["record"])
 
     @property
     def runs(self) -> str:
