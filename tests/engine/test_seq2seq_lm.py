@@ -22,7 +22,7 @@ from ftcluster_common.job import EVALUATE, PREDICT, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.evaluation import evaluate
-from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.models import call_model, load_config
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.seq2seq_lm import Seq2SeqLmTask
@@ -222,6 +222,20 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
         task.check_model(make_model("gpt2", "causal-lm"))
     with pytest.raises(TrainError, match="with which token its decoder begins"):
         task.check_model(make_model("t5", TASK, decoder_start_token_id=None))
+
+
+@pytest.mark.parametrize(("kind", "begins"), [("t5", "pad_token_id"), ("bart", "eos_token_id")])
+def test_a_decoder_from_random_weights_begins_as_its_kind_does(
+    tmp_path: Path, kind: str, begins: str
+) -> None:
+    """With this tokenizer's token, whatever number transformers' default has."""
+    job, tokenizer = make_job(tmp_path, TASK), make_tokenizer()
+    recipe = replace(job.recipe, model=f"config:{kind}", from_scratch=True)
+    assert load_config(recipe, recipe.model, tokenizer).decoder_start_token_id == getattr(
+        tokenizer, begins
+    )
+    said = replace(recipe, config_overrides={"decoder_start_token_id": 7})
+    assert load_config(said, recipe.model, tokenizer).decoder_start_token_id == 7
 
 
 def test_a_tokenizer_of_many_languages(tmp_path: Path) -> None:

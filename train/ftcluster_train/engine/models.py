@@ -43,6 +43,7 @@ POSITIONS_BEHIND_PADDING = frozenset(
     {"camembert", "data2vec-text", "ibert", "longformer", "mpnet", "roberta",
      "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"}
 )  # fmt: skip
+DECODER_START = "decoder_start_token_id"  # not every configuration has it before it is set
 END = "<|endoftext|>"  # GPT-2's name for it
 MAX_CHARACTERS = 100_000_000  # more do not change the frequent tokens
 
@@ -93,7 +94,7 @@ def load_config(
     """
     plain = _config(model)
     for name in recipe.config_overrides:
-        if not hasattr(plain, name):
+        if not hasattr(plain, name) and not (plain.is_encoder_decoder and name == DECODER_START):
             nearest = difflib.get_close_matches(name, plain.to_dict(), n=1)
             guess = f"did you mean {nearest[0]}?" if nearest else ""
             kind = f"the configuration of a {plain.model_type} model"
@@ -103,6 +104,11 @@ def load_config(
             "vocab_size": len(tokenizer),
             "bos_token_id": tokenizer.bos_token_id,
             "eos_token_id": tokenizer.eos_token_id,
+            **(
+                {DECODER_START: _decoder_start(plain, tokenizer)}
+                if plain.is_encoder_decoder
+                else {}
+            ),
             **settings,
         }
     # a classifier looks for the last token before the padding
@@ -116,6 +122,14 @@ def load_config(
         )
     settings["pad_token_id"] = tokenizer.pad_token_id
     return _config(model, **{**settings, **recipe.config_overrides})
+
+
+def _decoder_start(plain: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """With which token a decoder begins: the end's, as BART's, or the padding's, as T5's."""
+    start = getattr(plain, DECODER_START, None)
+    ends = start is not None and start == plain.eos_token_id
+    token: int | None = tokenizer.eos_token_id if ends else None
+    return tokenizer.pad_token_id if token is None else token
 
 
 def _config(model: str, **changes: Any) -> PretrainedConfig:
