@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if len(options.words) > 2:
         raise UsageError("one run and one folder at a time")
+    if options.push and options.reports:
+        raise UsageError("--reports copies what trackers wrote, and --push is for models")
     if options.public and not options.push:
         raise UsageError("--public says how --push OWNER/NAME uploads")
     run, folder, *_ = [*list(options.words), "", ""]
@@ -60,6 +62,8 @@ def run(options: argparse.Namespace) -> int:
     with connected(options) as connection:
         fetched = fetch(connection, run, folder, view, options.reports)
     if options.push:
+        if not fetched.found.get("model"):  # a script's files, or reports: never what is here
+            raise UsageError("not uploaded: --push is for models, and these are other files")
         path = Path(fetched.found["model"])
         kind = "public" if options.public else "private"
         question = f"upload {path} to {options.push} on the Hub, {kind} if it is new? [y/N] "

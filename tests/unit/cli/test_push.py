@@ -58,6 +58,7 @@ def test_it_is_uploaded_private_and_without_rows(shell: Shell, tmp_path: Path) -
         ("--push mrpc", "", "OWNER/NAME"),
         ("--push --yes", "", "--push"),
         ("--public", "", "--push OWNER/NAME"),
+        ("--push me/mrpc --yes --reports", "", "--push is for models"),
         ("--push me/mrpc", "HF_TOKEN", "--push: HF_TOKEN is not set"),
         ("--push me/mrpc", "PATH", "not on PATH"),
     ],
@@ -70,6 +71,15 @@ def test_what_is_refused_before_anything_is_copied(
         monkeypatch.setenv(left_out, "")
     assert said in shell(f"fetch mrpc-1 {words}", 2).err
     assert copied == []
+
+
+def test_the_files_of_a_script_are_not_uploaded_and_neither_is_the_current_folder(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = {"state": "done", "run": "run-1", "model": "", "folder": str(tmp_path / "run-1")}
+    monkeypatch.setattr(fetch, "fetch", lambda *_: Result(script, ()))
+    assert "not uploaded" in shell("fetch run-1 --push me/mrpc --yes", 2).err
+    assert not (tmp_path / "argv").exists()
 
 
 def test_nobody_is_asked_without_a_terminal(shell: Shell, tmp_path: Path) -> None:
