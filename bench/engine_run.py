@@ -5,8 +5,9 @@
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed`,
 `precision` and `attention_dropout` (of the job), `tuned` (stock with dynamic padding and batches
-grouped by length), `steps` (default: the recipe's), `evaluate`, `profile`; or `shapes` of matrix
-products, and their `precision`, to measure instead of a training. Prints one JSON object.
+grouped by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
+`profile`; or `shapes` of matrix products, and their `precision`, to measure instead of a training.
+Prints one JSON object.
 """
 
 import json
@@ -224,7 +225,7 @@ def _stock(
         max_grad_norm=training.max_grad_norm,
         seed=training.seed,
         bf16=job.precision == "bf16",
-        train_sampling_strategy="group_by_length" if tuned else "random",
+        train_sampling_strategy="group_by_length" if tuned is True else "random",
         use_cpu=True,
         report_to="none",
         save_strategy="no",

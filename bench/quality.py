@@ -50,6 +50,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "trainer": {"engine": "stock", "tuned": True, "tcmalloc": True},
     "ours": {"engine": "ours", "tcmalloc": True},
 }
+# to find what makes a difference: both without batches of similar length
+SWITCHED: dict[str, dict[str, Any]] = {
+    "trainer, any order": WAYS["trainer"] | {"tuned": "random"},
+    "ours, any order": WAYS["ours"] | {"leave_out": ["group_by_length"]},
+}
 PRECISIONS = ("fp32", "bf16")
 
 Run = dict[str, Any]
@@ -60,7 +65,7 @@ def main() -> int:
     parser = arguments(__doc__, CASES, threads=1)
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--way", action="append", choices=WAYS)
+    parser.add_argument("--way", action="append", choices=WAYS | SWITCHED)
     parser.add_argument("--precision", action="append", choices=PRECISIONS)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
@@ -77,8 +82,8 @@ def main() -> int:
             if not done(key, options.runs):
                 run_dir = bench.prepare(Path(folder) / str(number), CASES[key["case"]])
                 found = bench.run(
-                    run_dir, **WAYS[key["way"]], precision=key["precision"], seed=key["seed"],
-                    evaluate=True,
+                    run_dir, **(WAYS | SWITCHED)[key["way"]], precision=key["precision"],
+                    seed=key["seed"], evaluate=True,
                 )  # fmt: skip
                 run = key | {name: found[name] for name in ("metrics", "steps", "seconds")}
                 with options.runs.open("a", encoding="utf-8") as file:
@@ -126,7 +131,7 @@ def summary(runs: list[Run]) -> list[Run]:
     found = []
     for (case, kind, metric), ways in values.items():
         one: Run = {"case": case, "precision": kind, "metric": metric, **ways}
-        if ways.keys() == WAYS.keys() and min(map(len, ways.values())) > 1:
+        if ways.keys() >= WAYS.keys() and min(len(ways[way]) for way in WAYS) > 1:
             theirs, ours = ways["trainer"], ways["ours"]
             one["difference"] = statistics.mean(ours) - statistics.mean(theirs)
             squares = [spread(of) ** 2 / len(of) for of in (theirs, ours)]

@@ -140,7 +140,7 @@ def _meeting(needs: Sequence[Requirement], stacks: Iterable[Stack]) -> tuple[Sta
 def _nearest(
     needs: Sequence[Requirement], stacks: Iterable[Stack]
 ) -> tuple[tuple[Stack, tuple[str, ...]], ...]:
-    """The stacks with the fewest differences, other patch releases and those with a lock first."""
+    """The stacks with the fewest differences; other patch releases, locks and the default first."""
     alike: dict[tuple[Requirement, ...], list[Stack]] = {}  # stacks by what they miss
     for stack in stacks:
         alike.setdefault(tuple(need for need in needs if not need.met(stack)), []).append(stack)
@@ -149,7 +149,9 @@ def _nearest(
         return sum(need.distance(row[1]) for need in row[0])
 
     def order(row: tuple[tuple[Requirement, ...], Stack]) -> tuple[float, ...]:
-        return len(row[0]), distance(row) > 0, row[1].state == "documented", distance(row)
+        missed, stack = row
+        off, is_default = distance(row), stack.state == "default"
+        return len(missed), off > 0, stack.state == "documented", off, not is_default
 
     rows = []
     for missed, group in alike.items():

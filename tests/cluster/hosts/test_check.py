@@ -54,6 +54,10 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     assert all(pair["latency_us"] > 1 for pair in result["pairs"])
     assert result["mb_per_second"]["min"] > 20
     assert result["all_reduce_ms"] > 0
+    record = json.loads(cluster.control.shell(HEAD, "cat /opt/ftcluster/cluster.json"))
+    measured = record["all_reduce"].get("setup")  # none where hosts were busy
+    print(measured)
+    assert measured is None or measured["sizes"]["26214400"].keys() == {"gloo", "impi"}
 
 
 @pytest.mark.alone

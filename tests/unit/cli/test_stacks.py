@@ -36,7 +36,9 @@ def test_json_of_stacks_that_meet_requirements(shell: Shell) -> None:
     found = document(shell, "--ipex", "none")
     assert found["wish"] == {"ipex": False}
     assert found["possible"] is True
-    assert [stack["name"] for stack in found["stacks"]] == ["native", "native-trackers"]
+    assert [stack["name"] for stack in found["stacks"]] == [
+        "native-2.15", "native-2.14", "native", "native-trackers",
+    ]  # fmt: skip
     assert (found["nearest"], found["reasons"]) == ([], [])
     # where none does
     found = document(shell, "--torch", "2.13", "--ipex", code=1)

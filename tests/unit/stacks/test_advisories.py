@@ -23,6 +23,7 @@ OF_2026 = {"CVE-2026-24747", "CVE-2026-9856", "CVE-2026-5241"}
 OLDER = {"CVE-2025-32434", "CVE-2023-6730", "CVE-2022-45907"}
 # what each stack has, by its versions of torch and transformers as public advisories list them
 EXPECTED = {
+    "native-2.14": set(),
     "native": set(),
     "native-trackers": set(),
     "intel-2.8": OF_2026,

@@ -65,7 +65,7 @@ def test_a_stack_meets_what_it_has(stack: Stack, parts: set[str]) -> None:
     [
         ({"torch": "2.8.0+cpu"}, ["intel-2.8"]),
         ({"torch": "2.1"}, ["intel-2.1"]),  # and not 2.13
-        ({"torch": LATEST}, ["native", "native-trackers"]),
+        ({"torch": LATEST}, ["native-2.15"]),
         ({"ipex": LATEST}, ["intel-2.8"]),
         ({"torch": "1.13"}, ["intel-1.13.1", "intel-1.13"]),
         ({"ipex": True, "ccl": False}, ["intel-2.8"]),
@@ -83,7 +83,8 @@ def test_stacks_that_meet_all(wanted: dict[str, Any], names: list[str]) -> None:
     [
         # what the projects say about it, by the page that says so
         ({"torch": "2.8", "ccl": True}, "intel-2.8", "no oneccl_bind_pt", ["torch-ccl"]),
-        ({"torch": LATEST, "ipex": True}, "native", "no IPEX", ["intel-extension-for-pytorch"]),
+        ({"torch": LATEST, "ipex": True}, "native-2.15", "no IPEX",
+         ["intel-extension-for-pytorch"]),
         ({"accelerate": "1.15", "ipex": True}, "native", "no IPEX",
          ["intel-extension-for-pytorch", "accelerate"]),
         ({"ipex": "2.9"}, "intel-2.8", "IPEX 2.8.0 instead of 2.9",
