@@ -42,10 +42,8 @@ from ftcluster.launch.record import (
 from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.paths import plain_name
-from ftcluster.planning.backends import stack_of
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common import __version__
 from ftcluster_common.launch import SLURM_VARIABLE, pack_env
 
@@ -130,6 +128,8 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
     Raises:
         FtclusterError: the head's answer is none.
     """
+    from ftcluster.stacks.catalog import load_stacks  # as below
+
     stack, stacks = str(answer.get("stack")), load_stacks()
     if stack not in stacks:
         raise FtclusterError(
@@ -366,6 +366,9 @@ def stop(
 
 def _record(run: Run) -> dict[str, Any]:
     """Everything that is known before the launch."""
+    from ftcluster.planning.backends import stack_of  # what follows a run needs no plan of one
+    from ftcluster.stacks.catalog import load_stacks
+
     names = {host.name for host in run.plan.prepared}
     facts = run.cluster.facts
     stack = stack_of(facts, load_stacks())
