@@ -228,8 +228,7 @@ def _end(runs: Sequence[tuple[RunHosts, str]], force: bool) -> list[tuple[RunHos
     ended, failed = [], []
     for run_hosts, name in runs:
         try:
-            follow.stop(run_hosts, name, force=force)
-            state = find_run(run_hosts, name)
+            state = follow.stop(run_hosts, name, force=force) or find_run(run_hosts, name)
         except FtclusterError as error:
             failed.append(error)
             continue
