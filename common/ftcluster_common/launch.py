@@ -41,6 +41,7 @@ MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
 # in the run's folder on each host: what a guardian proves to the supervisor that it is one
 GUARD_FILE = "guard"
 LAUNCH_FILE = "launch.json"
+PLANNED_FILE = "planned.json"  # its name until model and data are there
 HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
 SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
 SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # names it to the ranks

@@ -41,12 +41,17 @@ def refuse_unmeasured(changes: Mapping[str, Any]) -> None:
         ValueError: one is not.
     """
     for by, measured in (changes.get("all_reduce") or {}).items():
-        times = (measured or {"ms": {}}).get("ms")
-        if not isinstance(times, dict):
-            raise ValueError(f"the all-reduces that {by} measured are no mapping")
-        for backend, ms in times.items():
-            if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
-                raise ValueError(f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms")
+        measured = measured or {"ms": {}}
+        sizes = measured.get("sizes", {})
+        of_sizes = sizes.values() if isinstance(sizes, dict) else [sizes]
+        for times in [measured.get("ms"), *of_sizes]:
+            if not isinstance(times, dict):
+                raise ValueError(f"the all-reduces that {by} measured are no mapping")
+            for backend, ms in times.items():
+                if not isinstance(ms, (int, float)) or not math.isfinite(ms) or not ms > 0:
+                    raise ValueError(
+                        f"the all-reduce of {backend!a} that {by} measured took {ms!a} ms"
+                    )
 
 
 def merged(

@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Makes the folder of a new run on the head, and says which stack is in use."""
+"""Makes the folder of a new run on the head with its files, and says which stack is in use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ description:
   - Refuses a run where the stack has another version of ftcluster than the control node, or where
     another run has the hosts.
   - Fails where a run of that name is there already, as for the second of two launches.
+  - As root, refuses a folder that others could exchange.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -31,6 +32,14 @@ options:
     description: Whether the run is refused while another one has the hosts.
     type: bool
     default: true
+  mode:
+    description: Permissions of the folder in octal digits, quoted.
+    type: str
+    default: "0750"
+  texts:
+    description: Files in it by name, which only their owner may read.
+    type: dict
+    default: {}
 attributes:
   check_mode:
     description: Does nothing.
@@ -61,6 +70,10 @@ import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    refuse_unguarded,
+    write_text,
+)
 
 REFUSED = 3  # exit code of ftcluster_train.host.lease
 
@@ -104,6 +117,8 @@ def main() -> None:
             "stack": {"type": "path", "required": True},
             "version": {"type": "str", "required": True},
             "alone": {"type": "bool", "default": True},
+            "mode": {"type": "str", "default": "0750"},
+            "texts": {"type": "dict", "default": {}},
         }
     )
     path, link = Path(module.params["path"]), Path(module.params["stack"])
@@ -115,8 +130,12 @@ def main() -> None:
         refused = refusal(stack, path.parent, module.params["version"], module.params["alone"])
         if refused:
             module.exit_json(changed=False, refused=refused)
+        refuse_unguarded(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.mkdir(mode=0o750)
+        path.mkdir(mode=0o700)
+        for name, text in module.params["texts"].items():
+            write_text(path / name, text)
+        path.chmod(int(module.params["mode"], 8))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
     module.exit_json(changed=True, stack=str(stack), refused="")

@@ -82,6 +82,7 @@ class Report:
     packages: int
     all_reduce_ms: float | None
     backends: dict[str, float]
+    large: dict[str, float]
     links: list[Link]
 
 

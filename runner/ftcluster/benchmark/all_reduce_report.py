@@ -10,13 +10,13 @@ from typing import Any
 
 from ftcluster.benchmark.all_reduce import Bench, Measured, size_text
 from ftcluster.launch.run import host_of
+from ftcluster.planning.batch import BUCKET
 from ftcluster.planning.network import host_bytes, nominal_mbits
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.launch import GLOO, MPI
 
 BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
-BUCKET = 25 << 20  # bytes: what DistributedDataParallel sends at once
 
 Document = Mapping[str, Any]
 
@@ -109,17 +109,13 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
     return {"fastest": fastest, "rows": len(rows), "fastest_in": won, **ratios}
 
 
-def fp32_times(result: Document) -> tuple[int, dict[str, float], dict[str, float]]:
-    """The smallest size from BUCKET up in fp32, with milliseconds and spread by backend, for plans.
-
-    0 without one, and where the hosts were busy.
-    """
-    for row in result["sizes"] if result["load"] <= BUSY else ():
-        if row["type"] == "fp32" and row["bytes"] >= BUCKET:
-            of = {name: times for name, times in row["times"].items() if name != MPI}
-            ms, spread = ({k: v[key] for k, v in of.items()} for key in ("ms", "spread"))
-            return row["bytes"], ms, spread
-    return 0, {}, {}
+def fp32_times(result: Document, value: str) -> dict[int, dict[str, float]]:
+    """A value of fp32 by size in bytes and backend, for plans; none where the hosts were busy."""
+    rows = [row for row in result["sizes"] if row["type"] == "fp32"]
+    return {
+        row["bytes"]: {name: of[value] for name, of in row["times"].items() if name != MPI}
+        for row in (rows if result["load"] <= BUSY else ())
+    }
 
 
 def lines(result: Document) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The facts of each host, which preflight gathers and plan() decides by. Plain data."""
 
-from dataclasses import asdict, dataclass, field, fields
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,20 @@ class AllReduce:
         ms: by backend of torch.distributed.
         hosts: how many took part.
         by: SETUP or BENCH.
+        sizes: milliseconds by backend for other sizes, which are bytes as text.
     """
 
     ms: dict[str, float]
     bytes: int
     hosts: int
     by: str
+    sizes: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def nearest(self, size: int) -> "AllReduce":
+        """The measurement of the size that is nearest to so many bytes, by their ratio."""
+        rows = {self.bytes: self.ms} | {int(text): ms for text, ms in self.sizes.items()}
+        best = min(rows, key=lambda measured: abs(math.log(measured / max(size, 1))))
+        return replace(self, bytes=best, ms=rows[best])
 
 
 @dataclass(frozen=True)

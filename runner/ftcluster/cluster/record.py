@@ -37,6 +37,7 @@ class MeasuredOn:
     Attributes:
         spread: between the quartiles, as a part of the median.
         load: processes a CPU of the busiest host, before.
+        sizes: times for other sizes, which are bytes as text.
     """
 
     ms: Mapping[str, float]
@@ -45,6 +46,7 @@ class MeasuredOn:
     stack: str
     spread: Mapping[str, float] = field(default_factory=dict)
     load: float = 0.0
+    sizes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,13 @@ class ClusterRecord:
         names, stack = tuple(host.name for host in facts.hosts), facts.head.stack
         bench, setup = (self.all_reduce.get(by) for by in (BENCH, SETUP))
         if bench and (bench.hosts, bench.stack) == (names, stack):
-            return AllReduce(dict(bench.ms), bench.bytes, len(bench.hosts), BENCH)
-        if setup and setup.stack == stack:
-            return AllReduce(dict(setup.ms), setup.bytes, len(setup.hosts), SETUP)
-        return None
+            return _as_fact(bench, BENCH)
+        return _as_fact(setup, SETUP) if setup and setup.stack == stack else None
+
+
+def _as_fact(measured: MeasuredOn, by: str) -> AllReduce:
+    sizes = {size: dict(ms) for size, ms in measured.sizes.items()}
+    return AllReduce(dict(measured.ms), measured.bytes, len(measured.hosts), by, sizes)
 
 
 def record_of(text: object) -> ClusterRecord:
@@ -155,7 +160,17 @@ def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
     )
     hosts = tuple(_text(name) for name in entry["hosts"])
     size, load = int(_number(entry["bytes"])), _number(entry.get("load", 0.0))
-    return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load)
+    _check(size > 0, "its bytes are none")
+    sizes = entry.get("sizes", {})
+    _check(isinstance(sizes, dict), "its sizes are no mapping")
+    for text, times in sizes.items():
+        _check(text.isascii() and text.isdigit() and int(text) > 0, f"no size: {_shown(text)}")
+        _check(isinstance(times, dict) and bool(times), f"its times of {text} are no mapping")
+    of_sizes = {
+        text: {name: _number(value) for name, value in times.items()}
+        for text, times in sizes.items()
+    }
+    return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load, of_sizes)
 
 
 # the fields of a recipe that a search tries, see benchmark/tuning.py, and what they may be

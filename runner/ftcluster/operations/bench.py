@@ -11,6 +11,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.operations.connection import Connection, cluster_of
 from ftcluster.operations.prepare import LaunchOptions
 from ftcluster.operations.result import Result
+from ftcluster.planning.batch import BUCKET
 from ftcluster.progress.view import View
 from ftcluster.provision.shared import change_record
 
@@ -63,11 +64,15 @@ def _keep(
     result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
 ) -> None:
     """Save the result for the plan's choice of the backend, if it has a large enough size."""
-    size, ms, spread = fp32_times(result)
-    if len(ms) > 1:
+    ms = fp32_times(result, "ms")
+    size = min((size for size in ms if size >= BUCKET), default=0)
+    if size and len(ms[size]) > 1:
         hosts = tuple(host.name for host in cluster.facts.hosts)
-        stack = cluster.facts.head.stack
-        measured = MeasuredOn(ms, size, hosts, stack, spread, result["load"])
+        measured = MeasuredOn(
+            ms.pop(size), size, hosts, cluster.facts.head.stack,
+            fp32_times(result, "spread")[size], result["load"],
+            {str(other): times for other, times in ms.items()},
+        )  # fmt: skip
         try:
             change_record(cluster, with_bench(measured), connection_options, view)
         except FtclusterError as error:  # what was measured is worth showing all the same

@@ -107,6 +107,7 @@ def choose_backend(
     stack: Stack,
     stacks: Mapping[str, Stack],
     measured: AllReduce | None,
+    sent: int,
     tuned: Tuned = UNTUNED,
 ) -> tuple[str, str]:
     """The torch.distributed backend, and why.
@@ -114,6 +115,7 @@ def choose_backend(
     Args:
         recipe: None for a user's own script.
         cores: how many the rank with the fewest has.
+        sent: bytes of the largest all-reduce of a step.
         measured: over these hosts, or None.
 
     Raises:
@@ -133,12 +135,14 @@ def choose_backend(
         return GLOO, "there is only one rank"
     usable = [name for name in stack.backends if name != CCL or cores > WORKERS]
     left_out = "" if len(usable) == len(stack.backends) else NO_WORKER
+    measured = measured and measured.nearest(sent)
     times = {name: measured.ms[name] for name in usable if name in measured.ms} if measured else {}
     if measured and len(times) > 1 and usable[0] in times:
         fastest = min(times, key=lambda name: times[name])
-        others = ", ".join(f"{name} {times[name]:.1f} ms" for name in times if name != fastest)
-        size = f"{measured.bytes / 2**20:g} MiB"
-        why = f"{measured.by} found it the fastest: {times[fastest]:.1f} ms for {size}, {others}"
+        others = ", ".join(f"{name} {times[name]:.3g} ms" for name in times if name != fastest)
+        mib = measured.bytes / 2**20
+        size = f"{mib:g} MiB" if mib >= 1 else f"{mib * 1024:g} KiB"
+        why = f"{measured.by} found it the fastest: {times[fastest]:.3g} ms for {size}, {others}"
         return fastest, f"{why}{left_out}"
     if usable[0] == CCL:
         return CCL, f"stack {stack.name} has oneccl_bind_pt"

@@ -14,6 +14,7 @@ from ftcluster.planning.memory import (
     USABLE,
     ModelSize,
     Need,
+    adapter_parameters,
     gigabytes,
     need,
     sharded_bytes,
@@ -28,6 +29,8 @@ from ftcluster_common.recipe import (
     Seq2SeqLm,
     TextDistillation,
 )
+
+BUCKET = 25 << 20  # bytes that are sent at once, as by torch's DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,15 @@ class Batch:
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
             self.targets,
         )  # fmt: skip
+
+    def sent_at_once(self, bucket_mib: int | None) -> int:
+        """Bytes of the largest all-reduce of gradients in fp32, a whole bucket at most."""
+        most = bucket_mib << 20 if bucket_mib else BUCKET
+        if self.model is None:
+            return most
+        rank = self.adapter_rank
+        trained = self.model.parameters if rank is None else adapter_parameters(self.model, rank)
+        return min(most, FP32 * trained)
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
         """Return whether so many ranks fit into a host's memory; True where that is not known."""

@@ -249,7 +249,10 @@ def plan(
             if stack:
                 fewest = min(rank_cores(one, counts[one.host.name]) for one in topologies)
                 measured = facts.known_all_reduce
-                backend = choose_backend(recipe, world, fewest, stack, stacks, measured, tuned)
+                sent = batch.sent_at_once(recipe.training.ddp_bucket_cap_mb if recipe else None)
+                backend = choose_backend(
+                    recipe, world, fewest, stack, stacks, measured, sent, tuned
+                )
     if problems or not ipex or not backend or not sharding:
         raise problems.together()
 

@@ -120,8 +120,8 @@ def test_the_document_of_one_host(said: Said) -> None:
         measured(100 * MIB, "fp32", gloo=40.0, impi=20.0) | {"load": 0.9},
     )  # fmt: skip
     said("\n".join([*lines(mixed)][-2:]))
-    assert fp32_times(mixed) == (0, {}, {})
-    assert fp32_times(found)[:2] == (25 * MIB, {"gloo": 40.0, "impi": 16.0})
+    assert fp32_times(mixed, "ms") == {}
+    assert fp32_times(found, "ms")[25 * MIB] == {"gloo": 40.0, "impi": 16.0}
 
 
 def test_the_document_of_several_hosts(said: Said) -> None:
@@ -165,7 +165,7 @@ def test_the_summary_says_what_the_rows_say(rows: list[dict[str, float]], load: 
         mean = prod(each) ** (1 / len(each))
         assert float(ratio) == pytest.approx(mean, rel=0.01, abs=0.006)
         assert name == "MPI" or (mean <= 1 and faster)
-    assert ("not saved for plans" in text) == (load > 0.5) == (fp32_times(found)[1] == {})
+    assert ("not saved for plans" in text) == (load > 0.5) == (fp32_times(found, "ms") == {})
 
 
 @pytest.fixture
@@ -190,6 +190,7 @@ def test_the_plan_chooses_by_the_result(shell: Shell, said: Said) -> None:
     facts = recall().facts
     assert facts.all_reduce
     assert (facts.all_reduce.ms, facts.all_reduce.bytes) == ({"gloo": 40.0, "impi": 16.0}, 25 * MIB)
+    assert facts.all_reduce.sizes == {"4096": {"gloo": 0.1, "impi": 0.2}}
     decided = plan(facts, None, STACKS, 2)
     said(next(one.why for one in decided.decisions if one.what == "backend"))
     slower = replace(facts.all_reduce, ms={"gloo": 1.0, "impi": 16.0})

@@ -44,7 +44,7 @@ GOOD: dict[str, Any] = {
     "drained": {"xeon3": {"why": "memory errors", "since": "2026-01-31"}},
     "all_reduce": {
         "setup": {"ms": {"gloo": 9.5, "impi": 4}, "bytes": 4194304, "hosts": list(THREE),
-                  "stack": "native"},
+                  "stack": "native", "sizes": {"26214400": {"gloo": 21, "impi": 19.5}}},
     },
     "tunings": {
         "0a": {"name": "mrpc", "recipe": {}, "hosts": [{"name": "xeon1"}], "date": "2026-01-31",
@@ -75,6 +75,7 @@ def test_what_is_known_of_a_cluster() -> None:
     assert found.drained == {"xeon3": Drained("memory errors", "2026-01-31")}
     assert found.facts.all_reduce
     assert (found.facts.all_reduce.ms["impi"], found.facts.all_reduce.by) == (4.0, SETUP)
+    assert found.facts.all_reduce.nearest(20 << 20).ms["impi"] == 19.5
     assert found.tunings[0].settings == {"ranks_per_host": 2}
     assert known(json.dumps(GOOD), stack="intel-2.8").facts.all_reduce is None
     remember(found)
@@ -105,7 +106,11 @@ WRONG = (
     planted("all_reduce/setup/stack", None), planted("tunings/0a/settings", {"name": "x"}),
     planted("tunings/0a/settings", {"ranks_per_host": "2"}), planted("tunings/0a/hosts", {}),
     planted("tunings/0a/settings", {"ranks_per_host": True}), planted("tunings/0a/hosts", [{}]),
-    planted("tunings/0a/recipe", None), planted("tunings/0a/speed_up", "1"),
+    planted("all_reduce/setup/bytes", 0), planted("all_reduce/setup/sizes", [1]),
+    planted("all_reduce/setup/sizes", {"0": {"gloo": 1}}), planted("tunings/0a/recipe", None),
+    planted("all_reduce/setup/sizes", {"-4": {"gloo": 1}}), planted("tunings/0a/speed_up", "1"),
+    planted("all_reduce/setup/sizes", {"4": {}}), planted("all_reduce/setup/sizes", {"4": [1]}),
+    planted("all_reduce/setup/sizes", {"4": {"gloo": "1"}}),
 )  # fmt: skip
 
 

@@ -66,7 +66,8 @@ def test_a_port_of_each_range_is_opened() -> None:
 
 
 REPORT: dict[str, Any] = {"hosts": [], "problems": [], "warnings": [], "packages": 0,
-                          "all_reduce_ms": None, "backends": {}, "links": []}  # fmt: skip
+                          "all_reduce_ms": None, "backends": {}, "large": {},
+                          "links": []}  # fmt: skip
 OTHER = {"host": "x", "what": "y", "hint": "", "kind": "z"}  # of a host that was not asked about
 
 

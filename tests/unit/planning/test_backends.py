@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ftcluster.cluster.facts import SETUP, AllReduce, HostFacts
+from ftcluster.cluster.facts import BENCH, SETUP, AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.launch.mpirun import as_shell, render
+from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.recipe.recipe import load_recipe, parse_recipe
 from ftcluster_common.recipe import Recipe
@@ -114,6 +115,35 @@ def test_the_backend_is_the_one_that_was_measured_fastest(
     facts = replace(cluster(*hosts("native", 2)), all_reduce=all_reduce)
     launch = plan(facts, recipe(), STACKS)
     assert launch.backend == backend
+    said(decision(launch, "backend"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "lora_r", "backend", "size"),
+    [
+        (66_000_000, None, "impi", "25 MiB"),  # buckets of 25 MiB
+        (1_500_000, None, "gloo", "4 MiB"),  # one of 6 MB
+        (66_000_000, 4, "gloo", "1 MiB"),  # adapters
+        (10_000, None, "impi", "64 KiB"),
+    ],
+)
+def test_the_backend_is_the_fastest_for_what_a_step_sends(
+    parameters: int, lora_r: int | None, backend: str, size: str, said: Said
+) -> None:
+    # two hosts at 10 Gbit/s, see bench/README.md, "Between hosts"
+    others = {
+        "65536": {"gloo": 0.197, "impi": 0.160},
+        "1048576": {"gloo": 0.970, "impi": 1.10},
+        "26214400": {"gloo": 21.5, "impi": 20.7},
+    }
+    all_reduce = AllReduce({"gloo": 3.33, "impi": 3.40}, 4 << 20, 2, BENCH, others)
+    facts = replace(cluster(*hosts("native", 2)), all_reduce=all_reduce)
+    read = ClusterFacts.from_dict(json.loads(json.dumps(facts.to_dict())))
+    of = ModelSize(parameters, layers=6, features=384)
+    trained = load_recipe("sft", [f"lora_r={lora_r}"]) if lora_r else recipe()
+    launch = plan(read, trained, STACKS, model=of)
+    assert launch.backend == backend
+    assert f" for {size}, " in decision(launch, "backend")
     said(decision(launch, "backend"))
 
 

@@ -40,7 +40,8 @@ def launch(
     prefix: Path, monkeypatch: pytest.MonkeyPatch, alone: bool = False, link: str = "current"
 ) -> dict[str, Any]:
     params = {"path": str(prefix / "runs/a-1"), "stack": str(prefix / link),
-              "version": "0.2.0", "alone": alone}  # fmt: skip
+              "version": "0.2.0", "alone": alone, "mode": "0750",
+              "texts": {"job.json": "{}\n"}}  # fmt: skip
     monkeypatch.setattr(run_folder, "AnsibleModule", lambda **_: Module(params))
     with pytest.raises(Ended) as ended:
         run_folder.main()
@@ -58,6 +59,8 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(
     taken = launch(prefix, monkeypatch)
     assert taken == {"changed": True, "stack": f"{prefix}/stacks/native-1", "refused": ""}
     assert (prefix / "runs/a-1").stat().st_mode & 0o777 == 0o750
+    job = prefix / "runs/a-1/job.json"
+    assert (job.read_text(), job.stat().st_mode & 0o777) == ("{}\n", 0o600)
     again = launch(prefix, monkeypatch)
     assert again["failed"]
     assert "File exists" in again["msg"]

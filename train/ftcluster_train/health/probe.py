@@ -48,6 +48,8 @@ COLLECTIVE_SECONDS = 30
 MARK = "FTCLUSTER-VERIFY"
 PIECE = 3000  # of one line: the kernel does not mix writes of up to 4096 bytes to a pipe
 TIMED_BYTES = 4 << 20
+LARGE_BYTES = 25 << 20  # a whole bucket of gradients
+LARGE_MS = 100  # of TIMED_BYTES at most: more than a second otherwise, and the network is all
 TIMED_REPEATS = 5
 PRINT_SECONDS = 1.0
 
@@ -135,7 +137,7 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
         ]
     if 1 < len(members) == len(addresses):  # MPI waits for every rank that mpirun has started
         os.environ.update(mpi_variables(request, rank, answer["interface"]))
-        answer["backends"] = {GLOO: answer["all_reduce_ms"], **time_impi(answer)}
+        answer["backends"], answer["large"] = time_backends(answer)
     dist.barrier()  # until here the others need the store, which the head has
     dist.destroy_process_group()
 
@@ -195,7 +197,7 @@ def join_group(store: Any, head: str, rank: int, size: int) -> dict[str, Any]:
     return {
         "interface": interface,
         "sum_right": sums == [size * (size + 1) / 2, 0.5 * size],
-        "all_reduce_ms": time_all_reduce(None) if size > 1 else None,
+        "all_reduce_ms": time_all_reduce(None, TIMED_BYTES) if size > 1 else None,
     }
 
 
@@ -214,12 +216,12 @@ def other_runs(processes: Path = Path("/proc")) -> list[str]:
     return sorted(run for run in runs if run and not run.startswith(RUN_PREFIX))
 
 
-def time_all_reduce(group: Any) -> float:
-    """Median milliseconds of an all-reduce of TIMED_BYTES in fp32; None: the default group."""
+def time_all_reduce(group: Any, size: int) -> float:
+    """Median milliseconds of an all-reduce of so many bytes in fp32; None: the default group."""
     import torch
     import torch.distributed as dist
 
-    tensor = torch.zeros(TIMED_BYTES // 4)
+    tensor = torch.zeros(size // 4)
     times = []
     for _ in range(TIMED_REPEATS):
         dist.barrier()
@@ -229,21 +231,32 @@ def time_all_reduce(group: Any) -> float:
     return median(times)
 
 
-def time_impi(answer: dict[str, Any]) -> dict[str, float]:
-    """The same over the backend impi, where all ranks can use it; else the answer says why not."""
+def time_backends(answer: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """The times of TIMED_BYTES and of LARGE_BYTES by backend; none of the latter if that is long.
+
+    impi is there where all ranks can use it; else the answer says why not.
+    """
     import torch.distributed as dist
 
     from ftcluster_train.comm.torch_backends import register
     from ftcluster_train.comm.world import gather_over_ranks
 
     register()
-    times = {}
-    limit = timedelta(seconds=COLLECTIVE_SECONDS)
+    gloo, impi = [answer["all_reduce_ms"]], list[float]()
+    sizes = [TIMED_BYTES]
+    if all(gather_over_ranks(answer["all_reduce_ms"] < LARGE_MS)):
+        sizes.append(LARGE_BYTES)
+        gloo.append(time_all_reduce(None, LARGE_BYTES))
     try:
-        times[IMPI] = time_all_reduce(dist.new_group(backend=IMPI, timeout=limit))
+        group = dist.new_group(backend=IMPI, timeout=timedelta(seconds=COLLECTIVE_SECONDS))
+        impi = [time_all_reduce(group, size) for size in sizes]
     except Exception as error:
         answer["impi_error"] = first_line(error)
-    return times if all(gather_over_ranks(bool(times))) else {}
+    times = {GLOO: gloo} | ({IMPI: impi} if all(gather_over_ranks(bool(impi))) else {})
+    return (
+        {name: of[0] for name, of in times.items()},
+        {name: of[1] for name, of in times.items() if len(sizes) > 1},
+    )
 
 
 def has_address(address: str) -> bool:

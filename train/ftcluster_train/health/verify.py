@@ -72,6 +72,7 @@ class Report:
         all_reduce_ms: median time of an all-reduce of 4 MiB over all hosts by gloo, None for one
             host.
         backends: this time by backend.
+        large: that of 25 MiB by backend, where it was measured.
         links: a row for each pair that was measured: hosts, latency_us, mb_per_second.
     """
 
@@ -81,6 +82,7 @@ class Report:
     packages: int = 0
     all_reduce_ms: float | None = None
     backends: dict[str, float] = field(default_factory=dict)
+    large: dict[str, float] = field(default_factory=dict)
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -111,6 +113,7 @@ def verify(request: Request) -> Report:
         report.packages = len(answers[0]["packages"])
     report.all_reduce_ms = next((answer.get("all_reduce_ms") for answer in answers), None)
     report.backends = next((answer.get("backends", {}) for answer in answers), {})
+    report.large = next((answer.get("large", {}) for answer in answers), {})
     return report
 
 
