@@ -146,12 +146,12 @@ def measure(home: Home) -> Iterator[dict[str, Any]]:
     home.run("ps")  # the head writes down what it has read
     for words in (
         ("ps",), ("ps", "--all"), ("logs", run), ("stop", run), ("fetch", run, "model"),
-        ("clean", "--done", "--older-than", "7d", "--dry-run"),
+        ("report", run), ("clean", "--done", "--older-than", "7d", "--dry-run"),
     ):  # fmt: skip
         yield {"runs": RUNS, **call(home, *words)}
     add_long_run(home)
     home.run("ps")
-    for words in (("attach", LONG), ("logs", LONG), ("ps",)):
+    for words in (("attach", LONG), ("logs", LONG), ("report", LONG), ("ps",)):
         yield {"events": EVENT_COUNT, **call(home, *words)}
 
 

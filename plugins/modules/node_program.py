@@ -1,6 +1,6 @@
 #!/usr/bin/python
 # Apache-2.0 (see LICENSE)
-"""Runs a program of the package that trains, with the Python of a stack."""
+"""Documentation of the action plugin of the same name, where the work is done."""
 
 from __future__ import annotations
 
@@ -66,46 +66,3 @@ stderr:
   returned: always
   type: str
 """
-
-from collections.abc import Iterable
-
-from ansible.module_utils.basic import AnsibleModule
-
-
-def command_of(stack: str, program: str, arguments: Iterable[str], compiles: bool) -> list[str]:
-    """The program's command line.
-
-    >>> command_of("/s", "host.runs", ["list"], False)
-    ['/s/bin/python', '-B', '-m', 'ftcluster_train.host.runs', 'list']
-    """
-    options = [] if compiles else ["-B"]
-    return [f"{stack}/bin/python", *options, "-m", f"ftcluster_train.{program}", *arguments]
-
-
-def main() -> None:
-    """Ansible's entry point."""
-    module = AnsibleModule(
-        argument_spec={
-            "stack": {"type": "path", "required": True},
-            "program": {"type": "str", "required": True},
-            "arguments": {"type": "list", "elements": "str", "default": []},
-            "stdin": {"type": "str", "no_log": True},
-            "compiles": {"type": "bool", "default": False},
-        }
-    )
-    given = module.params
-    argv = command_of(given["stack"], given["program"], given["arguments"], given["compiles"])
-    try:
-        code, out, err = module.run_command(
-            argv, data=given["stdin"], cwd="/", handle_exceptions=False
-        )
-    except OSError as error:
-        module.fail_json(msg=str(error), rc=error.errno, stdout="", stderr=str(error))
-    told = {"rc": code, "stdout": out.rstrip("\r\n"), "stderr": err.rstrip("\r\n")}
-    if code != 0:
-        module.fail_json(msg=f"{given['program']} ended with exit code {code}", **told)
-    module.exit_json(changed=True, **told)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,6 +15,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
+from ftcluster_common.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_train.engine import prepare as prepare_module
 from ftcluster_train.engine.data.download import commit_of, fetch_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
@@ -91,12 +92,14 @@ def test_a_run_with_the_same_recipe_and_files_takes_the_inputs_without_torch(
         )  # fmt: skip
         document = replace(job, recipe=recipe, prefix=tmp_path / "prefix").to_dict()
         (job.run_dir / "job.json").write_text(json.dumps(document))
+        (job.run_dir / PLANNED_FILE).write_text("planned")
         program = [sys.executable, "-X", "importtime", "-m", "ftcluster_train.engine.prepare"]
         done = subprocess.run(
             [*program, str(job.run_dir)], capture_output=True, text=True, check=True
         )
         imported = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
         assert "transformers.modeling_utils" not in imported  # a second of imports
+        assert (job.run_dir / LAUNCH_FILE).read_text() == "planned"  # it may start
         return read_inputs(job.run_dir), "torch" in imported
 
     first, with_torch = prepared()

@@ -5,7 +5,9 @@
     .venv-dev/bin/python -m tests.faults --table > docs/reliability.md
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
-the results (JSON). The same seed gives the same faults, in the same order and after as many steps.
+the results (JSON), and at the end it says how many faults were survived. The same seed gives the
+same faults in the same order; those that the results have are not tried again, so the same command
+goes on where it was ended.
 """
 
 import argparse
@@ -20,7 +22,7 @@ from typing import Any
 
 from tests.cluster.control import NAMES, bare_hosts
 from tests.faults import table
-from tests.faults.campaign import Campaign, carry_out, problems
+from tests.faults.campaign import Campaign, carry_out, problems, survived
 from tests.faults.injections import FAULTS, install_clock
 from tests.faults.places import Hosts, Localhost, Place
 from tests.programs import ROOT, Home
@@ -68,6 +70,11 @@ PLACES = {
 }
 
 
+def tried(results: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
+    """The faults that were tried at a place."""
+    return [one for one in results if (one["kind"], one.get("place")) == ("fault", place)]
+
+
 def main() -> int:
     """Entry point; returns 1 where something is not as it has to be."""
     parser = argparse.ArgumentParser(
@@ -88,7 +95,8 @@ def main() -> int:
     if options.table:
         print(table.page(table.read(options.results)), end="")
         return 0
-    results: list[dict[str, Any]] = []
+    before = table.read(options.results) if options.results.exists() else []
+    results = [one for one in before if one.get("seed") == options.seed]
 
     def write(result: dict[str, Any]) -> None:
         results.append(result)
@@ -97,17 +105,23 @@ def main() -> int:
             file.write(line + "\n")
         print(line, flush=True)
 
-    write({"kind": "machine", **table.machine()})
     for name in options.place or PLACES:
+        done = len(tried(results, name))
+        if done >= options.faults:
+            continue
+        if (machine := {"kind": "machine", **table.machine()}) not in (*before, *results):
+            write(machine)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="faults-")))
             place = stack.enter_context(PLACES[name](folder))
             campaign = Campaign(
                 place, folder / "logs", options.seed, options.faults, options.steps,
                 save_steps=max(5, options.steps // 20), pause_seconds=options.pause,
-                only=tuple(options.only), recipe=tuple(options.recipe),
+                only=tuple(options.only), recipe=tuple(options.recipe), done=done,
             )  # fmt: skip
             carry_out(campaign, write)
+    faults = [one for name in options.place or PLACES for one in tried(results, name)]
+    print(f"{sum(map(survived, faults))} of {len(faults)} faults of this seed were survived")
     found = problems(results)
     print("\n".join(found) or "everything as it has to be", file=sys.stderr)
     return 1 if found else 0

@@ -1,6 +1,7 @@
 """Long trainings with one fault after another, and what is checked at their ends."""
 
 import contextlib
+import itertools
 import random
 import time
 from collections import Counter
@@ -126,8 +127,9 @@ def _left(training: Training, before: dict[str, Any]) -> list[str]:
     return found
 
 
-def drawn_faults(draw: random.Random, place: str, only: Sequence[str]) -> Iterator[str]:
+def drawn_faults(seed: int, place: str, only: Sequence[str]) -> Iterator[str]:
     """Names of faults without end: each of them once, in a random order, and again."""
+    draw = random.Random(f"{seed} {place}")
     names = [
         name
         for name, fault in FAULTS.items()
@@ -153,6 +155,8 @@ class Campaign:
 
     Attributes:
         seed: of the order of faults, their moments and what they strike.
+        faults: how many, with those that are done.
+        done: how many of them have been tried before.
         steps: of each training; there are as many trainings as the faults need.
         save_steps: between two checkpoints.
         pause_seconds: at most, between two faults, besides some steps.
@@ -173,6 +177,7 @@ class Campaign:
     compare: bool = True
     launch: tuple[str, ...] = ()
     recipe: tuple[str, ...] = ()
+    done: int = 0
 
     def training(self, *options: str) -> Training:
         options = (*self.launch, *options)
@@ -181,13 +186,13 @@ class Campaign:
 
 def carry_out(campaign: Campaign, write: Callable[[dict[str, Any]], None]) -> None:
     """Inject faults into trainings, and hand each result to `write`."""
-    place = campaign.place
-    draw = random.Random(f"{campaign.seed} {place.name}")
-    names = drawn_faults(draw, place.name, campaign.only)
+    place, done = campaign.place, campaign.done
+    names = drawn_faults(campaign.seed, place.name, campaign.only)
+    names = itertools.islice(names, done, None)
     campaign.folder.mkdir(parents=True, exist_ok=True)
     reference = undisturbed(campaign.training()) if campaign.compare else None
-    done = 0
     while done < campaign.faults:
+        draw = random.Random(f"{campaign.seed} {place.name} {done}")
         before = surroundings(place)
         fewer = isinstance(place, Hosts) and draw.random() < 0.5
         options = ("--max-restarts", "99", *(("--min-nodes", "2") if fewer else ()))

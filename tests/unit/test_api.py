@@ -119,6 +119,7 @@ def test_what_is_known_of_a_run(
     assert copied == [Path("model")]
     # of a script, what it has written
     monkeypatch.setattr(operations, "find_run", lambda *_: replace(RUN, model=""))
+    begin_record(RUN.run, {"inventories": ["i"], "plan": plan})
     assert run.fetch("files") == Path("files").absolute()
     capfd.readouterr()
     assert main(["fetch", "mrpc-1", "again"]) == 0

@@ -188,7 +188,7 @@ def _run(
     # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
     given = pipes.give(scratch / "variables.yml", variables.encode())
     arguments = [
-        *("-I", child.__file__, str(os.getpid()), "ansible-playbook", playbook),
+        *("-P", child.__file__, str(os.getpid()), "ansible-playbook", playbook),
         # before the user's own -e, which override them
         *("--extra-vars", f"@{given}"),
         *_through_pipes(options, scratch, pipes),

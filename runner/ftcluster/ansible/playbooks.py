@@ -370,6 +370,7 @@ class Stop(Playbook):
     stop_force: bool
 
     name = "stop"
+    answers = (answers.RUNS_LISTED,)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,10 @@
 A new version may lack it; tests/unit/ansible/test_private_ansible.py names what it lacks.
 """
 
+import contextlib
 import json
+import os
+import stat
 from pathlib import Path
 
 
@@ -31,10 +34,19 @@ def ini_line(path: Path) -> int | None:
 
 
 def config_file() -> str:
-    """The path of the ansible.cfg that Ansible reads, or ""."""
-    from ansible.config.manager import find_ini_config_file
+    """The path of the ansible.cfg that Ansible reads, or "".
 
-    return find_ini_config_file() or ""
+    Ansible's own function does the same; to import it takes longer than all else of a command.
+    """
+    paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
+    with contextlib.suppress(OSError):
+        here = Path.cwd()
+        if not here.stat().st_mode & stat.S_IWOTH:  # else anybody could have put it there
+            paths.insert(0, here / "ansible.cfg")
+    if (given := os.environ.get("ANSIBLE_CONFIG")) is not None:
+        path = Path(os.path.normpath(Path(os.path.expandvars(given)).expanduser().absolute()))
+        paths.insert(0, path / "ansible.cfg" if path.is_dir() else path)
+    return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 
 
 def write_runner_settings(folder: Path, poll_seconds: float) -> None:

@@ -1,56 +1,22 @@
 """All commands, their parser, and what a command line asks for."""
 
 import argparse
+import difflib
 from collections.abc import Sequence
+from importlib import import_module
 
-from ftcluster.cli import (
-    attach,
-    bench,
-    bundle,
-    check,
-    clean,
-    completion,
-    data,
-    demo,
-    evaluate,
-    examples,
-    export,
-    fetch,
-    generate,
-    hosts,
-    logs,
-    plan,
-    predict,
-    ps,
-    recipes,
-    report,
-    run,
-    setup,
-    stacks,
-    stop,
-    sweep,
-    teardown,
-    train,
-    tune,
-    version,
-)
-from ftcluster.cli.help import example_lines
-from ftcluster.cli.parser import Commands, MainParser, Parser
-from ftcluster.cli.usage import check_command, is_flag, with_overrides
+from ftcluster.cli.help import GROUPS, example_lines
+from ftcluster.cli.parser import Commands, MainParser, Parser, is_flag
 from ftcluster.errors import UsageError
-from ftcluster.operations.recipes import known_recipes
 from ftcluster.text.printable import is_unicode
 from ftcluster_common import __version__
 
-COMMANDS = (
-    setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, sweep, evaluate,
-    predict, generate, run, examples, export, ps, logs, attach, stop, fetch, report, clean,
-    demo, bench, tune, version, completion,
-)  # fmt: skip
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
+OF_ALL = ("completion",)  # what needs the parsers of all commands
 
 
-def build_parser() -> MainParser:
-    """The parser with all commands; each command's module adds its own."""
+def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
+    """The parser with these commands; each command's module adds its own."""
     parser = MainParser(
         prog="ftcluster",
         description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
@@ -59,12 +25,11 @@ def build_parser() -> MainParser:
     parser.add_argument("--version", action="version", version=f"ftcluster {__version__}")
     action = parser.add_subparsers(metavar="COMMAND", parser_class=Parser, prog="ftcluster")
     parser.commands = Commands(action)
-    for command in COMMANDS:
-        command.add_parser(parser.commands)
-    names = known_recipes()
+    for name in names:
+        import_module(f"ftcluster.cli.{name}").add_parser(parser.commands)
     for name, one in parser.commands.parsers.items():
         one.set_defaults(parser=one, main_parser=parser)
-        one.more = example_lines(name, names if one.get_default("takes_recipe") else ())
+        one.more = example_lines(name, _recipes() if one.get_default("takes_recipe") else ())
     return parser
 
 
@@ -77,14 +42,32 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     for word in arguments:
         if not is_unicode(word):
             raise UsageError(f"argument is not valid UTF-8: {word!a}")
-    parser = build_parser()
-    check_command(arguments, parser.commands.parsers)
+    # to import all commands takes longer than most of what they do
+    alone = arguments and arguments[0] in COMMANDS and arguments[0] not in OF_ALL
+    parser = build_parser((arguments[0],) if alone else COMMANDS)
+    _check_command(arguments)
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if is_flag(word)]
     if unknown:
+        from ftcluster.cli.usage import with_overrides  # all that a recipe is made of
+
         takes_recipe = getattr(options, "takes_recipe", False)
         arguments = with_overrides(arguments, unknown, takes_recipe, options.parser)
         options, rest = parser.parse_known_args(arguments)
     # argparse does not accept positional arguments after an option, so they are added here
     options.words = [*getattr(options, "words", []), *rest]
     return options
+
+
+def _recipes() -> tuple[str, ...]:
+    from ftcluster.operations.recipes import known_recipes  # which a command with recipes imports
+
+    return known_recipes()
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    word = next((word for word in arguments if not word.startswith("-")), "")
+    if word and word not in COMMANDS:
+        close = difflib.get_close_matches(word, COMMANDS, n=1)
+        guess = f"did you mean ftcluster {close[0]}? " if close else ""
+        raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")

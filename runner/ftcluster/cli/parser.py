@@ -41,6 +41,11 @@ class Parser(argparse.ArgumentParser):
         return " ".join(self.format_usage().split())
 
 
+def is_flag(word: str) -> bool:
+    """Whether a word is an option, and not a value such as -1."""
+    return bool(re.match(r"--?[A-Za-z]", word))
+
+
 class Commands:
     """The commands, and what each does in a line; argparse lists them without groups.
 

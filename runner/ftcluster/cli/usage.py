@@ -1,30 +1,16 @@
-"""What a command line means besides its options: fields of a recipe as flags, and misspellings."""
+"""Flags that are fields of a recipe, and what to write instead of others."""
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from ftcluster.cli.parser import Parser
+from ftcluster.cli.parser import Parser, is_flag
 from ftcluster.errors import UsageError
 from ftcluster.recipe.names import is_argument, is_switch, nearest
 from ftcluster.recipe.recipe import all_keys
 from ftcluster.recipe.unsupported import UNSUPPORTED
 
 SWITCH_WORDS = ("true", "false", "yes", "no")
-
-
-def check_command(arguments: Sequence[str], commands: Iterable[str]) -> None:
-    """Make sure that the first word is a command.
-
-    Raises:
-        UsageError: it is not; has the nearest one.
-    """
-    word = next((word for word in arguments if not word.startswith("-")), "")
-    names = list(commands)
-    if word and word not in names:
-        close = difflib.get_close_matches(word, names, n=1)
-        guess = f"did you mean ftcluster {close[0]}? " if close else ""
-        raise UsageError(f"there is no command '{word}'", f"{guess}all of them: ftcluster --help")
 
 
 def with_overrides(
@@ -71,11 +57,6 @@ def with_overrides(
         named = f"unknown option{'s' if many else ''} {', '.join(answers)}"
         raise UsageError(named, "\n  ".join([*lines, parser.usage_line()]))
     return words
-
-
-def is_flag(word: str) -> bool:
-    """Whether a word is an option, and not a value such as -1."""
-    return bool(re.match(r"--?[A-Za-z]", word))
 
 
 def _is_switch(name: str, keys: dict[str, bool]) -> bool:

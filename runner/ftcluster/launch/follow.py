@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.answers import CLUSTER_CHANGED, take
+from ftcluster.ansible.answers import CLUSTER_CHANGED, RUNS_LISTED, take
 from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.settings import for_hosts
@@ -42,12 +42,11 @@ from ftcluster.launch.record import (
 from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.paths import plain_name
-from ftcluster.planning.backends import stack_of
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
-from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common import __version__
 from ftcluster_common.launch import SLURM_VARIABLE, pack_env
+from ftcluster_common.run_state import RunState
 
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
@@ -130,6 +129,8 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
     Raises:
         FtclusterError: the head's answer is none.
     """
+    from ftcluster.stacks.catalog import load_stacks  # as below
+
     stack, stacks = str(answer.get("stack")), load_stacks()
     if stack not in stacks:
         raise FtclusterError(
@@ -330,8 +331,10 @@ def stop(
     cancelled: Callable[[], bool] = lambda: False,
     force: bool = False,
     output: OutputPipe | None = None,
-) -> None:
+) -> RunState | None:
     """End a run on its head, and what is left of it on the other hosts.
+
+    Returns what the head says of it then, if it knows of it.
 
     Args:
         force: whether to end the supervisor as well, without waiting for it or for hosts that do
@@ -345,11 +348,17 @@ def stop(
     """
     begin_events(run)
     playbook = Stop(_events_of(run_hosts, run, output), force)
+    listed: list[RunState] = []
+
+    def on_event(event: TaskEvent) -> None:
+        if event.host == run_hosts.head and (answer := take(RUNS_LISTED, event)):
+            listed.extend(one for one in answer[0][0] if one.run == run)
+
     outcome = run_playbook(
         playbook.qualified,
         run_hosts.inventories,
         playbook.variables(),
-        lambda _: None,
+        on_event,
         options=(*run_hosts.limit, *run_hosts.options),
         on_tick=on_tick,
         cancelled=cancelled,
@@ -362,10 +371,14 @@ def stop(
             f"run {run} could not be stopped and may still be running{reasons}",
             "" if force else f"end it without its supervisor: ftcluster stop --force {run}",
         )
+    return listed[0] if listed else None
 
 
 def _record(run: Run) -> dict[str, Any]:
     """Everything that is known before the launch."""
+    from ftcluster.planning.backends import stack_of  # what follows a run needs no plan of one
+    from ftcluster.stacks.catalog import load_stacks
+
     names = {host.name for host in run.plan.prepared}
     facts = run.cluster.facts
     stack = stack_of(facts, load_stacks())

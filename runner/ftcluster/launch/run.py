@@ -3,19 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ftcluster.ansible.playbook import Outcome
 from ftcluster.ansible.playbooks import Launched, Playbook, RunEvents
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
 from ftcluster.launch.run_hosts import off_hint, sudo_hint
-from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import below
 from ftcluster.text.plural import counted
 from ftcluster_common.launch import Launch
+
+if TYPE_CHECKING:  # what follows a run needs no plan of one
+    from ftcluster.planning.plan import LaunchPlan
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
 
@@ -33,7 +35,7 @@ class Run(ABC):
 
     id: str
     cluster: Cluster
-    plan: LaunchPlan
+    plan: "LaunchPlan"
     launch: Launch
     command: tuple[str, ...] = field(default=(), kw_only=True)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, kw_only=True)
@@ -121,7 +123,7 @@ def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
     return "\n".join(lines), "; ".join(filter(None, (below(first["hint"]), resume)))
 
 
-def host_of(plan: LaunchPlan, rank: int) -> str:
+def host_of(plan: "LaunchPlan", rank: int) -> str:
     """The inventory's name of a rank's host; ranks are numbered in the order of hosts."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
     return names[rank] if 0 <= rank < len(names) else "an unknown host"

@@ -33,9 +33,9 @@ from ftcluster_common.run_state import RunState
 
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # a head that never ends its list is hostile
+LIST = "list them: ftcluster ps"
 MOST_ALIKE = 20  # runs whose ids begin alike: too many to tell which is meant
 CLEAN_RUNS = 1000  # whose ids one command line takes
-LIST = "list them: ftcluster ps"
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
 
 

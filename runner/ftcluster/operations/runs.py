@@ -156,18 +156,21 @@ def fetch(
         FtclusterError: there is no such run, it has none of these, or the folder is not empty.
     """
     run_hosts, name = find(connection, run, view)
-    state = find_run(run_hosts, name)
-    kind = (read_record(name) or {}).get("kind")
-    if not state.model and kind == "train" and not reports:
-        raise FtclusterError(f"run {name} has no model: it is {state.state}")
+    record = read_record(name) or {}
+    model = record.get("end", {}).get("model")  # else the head knows: it has ended elsewhere
+    if not model and not reports:
+        state = find_run(run_hosts, name)
+        model = state.model
+        if not model and record.get("kind") == "train":
+            raise FtclusterError(f"run {name} has no model: it is {state.state}")
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"{path} is not empty", "name another folder")
     document = {"state": "done", "run": name}
     if reports:
         fetch_model(run_hosts, name, f"{run_hosts.at(name).train_run_dir}/reports", path)
-    elif state.model:
-        fetch_model(run_hosts, name, state.model, path)
+    elif model:
+        fetch_model(run_hosts, name, str(model), path)
         return Result({**document, "model": str(path.absolute())}, (f"model: {path}",))
     else:
         _fetch_outputs(run_hosts, name, path)
@@ -228,8 +231,7 @@ def _end(runs: Sequence[tuple[RunHosts, str]], force: bool) -> list[tuple[RunHos
     ended, failed = [], []
     for run_hosts, name in runs:
         try:
-            follow.stop(run_hosts, name, force=force)
-            state = find_run(run_hosts, name)
+            state = follow.stop(run_hosts, name, force=force) or find_run(run_hosts, name)
         except FtclusterError as error:
             failed.append(error)
             continue

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from ansible.config.manager import find_ini_config_file
 from ansible_runner.config.runner import RunnerConfig
 from ansible_runner.runner import Runner
 
@@ -25,13 +26,26 @@ def test_the_line_at_which_the_ini_parser_fails(tmp_path: Path) -> None:
 def test_the_configuration_file_that_ansible_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "ansible.cfg"
-    file.touch()
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))
-    assert config_file() == str(file)
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "none"))
-    monkeypatch.chdir(tmp_path)
-    assert config_file() == str(file)
+    home, here, public = (tmp_path / name for name in ("home", "here", "public"))
+    for folder in (home, here, public):
+        folder.mkdir()
+    public.chmod(0o777)
+    for file in (home / ".ansible.cfg", here / "ansible.cfg", public / "ansible.cfg"):
+        file.touch()
+    monkeypatch.setenv("HOME", str(home))
+    found = []
+    for folder in (home, here, public):
+        monkeypatch.chdir(folder)
+        for given in (None, "", "/none", str(here), "$HOME/../here/ansible.cfg", "~/.ansible.cfg",
+                      "../here", "~nobody/x", str(tmp_path / "none")):  # fmt: skip
+            monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+            if given is not None:
+                monkeypatch.setenv("ANSIBLE_CONFIG", given)
+            found.append(config_file())
+            assert found[-1] == (find_ini_config_file() or ""), (folder, given)
+    assert {*found} == {
+        str(path) for path in (home / ".ansible.cfg", here / "ansible.cfg", public / "ansible.cfg")
+    }
 
 
 def test_ansible_runner_reads_its_settings_and_writes_its_command(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Help, recipes, versions and completion."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from ftcluster.cli.commands import COMMANDS, build_parser, read_arguments
+from ftcluster.cli.commands import build_parser, read_arguments
 from ftcluster.cli.help import EXAMPLES, GROUPS
 from ftcluster.cli.main import main
 from ftcluster.errors import RecipeError
@@ -19,9 +21,14 @@ from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster_common import __version__
 from ftcluster_common.recipe import Training
+from tests.programs import ROOT
 from tests.unit.shell import Shell
 
-NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+NAMES = [
+    path.stem
+    for path in (ROOT / "runner/ftcluster/cli").glob("*.py")
+    if "def add_parser(commands: Any)" in path.read_text()
+]
 
 
 def output(shell: Shell, *words: str) -> str:
@@ -176,3 +183,15 @@ def test_bash_completes_commands_and_options(shell: Shell, tmp_path: Path, line:
     assert done.stdout.split()[0].startswith(words[-1])
     assert main(["completion"]) == 2
     assert build_parser().commands.parsers.keys() == {*NAMES}
+
+
+def test_a_command_starts_without_what_others_import() -> None:
+    code = "import sys; from ftcluster.cli.commands import read_arguments as r; r(sys.argv[1:]); "
+    code += "print(*(m for m in sys.modules if m.startswith('ftcluster.cli')))"
+    path = f"{ROOT / 'runner'}:{ROOT / 'common'}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "version"], env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    named = {name.rpartition(".")[2] for name in done.stdout.split()}
+    assert named & {*NAMES} == {"version"}

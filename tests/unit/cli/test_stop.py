@@ -29,15 +29,15 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise FtclusterError(f"there is no run '{name}' on node0")
         return RUN_HOSTS, run
 
-    def end(_run_hosts: RunHosts, run: str, *, force: bool) -> None:
+    def end(_run_hosts: RunHosts, run: str, *, force: bool) -> RunState:
         assert not force
         if run == "b-1":
             raise FtclusterError("run b-1 could not be stopped", "on node0: end it")
         ended.append(run)
+        return replace(STOPPED, run=run)
 
     monkeypatch.setattr(runs, "find", find)
     monkeypatch.setattr(follow, "stop", end)
-    monkeypatch.setattr(runs, "find_run", lambda _run_hosts, run: replace(STOPPED, run=run))
     return ended
 
 

@@ -1,4 +1,4 @@
-"""What runs a program of the package that trains."""
+"""What runs a program of the package that trains, on a host that is this machine."""
 
 import json
 import sys
@@ -6,27 +6,44 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
-from ansible_collections.ftcluster.cluster.plugins.modules.node_program import main
+from ansible.errors import AnsibleActionFail
+from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.action import node_program
+
+from tests.unit.hosts import Action, plugin
 
 PROGRAM = """
 import os, sys
-print(os.getcwd(), sys.dont_write_bytecode, *sys.argv[1:], sys.stdin.read())
+print(os.getcwd(), sys.dont_write_bytecode, os.environ.get("A"), sys.argv[1:], sys.stdin.read())
+print("why", file=sys.stderr)
 sys.exit(len(sys.argv) - 2)
 """
+WORDS = 'it\'s "$HOME" `x`\n' + 40_000 * "'"  # each shell would multiply the quotes
 
 
-def ran(stack: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    given = {"stack": str(stack), "program": "host.said", "arguments": arguments, "stdin": "token"}
-    with patch_module_args(given), pytest.raises(SystemExit):
-        main()
-    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return answer
+@pytest.fixture(autouse=True)
+def no_ansible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setattr(ActionBase, "run", lambda *_: {})
+    monkeypatch.setattr(ActionBase, "_compute_environment_string", lambda _: "A=b")
+    host = Action()
+    monkeypatch.setattr(
+        ActionBase,
+        "_low_level_execute_command",
+        lambda _, command, sudoable, in_data: host._low_level_execute_command(
+            f"echo a banner; {command}", sudoable, in_data
+        ),
+    )
 
 
-def test_a_program_runs_with_the_python_of_the_stack(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def ran(stack: Path, *arguments: object, **more: Any) -> dict[str, Any]:
+    given = {"stack": str(stack), "program": "host.said", "arguments": arguments, **more}
+    done: dict[str, Any] = plugin(node_program, given).run()
+    return done
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Path:
     package = tmp_path / "site/ftcluster_train/host"
     package.mkdir(parents=True)
     for path in (package / "__init__.py", package.parent / "__init__.py"):
@@ -36,16 +53,30 @@ def test_a_program_runs_with_the_python_of_the_stack(
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    done = ran(tmp_path, capsys, "list")
-    assert (done["rc"], done["stdout"], done["changed"]) == (0, "/ True list ********", True), (
-        "what it read from stdin may be a secret"
-    )
-    failed = ran(tmp_path, capsys, "list", "more")
-    assert (failed["rc"], failed["failed"]) == (1, True)
+    return tmp_path
 
 
-def test_without_a_stack_it_fails_as_a_command_does(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_program_runs_with_the_python_of_the_stack(stack: Path) -> None:
+    done = ran(stack, WORDS, stdin="token")
+    assert done.pop("stdout") == f"/ True b [{WORDS!r}] ********", "stdin may be a secret"
+    assert done == {"rc": 0, "stderr": "why", "changed": True}
+    failed = ran(stack, "list", 3, compiles="yes")
+    assert (failed["rc"], failed["failed"], failed["stdout"]) == (
+        1, True, "/ False b ['list', '3'] ",
+    )  # fmt: skip
+
+
+def test_without_a_stack_it_fails_as_a_command_does(tmp_path: Path) -> None:
+    done = ran(tmp_path)
+    assert (done["failed"], done["rc"], done["stdout"]) == (True, 127, "")
+    assert f"{tmp_path}/bin/python: not found" in done["msg"] == done["stderr"]
+
+
+@pytest.mark.parametrize("answer", ["", "[1]", '["a", 1, {}]', 100_000 * "["])
+def test_a_host_that_answers_something_else(
+    answer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = ran(tmp_path, capsys)
-    assert (done["failed"], done["rc"], done["stdout"]) == (True, 2, "")
+    said = {"rc": 0, "stdout": f"ftcluster-answer: {answer}", "stderr": ""}
+    monkeypatch.setattr(node_program, "execute", lambda *_: json.loads(json.dumps(said)))
+    with pytest.raises(AnsibleActionFail, match="answer is none"):
+        ran(tmp_path)

@@ -40,7 +40,6 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.data_files import DataError
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import EVALUATE, GENERATE, Job, read_job
-from ftcluster_common.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_common.trained_model import hash_of, read_rows
 from ftcluster_train.engine.adapters import check_whole
@@ -230,8 +229,6 @@ def main() -> int:
             job = read_job(run_dir)
             inputs = prepare(job)
             write_inputs(run_dir, inputs)
-        if (run_dir / PLANNED_FILE).exists():  # on the head
-            (run_dir / PLANNED_FILE).replace(run_dir / LAUNCH_FILE)
         with contextlib.suppress(OSError):  # the next run prepares them again
             keep_inputs(job, inputs)
     except (DataError, GivenFileError) as error:

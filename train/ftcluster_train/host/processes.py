@@ -14,6 +14,7 @@ from ftcluster_common.launch import RUN_VARIABLE
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # Linux, include/uapi/linux/prctl.h
 MARK = re.compile(rf"(?:^|\0){RUN_VARIABLE}=([^\0]+)".encode())
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
+GONE_SECONDS = 10.0  # for the ends of processes after SIGKILL
 
 
 def processes_of(run: str) -> list[int]:
@@ -89,7 +90,7 @@ def wait_for_end(run: str) -> None:
 
 def kill_all(run: str) -> None:
     """Kill a run's processes on this host until none is left: one may be just being started."""
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + GONE_SECONDS
     while kill_rest(run) and time.monotonic() < deadline:
         time.sleep(0.1)
 

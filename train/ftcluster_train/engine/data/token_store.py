@@ -26,6 +26,7 @@ from typing import Any
 import ftcluster_common
 from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.job import Job, read_job
+from ftcluster_common.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import BY_TYPE, GENERATED
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, sync_tree, write_atomically
@@ -71,11 +72,13 @@ class Inputs:
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
-    """Write `run_dir`/inputs.json."""
+    """Write `run_dir`/inputs.json; on the head the launch is then one that may be started."""
     text = json.dumps(asdict(inputs)) + "\n"
     partial = run_dir / ".inputs.json.partial"
     partial.write_text(text, encoding="utf-8")
     partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
+    if (run_dir / PLANNED_FILE).exists():
+        (run_dir / PLANNED_FILE).replace(run_dir / LAUNCH_FILE)
 
 
 def read_inputs(run_dir: Path) -> Inputs:

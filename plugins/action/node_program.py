@@ -1,0 +1,65 @@
+# Apache-2.0 (see LICENSE)
+"""Runs a program of the package that trains, with one command on the host.
+
+A module would do: but Ansible packs, sends and unpacks it, which takes as long as its own start.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from ansible.errors import AnsibleActionFail
+from ansible.module_utils.parsing.convert_bool import boolean
+from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import (
+    environment_words,
+    execute,
+)
+
+# reads the command from its input, of any length and with any quotes; keeps stderr apart from what
+# ssh and sudo say; the mark is assembled where it is printed, as TELL does
+RUN = """
+import json, subprocess, sys
+command, given = json.load(sys.stdin)
+done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)
+said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]
+print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))
+"""
+SECRET = "*" * 8
+
+
+class ActionModule(ActionBase):
+    """See plugins/modules/node_program.py."""
+
+    _VALID_ARGS = frozenset(("stack", "program", "arguments", "stdin", "compiles"))
+    _requires_connection = True
+    _supports_check_mode = False
+
+    def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        result: dict[str, Any] = super().run(tmp, task_vars)
+        given, secret = self._task.args, self._task.args.get("stdin") or ""
+        python, program = f"{given['stack']}/bin/python", given["program"]
+        options = [] if boolean(given.get("compiles", False)) else ["-B"]
+        words = [*options, "-m", f"ftcluster_train.{program}", *given.get("arguments", ())]
+        said = execute(
+            self,
+            f"{environment_words(self)} {shlex.quote(python)} -B -c {shlex.quote(RUN)}",
+            json.dumps([[python, *map(str, words)], secret and f"{secret}\n"]).encode(),
+        )
+        mark, answer = said["stdout"].partition(MARK)[1:]
+        if not mark:  # there is no such stack
+            why = (said["stderr"] or said["stdout"]).strip()
+            code = said["rc"] or 1
+            return {**result, "failed": True, "msg": why, "rc": code, "stdout": "", "stderr": why}
+        try:
+            code, out, err = json.loads(answer.partition("\n")[0])
+            texts = [text.rstrip("\r\n").replace(secret or "\0", SECRET) for text in (out, err)]
+        except (ValueError, TypeError, AttributeError, RecursionError):
+            raise AnsibleActionFail(f"the host's answer is none: {answer[:200]!a}") from None
+        result.update(rc=code, stdout=texts[0], stderr=texts[1], changed=True)
+        if code:
+            result.update(failed=True, msg=f"{program} ended with exit code {code}")
+        return result
