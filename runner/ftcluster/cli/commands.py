@@ -15,6 +15,7 @@ from ftcluster.cli import (
     evaluate,
     examples,
     export,
+    export_model,
     fetch,
     generate,
     hosts,
@@ -44,8 +45,8 @@ from ftcluster_common import __version__
 
 COMMANDS = (
     setup, check, hosts, stacks, bundle, teardown, recipes, data, plan, train, sweep, evaluate,
-    predict, generate, run, examples, export, ps, logs, attach, stop, fetch, report, clean,
-    demo, bench, tune, version, completion,
+    predict, generate, export_model, run, examples, export, ps, logs, attach, stop, fetch, report,
+    clean, demo, bench, tune, version, completion,
 )  # fmt: skip
 
 

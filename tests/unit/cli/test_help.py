@@ -21,7 +21,7 @@ from ftcluster_common import __version__
 from ftcluster_common.recipe import Training
 from tests.unit.shell import Shell
 
-NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
+NAMES = [command.__name__.rpartition(".")[2].replace("_", "-") for command in COMMANDS]
 
 
 def output(shell: Shell, *words: str) -> str:
