@@ -62,7 +62,6 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     transformers.logging.set_verbosity_error()
     kind, source = KINDS[request["task"]], request["source"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     name = "AutoModel" if kind == "FeatureExtraction" else f"AutoModelFor{kind}"
 
     def load() -> Any:
@@ -164,7 +163,7 @@ def batches_of(
         some = rows[start : start + size]
         columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
         tokens = tokenizer(
-            *columns, padding=True, truncation=True,
+            *columns, padding=size > 1, truncation=True,
             max_length=min(limit, tokenizer.model_max_length), return_tensors="np",
         )  # fmt: skip
         if tokens["input_ids"].shape[1] > 1:  # an empty text of a decoder has nothing to compute
@@ -208,6 +207,8 @@ def compared(
                     elif measure and label is not None:
                         found = float(row[0]) if measure == "pearson" else int(row.argmax())
                         scores[when].append((found, label))
+    if not rows:
+        raise ValueError("no text has tokens to compute with")
     result = {"difference": float(largest), "scale": float(scale), "rows": rows}
     if same:
         result["agreement"] = sum(same) / len(same)
