@@ -26,6 +26,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     WheelhouseError,
     cache_dir,
     get_wheels,
+    verify,
 )
 
 from ftcluster.errors import FtclusterError
@@ -76,6 +77,7 @@ def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Non
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         house = get_wheels(wanted, target, sources, cache_dir())
+        verify(house, wanted, target.python, made_here=True)
         for command in (
             [sys.executable, "-m", "venv", "--without-pip", str(scratch)],
             [*pip_command(), "--python", str(scratch / "bin/python"), "install", "--quiet",
