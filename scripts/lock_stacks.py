@@ -1,7 +1,7 @@
 """Writes the locks of stacks: roles/torch_stack/files/<name>.txt and, beside it, <name>-cuda.txt.
 
 scripts/lock-stacks            all stacks that are not only documented
-scripts/lock-stacks intel-2.8  some of them
+scripts/lock-stacks intel-2.8  some of them; openvino, onnx: those of `ftcluster export-model`
 
 A lock has every package of a stack with its exact version and the hashes of the wheels that fit
 (Linux, x86_64, the stack's versions of Python). uv resolves, with the package index of pip's own
@@ -27,6 +27,13 @@ FILES = Path(__file__).parents[1] / "roles/torch_stack/files"
 # uv installs the wheels; pip is there for users
 TOOLS = {"uv": "0.13.9", "pip": "", "setuptools": "", "safetensors": ""}
 OWN_PYTHON = f"3.{sys.version_info.minor}"
+EXPORTERS = Path(__file__).parents[1] / "runner/ftcluster/export/exporters"
+# beside the default stack's torch; its transformers where nothing needs an older one
+EXPORTER = {
+    "openvino": {"optimum-intel[openvino]": "2.2.0"},
+    "onnx": {"onnx": "", "onnxruntime": "", "onnxscript": "", "transformers": "the stack's"},
+}
+NOT_NEEDED = "torchvision"  # optimum-intel asks for it, for images; it fits no torch for CPUs
 CUDA_PREFIXES = ("nvidia-", "cuda-", "triton")
 HEADER = """\
 # {what}. Renew it with scripts/lock-stacks {name}
@@ -173,13 +180,40 @@ def write_lock(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> N
         "-cuda": ("What only torch's CUDA build needs", cuda, lock_lines(cuda, pythons, elsewhere)),
     }
     for suffix, (what, listed, text) in texts.items():
-        path = FILES / f"{name}{suffix}.txt"
-        download, unpacked = measure(listed)
-        head = HEADER.format(
-            what=what, name=name, download=download, unpacked=unpacked, python=OWN_PYTHON
-        )
-        path.write_text(head + "\n".join(text) + "\n", encoding="utf-8")
-        print(f"{path.name}: {len(text)} packages, {download / 1e9:.2f} GB")
+        write_file(FILES / f"{name}{suffix}.txt", name, what, listed, text)
+
+
+def write_file(
+    path: Path, name: str, what: str, packages: list[dict[str, Any]], lines: list[str]
+) -> None:
+    """Write a lock, with the sizes of its packages."""
+    download, unpacked = measure(packages)
+    head = HEADER.format(
+        what=what, name=name, download=download, unpacked=unpacked, python=OWN_PYTHON
+    )
+    path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{path.name}: {len(lines)} packages, {download / 1e9:.2f} GB")
+
+
+def write_exporter(name: str, stack: dict[str, Any], elsewhere: dict[str, str]) -> None:
+    """Resolve what `ftcluster export-model` installs for a format.
+
+    What torch's CUDA build needs is in the stack's own lock.
+
+    Args:
+        stack: the default one.
+    """
+    pythons, own = minors(*stack["python"]), stack["packages"]
+    wanted = {"torch": "", **EXPORTER[name]}
+    versions = {p: own.get(p, v) for p, v in wanted.items()}
+    packages = [
+        package
+        for package in resolve([f"{p}=={v}" if v else p for p, v in versions.items()], pythons[0])
+        if package["name"] != NOT_NEEDED and not package["name"].startswith(CUDA_PREFIXES)
+    ]
+    what = f"What ftcluster export-model {name} installs"
+    lines = sorted(lock_lines(packages, pythons, elsewhere))
+    write_file(EXPORTERS / f"{name}.txt", name, what, packages, lines)
 
 
 def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
@@ -205,11 +239,15 @@ def main() -> None:
     """Write the locks that the command line names, or all."""
     data = yaml.safe_load((FILES / "stacks.yml").read_text(encoding="utf-8"))
     locked = {n: s for n, s in data["stacks"].items() if s["state"] != "documented"}
-    unknown = set(sys.argv[1:]) - set(locked)
+    unknown = set(sys.argv[1:]) - {*locked, *EXPORTER}
     if unknown:
-        sys.exit(f"error: {', '.join(unknown)}: known: {', '.join(locked)}")
-    for name in sys.argv[1:] or locked:
-        write_lock(name, locked[name], data["hashes"])
+        sys.exit(f"error: {', '.join(unknown)}: known: {', '.join((*locked, *EXPORTER))}")
+    [default] = (stack for stack in locked.values() if stack["state"] == "default")
+    for name in sys.argv[1:] or (*locked, *EXPORTER):
+        if name in EXPORTER:
+            write_exporter(name, default, data["hashes"])
+        else:
+            write_lock(name, locked[name], data["hashes"])
 
 
 if __name__ == "__main__":

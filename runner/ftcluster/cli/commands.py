@@ -26,7 +26,7 @@ def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
     action = parser.add_subparsers(metavar="COMMAND", parser_class=Parser, prog="ftcluster")
     parser.commands = Commands(action)
     for name in names:
-        import_module(f"ftcluster.cli.{name}").add_parser(parser.commands)
+        import_module(f"ftcluster.cli.{name.replace('-', '_')}").add_parser(parser.commands)
     for name, one in parser.commands.parsers.items():
         one.set_defaults(parser=one, main_parser=parser)
         one.more = example_lines(name, _recipes() if one.get_default("takes_recipe") else ())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "data", "plan", "train", "sweep", "run", "examples", "export"),
-    "use a model": ("evaluate", "predict", "generate"),
+    "use a model": ("evaluate", "predict", "generate", "export-model"),
     "runs": ("ps", "logs", "attach", "stop", "fetch", "report", "clean"),
     "more": ("demo", "bench", "tune", "version", "completion"),
 }
@@ -62,6 +62,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "export k8s": (
         "ftcluster export k8s mrpc --kind trainjob --image registry/ftcluster-node:1 -o k8s",
     ),
+    "export-model": ("ftcluster export-model openvino RUN --int8",),
     "ps": ("ftcluster ps", "ftcluster ps --json"),
     "logs": ("ftcluster logs RUN", "ftcluster logs RUN --rank 3"),
     "attach": ("ftcluster attach RUN",),

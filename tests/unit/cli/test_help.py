@@ -25,7 +25,7 @@ from tests.programs import ROOT
 from tests.unit.shell import Shell
 
 NAMES = [
-    path.stem
+    path.stem.replace("_", "-")
     for path in (ROOT / "runner/ftcluster/cli").glob("*.py")
     if "def add_parser(commands: Any)" in path.read_text()
 ]

@@ -1,0 +1,133 @@
+"""The environment in which a model is exported, and the program that runs there.
+
+What exports has torch, and for OpenVINO a version of transformers older than the stacks'; the
+control node's environment and the hosts' are left alone.
+"""
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Sources,
+    Target,
+    pip_command,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    WheelhouseError,
+    cache_dir,
+    get_wheels,
+    verify,
+)
+
+from ftcluster.errors import FtclusterError
+from ftcluster.paths import collection
+from ftcluster.progress.view import View
+from ftcluster.stacks.catalog import load_stacks
+
+FOLDER = Path(__file__).with_name("exporters")
+LOCKS = "roles/torch_stack/files"
+OLDEST_LIBC = "2.28"  # of the stacks' torch; where Python does not know its own
+PROGRAM = FOLDER / "program.py"
+# it reads folders alone, and tells nobody
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
+CONSENT = "intel/openvino_telemetry"  # below HOME; without it OpenVINO's packages send statistics
+
+
+def environment(kind: str, view: View) -> Path:
+    """The Python with the packages for a format, made once for each list of them.
+
+    Raises:
+        FtclusterError: a package cannot be had or does not have its hash, or there is no space.
+    """
+    stack = next(iter(load_stacks().values()))  # the default one, whose torch this is
+    lock, more = FOLDER / f"{kind}.txt", collection() / LOCKS / f"{stack.name}-cuda.txt"
+    wanted = Wanted(f"export-{kind}", lock.read_text("utf-8"), more.read_text("utf-8"))
+    libc = platform.libc_ver()[1] or OLDEST_LIBC
+    target = Target(f"3.{sys.version_info.minor}", libc, platform.machine())
+    folder = cache_dir().with_name("exporters") / f"{kind}-{wanted.digest}-{target.tag}"
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / ".lock").open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                needed, free = wanted.host_bytes, shutil.disk_usage(folder.parent).free
+                if free < needed:
+                    raise FtclusterError(
+                        f"{folder.parent}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} free",
+                        "XDG_CACHE_HOME names another folder",
+                    )
+                view.say(f"making an environment in {folder}, only once: {needed / 1e9:.1f} GB ...")
+                _make(folder, wanted, target, Sources(indexes=stack.indexes))
+    except OSError as error:
+        raise FtclusterError(f"{error.filename or folder}: {error.strerror}") from error
+    return folder / "bin/python"
+
+
+def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> None:
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        house = get_wheels(wanted, target, sources, cache_dir())
+        verify(house, wanted, target.python, made_here=True)
+        for command in (
+            [sys.executable, "-m", "venv", "--without-pip", str(scratch)],
+            [*pip_command(), "--python", str(scratch / "bin/python"), "install", "--quiet",
+             "--no-index", "--no-deps", "--no-compile", *map(str, house.files)],
+        ):  # fmt: skip
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                said = "\n  ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
+                raise FtclusterError(f"no environment can be made in {folder}: {said}")
+        scratch.rename(folder)
+        shutil.rmtree(house.folder, ignore_errors=True)
+    except (WheelhouseError, DownloadError) as error:
+        said = str(error).partition("\ncheck that pip")[0]  # what follows is of hosts
+        raise FtclusterError(
+            said, "pip needs a package index with them: pip config list"
+        ) from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def run_program(python: Path, request: dict[str, Any], scratch: Path) -> dict[str, Any]:
+    """What the exporter says of the exported model.
+
+    Args:
+        request: as `exporters/program.py` reads it.
+        scratch: an empty folder.
+
+    Raises:
+        FtclusterError: it failed.
+    """
+    asked, answer, consent = scratch / "request.json", scratch / "result.json", scratch / CONSENT
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    consent.parent.mkdir()
+    consent.write_text("0")
+    done = subprocess.run(
+        [str(python), "-I", str(PROGRAM), str(asked), str(answer)],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+        env={"PATH": os.environ.get("PATH", ""), "HOME": str(scratch), "TMPDIR": str(scratch),
+             **OFFLINE},
+    )  # fmt: skip
+    if done.returncode < 0:
+        raise FtclusterError(
+            f"the exporter was ended by signal {-done.returncode}",
+            "9 is often that of a machine whose memory is full",
+        )
+    try:
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        said = "\n  ".join(done.stderr.strip().splitlines()[-3:])
+        raise FtclusterError(f"the exporter failed: {said}") from error
+    if "error" in found:
+        raise FtclusterError(f"the model cannot be exported: {found['error']}")
+    return found

@@ -1,0 +1,240 @@
+"""Exports a model for OpenVINO or ONNX Runtime, and compares what both compute with torch.
+
+    python program.py REQUEST RESULT
+
+REQUEST is a JSON file: `format`, `source` and `target` (folders), `task`, `int8`, `max_length`,
+`measure` (accuracy, pearson, loss or "") and `rows`, each one or two `texts` and a `label`, a
+number or null. RESULT is written as JSON; it has `error` where the model cannot be exported. This
+runs in an environment of its own, which has torch; the control node's has not.
+"""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+BATCH = 8
+SHOWN = 400
+MOST_IN_ONE_FILE = 1_500_000_000  # bytes; protobuf takes 2 GB
+DECODER = "CausalLM"
+# the class of transformers, and that of optimum-intel; by task
+KINDS = {
+    "text-classification": "SequenceClassification",
+    "text-distillation": "SequenceClassification",
+    "text-ranking": "SequenceClassification",
+    "question-answering": "QuestionAnswering",
+    "token-classification": "TokenClassification",
+    "sentence-similarity": "FeatureExtraction",
+    "masked-lm": "MaskedLM",
+    "causal-lm": DECODER,
+    "instruction-tuning": DECODER,
+    "preference-tuning": DECODER,
+}
+OUTPUTS = {
+    "QuestionAnswering": ("start_logits", "end_logits"),
+    "FeatureExtraction": ("last_hidden_state",),
+}
+LOGITS = ("logits",)
+Arrays = Mapping[str, Any]  # of numpy, by the name of the input or output
+Run = Callable[[Arrays], Arrays]
+numpy: Any = import_module("numpy")
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        found = exported(request)
+    except Exception as error:
+        said = " ".join(str(error).split())
+        found = {"error": f"{type(error).__name__}: {said:.{SHOWN}}"}
+    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+def exported(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the model into `target`, load it anew, and compare it."""
+    transformers, torch = import_module("transformers"), import_module("torch")
+    transformers.logging.set_verbosity_error()
+    kind, source = KINDS[request["task"]], request["source"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    name = "AutoModel" if kind == "FeatureExtraction" else f"AutoModelFor{kind}"
+
+    def load() -> Any:
+        return getattr(transformers, name).from_pretrained(source, dtype=torch.float32).eval()
+
+    model = load()
+    taken = signature(model.forward).parameters
+    inputs = [word for word in tokenizer("a").keys() if word in taken]  # noqa: SIM118
+    outputs = OUTPUTS.get(kind, LOGITS)
+    if request["format"] == "onnx":
+        after = to_onnx(request, model, inputs, outputs)
+        model = load()  # exporting has changed it
+    else:
+        after = to_openvino(request, kind, tokenizer, outputs)
+
+    def before(batch: Arrays) -> Arrays:
+        with torch.inference_mode():
+            found = model(**_tensors(batch))
+        return {output: found[output].numpy() for output in outputs}
+
+    size = 1 if kind == DECODER else BATCH  # a decoder's padding would move its positions
+    batches = batches_of(tokenizer, request["rows"], inputs, request["max_length"], size)
+    several = model.config.problem_type == "multi_label_classification"
+    decides = kind != "FeatureExtraction" and model.config.num_labels > 1
+    decide = (lambda row: row > 0) if several else (lambda row: row.argmax(-1))
+    return compared(before, after, batches, request["measure"], decide if decides else None)
+
+
+def to_openvino(request: dict[str, Any], kind: str, tokenizer: Any, outputs: Sequence[str]) -> Run:
+    """Export by optimum-intel; returns what the written model computes, with its cache."""
+    intel = import_module("optimum.intel")
+    of_kind, target = getattr(intel, f"OVModelFor{kind}"), request["target"]
+    weights: dict[str, Any] = {"load_in_8bit": False}
+    if request["int8"]:
+        weights = {"quantization_config": intel.OVWeightQuantizationConfig(bits=8)}
+    exporting = of_kind.from_pretrained(request["source"], export=True, compile=False, **weights)
+    exporting.save_pretrained(target)
+    if kind == DECODER:  # OpenVINO GenAI reads it instead of tokenizer.json
+        convert = import_module("optimum.exporters.openvino.convert")
+        convert.export_tokenizer(tokenizer, target, task="text-generation")
+    # a CPU with AMX would compute in bf16, which is not what is compared
+    model = of_kind.from_pretrained(target, ov_config={"INFERENCE_PRECISION_HINT": "f32"})
+
+    def run(batch: Arrays) -> Arrays:
+        found = model(**_tensors(batch))
+        return {name: numpy.asarray(found[name]) for name in outputs}
+
+    def run_decoder(batch: Arrays) -> Arrays:
+        """All tokens but the last one, and that one with what is kept of them."""
+        given = _tensors(batch)
+        first = model(**{name: values[:, :-1] for name, values in given.items()})
+        ids = given["input_ids"][:, -1:]
+        last = model(
+            input_ids=ids, attention_mask=given["attention_mask"],
+            past_key_values=first.past_key_values,
+        )  # fmt: skip
+        return {"logits": numpy.concatenate([first.logits, last.logits], axis=1)}
+
+    return run_decoder if kind == DECODER else run
+
+
+def to_onnx(
+    request: dict[str, Any], model: Any, inputs: Sequence[str], outputs: Sequence[str]
+) -> Run:
+    """Export by torch's own exporter; returns what the written model computes."""
+    torch, runtime = import_module("torch"), import_module("onnxruntime")
+    target = Path(request["target"])
+    path, whole = target / "model.onnx", target / "fp32" / "model.onnx"
+    written = whole if request["int8"] else path
+    written.parent.mkdir(parents=True, exist_ok=True)
+    model.config.return_dict = False
+    model.set_attn_implementation("eager")
+    mask = torch.ones(2, 8, dtype=torch.int64)
+    mask[1, -2:] = 0  # a mask of ones alone may be left out of what is exported
+    values = {"input_ids": mask * 5, "attention_mask": mask}
+    large = sum(one.numel() * 4 for one in model.parameters()) > MOST_IN_ONE_FILE
+    torch.onnx.export(
+        model, (), str(written), input_names=list(inputs), output_names=list(outputs),
+        kwargs={name: values.get(name, torch.zeros_like(mask)) for name in inputs},
+        dynamic_shapes={name: {0: "rows", 1: "tokens"} for name in inputs}, dynamo=True,
+        external_data=large, verbose=False,
+    )  # fmt: skip
+    if request["int8"]:
+        quantization = import_module("onnxruntime.quantization")
+        quantization.quantize_dynamic(
+            whole, path, weight_type=quantization.QuantType.QInt8, per_channel=True,
+            use_external_data_format=large,
+        )  # fmt: skip
+        shutil.rmtree(whole.parent)
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda batch: dict(zip(outputs, session.run(outputs, dict(batch)), strict=True))
+
+
+def batches_of(
+    tokenizer: Any, rows: Sequence[Mapping[str, Any]], inputs: Sequence[str], limit: int, size: int
+) -> Iterator[tuple[Arrays, list[Any]]]:
+    """The rows, some at once, as inputs of the model, with their labels."""
+    for start in range(0, len(rows), size):
+        some = rows[start : start + size]
+        columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
+        tokens = tokenizer(
+            *columns, padding=size > 1, truncation=True,
+            max_length=min(limit, tokenizer.model_max_length), return_tensors="np",
+        )  # fmt: skip
+        if tokens["input_ids"].shape[1] > 1:  # an empty text of a decoder has nothing to compute
+            yield (
+                {name: tokens[name].astype("int64") for name in inputs},
+                [row["label"] for row in some],
+            )
+
+
+def compared(
+    before: Run, after: Run, batches: Iterator[tuple[Arrays, list[Any]]], measure: str,
+    decide: Callable[[Any], Any] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """How far the outputs are from torch's, and how good both are by a measure.
+
+    Args:
+        decide: what a row's output says, such as the number of its class.
+    """
+    largest = scale = numpy.float64(0)
+    rows, same = 0, []
+    scores: dict[str, list[Any]] = {"before": [], "after": []}
+    for batch, labels in batches:
+        first, second = before(batch), after(batch)
+        mask = batch["attention_mask"].astype(bool)
+        rows += len(labels)
+        for name, values in first.items():
+            by_token = values.ndim > 1 and values.shape[1] == mask.shape[1] and values.shape[1] > 1
+            by_token = by_token and (values.ndim > 2 or name != "logits")
+            for n, label in enumerate(labels):
+                one, other = values[n], second[name][n]
+                if by_token:
+                    one, other = one[mask[n]], other[mask[n]]
+                # unlike max(), these keep a NaN
+                largest = numpy.maximum(largest, numpy.abs(one - other).max())
+                scale = numpy.maximum(scale, numpy.abs(one).max())
+                if decide:
+                    same.append(bool((decide(one) == decide(other)).all()))
+                for when, row in (("before", one), ("after", other)):
+                    if measure == "loss":
+                        scores[when].append(_losses(row, batch["input_ids"][n]))
+                    elif measure and label is not None:
+                        found = float(row[0]) if measure == "pearson" else int(row.argmax())
+                        scores[when].append((found, label))
+    if not rows:
+        raise ValueError("no text has tokens to compute with")
+    result = {"difference": float(largest), "scale": float(scale), "rows": rows}
+    if same:
+        result["agreement"] = sum(same) / len(same)
+    for when, scored in scores.items() if measure else ():
+        result[f"{measure}_{when}"] = MEASURES[measure](scored)
+    return result
+
+
+def _losses(logits: Any, ids: Any) -> Any:
+    """The cross entropy of each token but the first one, in nats."""
+    shifted = logits[:-1].astype("float64")
+    shifted -= shifted.max(-1, keepdims=True)
+    return numpy.log(numpy.exp(shifted).sum(-1)) - shifted[numpy.arange(len(ids) - 1), ids[1:]]
+
+
+MEASURES: Mapping[str, Callable[[Any], float]] = {
+    "accuracy": lambda found: sum(one == label for one, label in found) / len(found),
+    "pearson": lambda found: float(numpy.corrcoef(numpy.array(found).T)[0, 1]),
+    "loss": lambda found: float(numpy.concatenate(found).mean()),
+}
+
+
+def _tensors(batch: Arrays) -> dict[str, Any]:
+    from_numpy = import_module("torch").from_numpy
+    return {name: from_numpy(values) for name, values in batch.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
