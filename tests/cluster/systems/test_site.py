@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.brought_python import brought_python
-from tests.cluster.cluster import TWO
+from tests.cluster.cluster import FEW_PAIRS, TWO
 from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
 
 pytestmark = pytest.mark.long
@@ -69,10 +69,13 @@ systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/n
 until mountpoint -q /home/nfs; do sleep 0.1; done
 ! ls /home/nfs/jane.doe 2> /dev/null
 """
-# which the inventory does not say: the operator's ssh knows it
-PORT = """
-echo Port 2302 > /etc/ssh/sshd_config.d/port.conf && systemctl restart ssh
+# a port which the inventory does not say: the operator's ssh knows it; and keys in a folder of root's
+SSHD = """
+printf '%s\n' 'Port 2302' 'Match User trainer' 'AuthorizedKeysFile /etc/ssh/keys/%u' \
+  > /etc/ssh/sshd_config.d/site.conf && systemctl restart ssh
 """
+# one of the sources of packages does not answer
+SOURCE = "echo deb http://198.18.0.99/vendor bookworm main > /etc/apt/sources.list.d/vendor.list"
 OF_SSH_CONFIG = f"ansible_ssh_extra_args='-o Port=2302 -o HostKeyAlias={ADDRESS[OTHER]}'"
 OWN_DISK = "ansible_remote_tmp=/var/tmp"
 SCRIPT = """
@@ -102,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
         for name in PAIR:
             control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
             control.shell(name, JOIN + HOMES)
-        control.shell(OTHER, PORT)
+        control.shell(OTHER, SSHD + SOURCE)
         yield control
 
 
@@ -130,6 +133,7 @@ def test_what_a_site_refuses_is_a_line_before_anything_is_changed(site: Control)
         assert "the account trainer, which would train, comes from a directory" in text
         assert "root may not write where Ansible leaves files for it" in text
     assert "root may not write to /opt/ftcluster" in other
+    assert "site.conf:3: AuthorizedKeysFile /etc/ssh/keys/%u" in other
     assert site.snapshots() == before
 
 
@@ -140,7 +144,8 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     inventory = site.inventory("site.ini", PAIR, with_own_disk)
     first = site.run("setup", inventory)
     assert first.returncode == 0, first.stderr
-    assert "no root here" not in first.stderr
+    for missing in ("no root here", "cannot be installed", "nftables cannot be used"):
+        assert missing not in first.stderr
     assert "Port 2302" in site.shell(HEAD, "cat /opt/ftcluster/mesh/ssh_config")
     again = site.run("setup", "--json")
     assert again.returncode == 0, again.stderr
@@ -169,14 +174,24 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     assert "de_DE: übrig é 中" in told.stdout
 
 
-def test_a_home_of_nfs_is_enough_without_root(site: Control) -> None:
-    """Not if it is read-only: the login user would train, with all of ftcluster in the home."""
-    inventory = site.inventory("home.ini", (HEAD,), of_people)
-    options = (inventory, "-e", "ftcluster_root=false", "--tags", "preflight")
-    done = site.run("setup", *options)
-    assert done.returncode == 0, done.stderr
+def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) -> None:
+    """All of ftcluster is in its home; a home that is read-only is refused."""
+    where = {HEAD: "", OTHER: OF_SSH_CONFIG}
+    inventory = site.inventory(
+        "home.ini", PAIR, lambda host, line: f"{line} ansible_user='{OF_DOMAIN}' {where[host]}"
+    )
+    options = (inventory, "-e", "ftcluster_root=false")
     read_only, again = (f"mount -o remount,{how} /home/nfs" for how in ("ro", "rw"))
     with site.changed({HEAD: (read_only, again)}):
         refused = site.run("setup", *options)
     assert refused.returncode == 1
-    assert "/home/nfs/jane.doe/.local/share/ftcluster is not writable" in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert "/home/nfs/joe.roe/.local/share/ftcluster is not writable" in refused.stderr
+    done = site.run("setup", *options)
+    assert done.returncode == 0, done.stderr
+    trained = site.run("train", "quickstart", *FEW_PAIRS, *TWO, "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["model"].startswith("/home/nfs/joe.roe/")
+    gone = site.run("teardown", inventory, "-e", "ftcluster_remove_runs=true")
+    assert gone.returncode == 0, gone.stderr
+    assert "ftcluster" not in site.shell(HEAD, "ls -A /srv/homes/joe.roe/.local/share")
