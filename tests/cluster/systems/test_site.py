@@ -1,6 +1,6 @@
 """Hosts as a site has them: accounts of LDAP, homes of NFS, /tmp noexec, a locale that is Latin-1.
 
-One has its sshd at another port.
+Login shells are csh. One has its sshd at another port, and a source of packages that is dead.
 
 Two Debian 12 hosts; the first has a real slapd, and both ask it by nslcd for names and accounts.
 """
@@ -17,7 +17,9 @@ from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
 
 pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
-PACKAGES = ("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy")
+PACKAGES = (
+    *("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy", "tcsh"),
+)
 DOTTED, OF_DOMAIN = "jane.doe", r"CORP\joe.roe"
 ENTRY = """
 dn: uid={dn},BASE
@@ -29,7 +31,7 @@ cn: {name}
 uidNumber: {number}
 gidNumber: 100
 homeDirectory: /home/{home}
-loginShell: /bin/bash
+loginShell: /bin/tcsh
 gecos: {gecos}
 userPassword: *
 """
@@ -69,7 +71,7 @@ systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/n
 until mountpoint -q /home/nfs; do sleep 0.1; done
 ! ls /home/nfs/jane.doe 2> /dev/null
 """
-# a port which the inventory does not say: the operator's ssh knows it; and keys in a folder of root's
+# a port that only the operator's ssh knows, and keys in a folder of root's
 SSHD = """
 printf '%s\n' 'Port 2302' 'Match User trainer' 'AuthorizedKeysFile /etc/ssh/keys/%u' \
   > /etc/ssh/sshd_config.d/site.conf && systemctl restart ssh
