@@ -167,11 +167,11 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     trained = site.run("train", "quickstart", "--data", str(data), "batch_size=8", *TWO, "--json")
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["state"] == "done"
-    (tmp_path / "names.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "prüfe.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "names.jsonl").write_text(
         json.dumps(rows[1], ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    told = site.run("run", *TWO, "--", str(tmp_path / "names.py"), str(tmp_path / "names.jsonl"))
+    told = site.run("run", *TWO, "--", str(tmp_path / "prüfe.py"), "names.jsonl")
     assert told.returncode == 0, told.stderr
     assert "de_DE: übrig é 中" in told.stdout
 
