@@ -177,7 +177,7 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
 
 
 def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) -> None:
-    """All of ftcluster is in its home; a home that is read-only is refused."""
+    """Its key, caches and records are in the home; a folder of the host's own has the stack."""
     where = {HEAD: "", OTHER: OF_SSH_CONFIG}
     inventory = site.inventory(
         "home.ini", PAIR, lambda host, line: f"{line} ansible_user='{OF_DOMAIN}' {where[host]}"
@@ -189,11 +189,20 @@ def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) 
     assert refused.returncode == 1
     assert "nothing was changed" in refused.stderr
     assert "/home/nfs/joe.roe/.local/share/ftcluster is not writable" in refused.stderr
-    done = site.run("setup", *options)
+    roots = site.inventory(
+        "roots.ini", PAIR, lambda host, line: f"{of_people(host, line)} {OWN_DISK}"
+    )
+    ruled = site.run("setup", roots, "--tags", "preflight,system")
+    assert ruled.returncode == 0, ruled.stderr
+    shut_out = site.run("setup", *options, "--tags", "preflight")
+    assert shut_out.returncode == 1
+    assert r"so CORP\joe.roe cannot train here" in shut_out.stderr
+    gone = site.run("teardown", roots, "-e", "ftcluster_remove_runs=true")
+    assert gone.returncode == 0, gone.stderr
+    for name in PAIR:
+        site.shell(name, "install -d -o 20002 -g 100 /srv/scratch")
+    done = site.run("setup", *options, "-e", "ftcluster_prefix=/srv/scratch/ftcluster")
     assert done.returncode == 0, done.stderr
     trained = site.run("train", "quickstart", *FEW_PAIRS, *TWO, "--json")
     assert trained.returncode == 0, trained.stderr
-    assert json.loads(trained.stdout)["model"].startswith("/home/nfs/joe.roe/")
-    gone = site.run("teardown", inventory, "-e", "ftcluster_remove_runs=true")
-    assert gone.returncode == 0, gone.stderr
-    assert "ftcluster" not in site.shell(HEAD, "ls -A /srv/homes/joe.roe/.local/share")
+    assert json.loads(trained.stdout)["model"].startswith("/srv/scratch/ftcluster/")
