@@ -63,6 +63,8 @@ ACCOUNT = re.compile(r"([a-z_][a-z0-9_-]{0,31})?")
 # a number, and a currency if there is one
 PRICE = re.compile(r"(\d+(\.\d+)?( [^\s\d]{1,8})?)?")
 USUAL_PORTS = {*range(29500, 30000), *range(32768, 61000)}
+# the account's home, as playbooks/vars/cluster.yml has it, and where the role ssh_mesh writes there
+HOME, KEYS = "/var/lib/ftcluster", ".ssh/authorized_keys"
 ELSEWHERE = "choose another folder with -e ftcluster_prefix=DIR"
 GIVE_ROOT = "give it (-K asks for a password)"
 
@@ -122,31 +124,59 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return not refused and any(fnmatchcase(name, p) for p in plain)
 
 
+def lets_key_in(keyword: str, value: str, user: str) -> bool:
+    """Whether a setting of sshd lets the head's key in, which is in the account's home.
+
+    >>> lets_key_in("authorizedkeysfile", "/etc/ssh/keys/%u %h/.ssh/authorized_keys", "ml")
+    True
+    >>> lets_key_in("authenticationmethods", "publickey,password keyboard-interactive", "ml")
+    False
+    """
+    words = value.split()
+    if keyword == "pubkeyauthentication":
+        return words != ["no"]
+    if keyword == "authenticationmethods":
+        return bool({"any", "publickey"}.intersection(words))
+    if keyword == "authorizedkeysfile":
+        places = {word.replace("%h/", "").replace("%u", user) for word in words}
+        return bool({KEYS, f"{HOME}/{KEYS}"} & places)
+    return True
+
+
 def sshd_problems(facts: Facts) -> Findings:
-    """Lists of sshd_config that keep the account that trains out, by which the head logs in."""
+    """What of sshd_config keeps the account that trains out, by which the head logs in."""
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
-    lists: dict[str, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for rule in sshd.get("rules", ()) if user else ():
-        keyword, names = rule.partition(" ")[::2]
-        lists.setdefault(keyword, []).extend(names.split())
-    for keyword, patterns in lists.items():
+        keyword, value = rule.partition(" ")[::2]
+        found.setdefault(keyword, []).append(value)
+    for keyword, values in found.items():
+        value = " ".join(values)  # lists are a line for each name on old releases
         of_groups, allows = keyword.endswith("groups"), keyword.startswith("allow")
-        if not allows:
-            patterns = [pattern for pattern in patterns if "@" not in pattern]
-        names = sshd.get("groups", []) if of_groups else [user]
-        if any(matches(name, patterns) for name in names) == allows:
+        if keyword.startswith(("allow", "deny")):
+            patterns = [word for word in value.split() if allows or "@" not in word]
+            names = sshd.get("groups", []) if of_groups else [user]
+            if any(matches(name, patterns) for name in names) == allows:
+                continue
+            kind = f"the {'group' if of_groups else 'account'} "
+            hint = f"add {kind}{names[0]} there" if allows else f"take {kind}off that line"
+        elif lets_key_in(keyword, value, user):
             continue
-        found = [line.split(":", 2) for line in sshd.get("lines", ()) if line.count(":") > 1]
+        else:
+            right = {"pubkeyauthentication": "yes", "authenticationmethods": "publickey"}
+            hint = (
+                f"write at the end of sshd_config: Match User {user}, and below it: {keyword} "
+                f"{right.get(keyword, KEYS)}"
+            )
+        parts = [line.split(":", 2) for line in sshd.get("lines", ()) if line.count(":") > 1]
         lines = [
             f"{path}:{number}: {text.strip()}"
-            for path, number, text in found
+            for path, number, text in parts
             if text.strip().lower().startswith(keyword)
         ]
-        shown = "; ".join(lines) or f"{keyword} {' '.join(patterns)}"
-        kind = "group" if of_groups else "account"
-        hint = f"add the {kind} {names[0]} there" if allows else f"take the {kind} off that line"
         yield finding(
-            f"its sshd does not let {user}, the account that trains, log in from the head: {shown}",
+            f"its sshd does not let {user}, the account that trains, log in from the head: "
+            f"{'; '.join(lines) or f'{keyword} {value}'}",
             f"{hint}, then: sudo systemctl reload ssh (on the Red Hat family sshd)",
         )
 

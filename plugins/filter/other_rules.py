@@ -15,6 +15,7 @@ description:
   - A host has one account's home, limits and table of rules. Clusters in several folders can share
     them if they have the same hosts and the same account; else the second one's setup would take
     them from the first one, or shut it out.
+  - Without an account, the login user trains, whom these rules keep from the ports of training.
 options:
   _input:
     description: RV(ftcluster.cluster.host_facts#module:facts), with the account C(rank_user).
@@ -49,12 +50,23 @@ def other_rules(
 ) -> list[dict[str, str]]:
     """The problem of a host whose account or rules another cluster needs, if there is one."""
     others = facts["other_clusters"]
+    folders = ", ".join(other["prefix"] for other in others)
+    if not facts["rank_user"]:
+        if not others or not facts["firewall_hosts"] or facts["is_root"]:
+            return []
+        account = ", ".join(sorted({other["user"] for other in others}))
+        return [
+            {
+                "what": f"its firewall keeps the ports of training for {account}, the account of "
+                f"the cluster in {folders}, so {facts['user']} cannot train here",
+                "hint": "train on that cluster, or tear it down",
+            }
+        ]
     rules = facts["firewall_hosts"] if closes and others else []
     shut = [address for address in rules if address not in addresses]
     accounts = sorted({other["user"] for other in others} - {facts["rank_user"]})
     if not shut and not accounts:
         return []
-    folders = ", ".join(other["prefix"] for other in others)
     has = " and ".join([
         *([f"its home, limits and firewall are those of the account {', '.join(accounts)}"]
           if accounts else []),

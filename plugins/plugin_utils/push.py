@@ -78,7 +78,8 @@ def tar_of(files: Iterable[tuple[Path, str]], digests: dict[bytes, bytes]) -> by
         digests: takes the SHA-256 of each.
     """
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
+    # in the default one GNU tar takes names as UTF-8, and makes them such of the host's locale
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for path, name in files:
             entry = tarfile.TarInfo(name)
             with open_file(path) as file:

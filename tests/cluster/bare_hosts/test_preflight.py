@@ -74,7 +74,7 @@ def test_hosts_without_the_root_that_is_required_are_named(
     }
     with bare.changed(changes):
         done = bare.run("setup", inventory, "-e", "ftcluster_root=required", **fresh)
-        wrong = bare.run("setup", inventory, "--limit", THIRD, "--tags", "preflight",
+        wrong = bare.run("setup", inventory, "--limit", f"{HEAD},{THIRD}", "--tags", "preflight",
                          "-e", "ansible_become_password=wrong", **fresh)  # fmt: skip
     assert done.returncode == wrong.returncode == 1
     assert "nothing was changed" in done.stderr
@@ -83,6 +83,7 @@ def test_hosts_without_the_root_that_is_required_are_named(
     assert re.search("root is required, but .* there is no sudo", of[OTHER])
     assert re.search("root is required, .* sudo asks for a password", of[THIRD])
     assert "sudo refuses the password" in wrong.stderr
+    assert "sudo wants a terminal" in wrong.stderr  # whatever the password
     misspelled = bare.run("setup", inventory, "-e", "ftcluster_firewall=requird")
     assert misspelled.returncode == 1
     assert "ftcluster_firewall is 'requird'" in misspelled.stderr

@@ -1,6 +1,6 @@
 """Hosts as a site has them: accounts of LDAP, homes of NFS, /tmp noexec, a locale that is Latin-1.
 
-One has its sshd at another port.
+Login shells are csh. One has its sshd at another port, and a source of packages that is dead.
 
 Two Debian 12 hosts; the first has a real slapd, and both ask it by nslcd for names and accounts.
 """
@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.brought_python import brought_python
-from tests.cluster.cluster import TWO
+from tests.cluster.cluster import FEW_PAIRS, TWO
 from tests.cluster.control import ADDRESS, HEAD, OTHER, Control, bare_hosts
 
 pytestmark = pytest.mark.long
 PAIR = (HEAD, OTHER)
-PACKAGES = ("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy")
+PACKAGES = (
+    *("slapd", "nslcd", "libnss-ldapd", "libpam-ldapd", "locales", "python3-fusepy", "tcsh"),
+)
 DOTTED, OF_DOMAIN = "jane.doe", r"CORP\joe.roe"
 ENTRY = """
 dn: uid={dn},BASE
@@ -29,7 +31,7 @@ cn: {name}
 uidNumber: {number}
 gidNumber: 100
 homeDirectory: /home/{home}
-loginShell: /bin/bash
+loginShell: /bin/tcsh
 gecos: {gecos}
 userPassword: *
 """
@@ -69,10 +71,13 @@ systemd-run --quiet --unit=homes python3 /root/root_squash.py /srv/homes /home/n
 until mountpoint -q /home/nfs; do sleep 0.1; done
 ! ls /home/nfs/jane.doe 2> /dev/null
 """
-# which the inventory does not say: the operator's ssh knows it
-PORT = """
-echo Port 2302 > /etc/ssh/sshd_config.d/port.conf && systemctl restart ssh
+# a port that only the operator's ssh knows, and keys in a folder of root's
+SSHD = """
+printf '%s\n' 'Port 2302' 'Match User trainer' 'AuthorizedKeysFile /etc/ssh/keys/%u' \
+  > /etc/ssh/sshd_config.d/site.conf && systemctl restart ssh
 """
+# one of the sources of packages does not answer
+SOURCE = "echo deb http://198.18.0.99/vendor bookworm main > /etc/apt/sources.list.d/vendor.list"
 OF_SSH_CONFIG = f"ansible_ssh_extra_args='-o Port=2302 -o HostKeyAlias={ADDRESS[OTHER]}'"
 OWN_DISK = "ansible_remote_tmp=/var/tmp"
 SCRIPT = """
@@ -102,7 +107,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
         for name in PAIR:
             control.shell(name, f"cat > /root/root_squash.py <<'END'\n{squash}\nEND")
             control.shell(name, JOIN + HOMES)
-        control.shell(OTHER, PORT)
+        control.shell(OTHER, SSHD + SOURCE)
         yield control
 
 
@@ -130,6 +135,7 @@ def test_what_a_site_refuses_is_a_line_before_anything_is_changed(site: Control)
         assert "the account trainer, which would train, comes from a directory" in text
         assert "root may not write where Ansible leaves files for it" in text
     assert "root may not write to /opt/ftcluster" in other
+    assert "site.conf:3: AuthorizedKeysFile /etc/ssh/keys/%u" in other
     assert site.snapshots() == before
 
 
@@ -140,7 +146,8 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     inventory = site.inventory("site.ini", PAIR, with_own_disk)
     first = site.run("setup", inventory)
     assert first.returncode == 0, first.stderr
-    assert "no root here" not in first.stderr
+    for missing in ("no root here", "cannot be installed", "nftables cannot be used"):
+        assert missing not in first.stderr
     assert "Port 2302" in site.shell(HEAD, "cat /opt/ftcluster/mesh/ssh_config")
     again = site.run("setup", "--json")
     assert again.returncode == 0, again.stderr
@@ -160,23 +167,42 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
     trained = site.run("train", "quickstart", "--data", str(data), "batch_size=8", *TWO, "--json")
     assert trained.returncode == 0, trained.stderr
     assert json.loads(trained.stdout)["state"] == "done"
-    (tmp_path / "names.py").write_text(SCRIPT, encoding="utf-8")
+    (tmp_path / "prüfe.py").write_text(SCRIPT, encoding="utf-8")
     (tmp_path / "names.jsonl").write_text(
         json.dumps(rows[1], ensure_ascii=False) + "\n", encoding="utf-8"
     )
-    told = site.run("run", *TWO, "--", str(tmp_path / "names.py"), str(tmp_path / "names.jsonl"))
+    told = site.run("run", *TWO, "--", str(tmp_path / "prüfe.py"), "names.jsonl")
     assert told.returncode == 0, told.stderr
     assert "de_DE: übrig é 中" in told.stdout
 
 
-def test_a_home_of_nfs_is_enough_without_root(site: Control) -> None:
-    """Not if it is read-only: the login user would train, with all of ftcluster in the home."""
-    inventory = site.inventory("home.ini", (HEAD,), of_people)
-    options = (inventory, "-e", "ftcluster_root=false", "--tags", "preflight")
-    done = site.run("setup", *options)
-    assert done.returncode == 0, done.stderr
+def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) -> None:
+    """Its key, caches and records are in the home; a folder of the host's own has the stack."""
+    where = {HEAD: "", OTHER: OF_SSH_CONFIG}
+    inventory = site.inventory(
+        "home.ini", PAIR, lambda host, line: f"{line} ansible_user='{OF_DOMAIN}' {where[host]}"
+    )
+    options = (inventory, "-e", "ftcluster_root=false")
     read_only, again = (f"mount -o remount,{how} /home/nfs" for how in ("ro", "rw"))
     with site.changed({HEAD: (read_only, again)}):
         refused = site.run("setup", *options)
     assert refused.returncode == 1
-    assert "/home/nfs/jane.doe/.local/share/ftcluster is not writable" in refused.stderr
+    assert "nothing was changed" in refused.stderr
+    assert "/home/nfs/joe.roe/.local/share/ftcluster is not writable" in refused.stderr
+    roots = site.inventory(
+        "roots.ini", PAIR, lambda host, line: f"{of_people(host, line)} {OWN_DISK}"
+    )
+    ruled = site.run("setup", roots, "--tags", "preflight,system")
+    assert ruled.returncode == 0, ruled.stderr
+    shut_out = site.run("setup", *options, "--tags", "preflight")
+    assert shut_out.returncode == 1
+    assert r"so CORP\joe.roe cannot train here" in shut_out.stderr
+    gone = site.run("teardown", roots, "-e", "ftcluster_remove_runs=true")
+    assert gone.returncode == 0, gone.stderr
+    for name in PAIR:
+        site.shell(name, "install -d -o 20002 -g 100 /srv/scratch")
+    done = site.run("setup", *options, "-e", "ftcluster_prefix=/srv/scratch/ftcluster")
+    assert done.returncode == 0, done.stderr
+    trained = site.run("train", "quickstart", *FEW_PAIRS, *TWO, "--json")
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads(trained.stdout)["model"].startswith("/srv/scratch/ftcluster/")

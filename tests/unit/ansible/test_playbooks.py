@@ -108,3 +108,16 @@ def test_each_answer_is_given_by_a_task(kind: type[Playbook]) -> None:
     for answer in kind.answers:
         fact = answer.key if answer.action == SET_FACT else None
         assert (answer.task, answer.action, fact) in given
+
+
+def test_raw_commands_are_such_as_csh_takes() -> None:
+    """The login shell gets them first: csh wants no newline, nor `!` before a word, in quotes."""
+    files = [*ROOT.glob("playbooks/*.yml"), *ROOT.glob("roles/*/tasks/*.yml")]
+    raw = [
+        task["ansible.builtin.raw"]
+        for path in files
+        for task in mappings(load(path))
+        if "ansible.builtin.raw" in task
+    ]
+    assert len(raw) >= 6
+    assert [text for text in raw if re.search(r"\n|!(?![\s=(])", text)] == []

@@ -2,14 +2,21 @@
 
 import json
 import os
+import ssl
 import subprocess
 import sys
+from urllib.request import getproxies_environment  # which huggingface_hub and requests go by
 
 import pytest
 
 from ftcluster_common.launch import RENDEZVOUS_PORTS
 from ftcluster_train.host.rank_environment import rank_environment, without_credentials
 from tests.programs import NODE_PATH
+
+# as requests/sessions.py has them, and this Python's OpenSSL
+CERTIFICATES_OF_REQUESTS = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+OPENSSL = ssl.get_default_verify_paths()
+CERTIFICATES_OF_OPENSSL = (OPENSSL.openssl_cafile_env, OPENSSL.openssl_capath_env)
 
 
 def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +31,32 @@ def test_the_environment_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["MLFLOW_TRACKING_URI"] == "http://tracking:5000"
     assert found["PATH"].startswith("/stack/bin:")
     assert int(found["MASTER_PORT"]) in RENDEZVOUS_PORTS
+
+
+@pytest.mark.parametrize("proxies", [
+    {"ALL_PROXY": "http://proxy:3128", "NO_PROXY": "10.0.0.0/8"},
+    {"all_proxy": "http://proxy:3128", "https_proxy": "http://other:3128", "no_proxy": "*"},
+    {"HTTP_PROXY": "http://proxy:3128", "HTTPS_PROXY": "http://proxy:3128"},
+])  # fmt: skip
+def test_ranks_go_by_the_proxies_and_certificates_of_their_host(
+    monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str]
+) -> None:
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    paths = {key: f"/etc/{key}" for key in (*CERTIFICATES_OF_REQUESTS, *CERTIFICATES_OF_OPENSSL)}
+    for name, value in {**proxies, **paths}.items():
+        monkeypatch.setenv(name, value)
+    before = getproxies_environment()
+    found = rank_environment({}, "/stack")
+    for name in (*proxies, *paths):
+        monkeypatch.delenv(name)
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    assert getproxies_environment() == before != {}
+    assert {key: found[key] for key in paths} == paths
+    monkeypatch.setenv("ALL_PROXY", "socks5h://proxy:1080")
+    assert "ALL_PROXY" not in rank_environment({}, "/stack")
 
 
 def test_credentials_of_this_host_are_not_sent_to_others() -> None:

@@ -80,7 +80,7 @@ def test_root_is_asked_whether_it_may_write(tmp_path: Path) -> None:
     tasks = yaml.safe_load((ROOT / "roles/preflight/tasks/gather.yml").read_text())
     environment = Environment(autoescape=False)
     environment.filters["quote"] = shlex.quote
-    script = environment.from_string(tasks[0]["ansible.builtin.raw"])
+    script = environment.from_string(tasks[0]["vars"]["preflight__questions"])
     home, prefix = tmp_path / "home", tmp_path / "disk/not there"
     home.mkdir()
     (tmp_path / "getent").write_text(f"#!/bin/sh\necho ops:x:1000:1000::{home}:/bin/sh\n")

@@ -122,6 +122,12 @@ def test_a_password_that_sudo_needs_is_asked_for_before_anything_is_changed(
         said(f"{problem['what']}; {problem['hint']}")
 
 
+DEFAULTS = (  # as sshd -T prints them
+    "pubkeyauthentication yes", "authenticationmethods any",
+    "authorizedkeysfile .ssh/authorized_keys .ssh/authorized_keys2",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("rules", "groups", "refused"),
     [
@@ -135,6 +141,15 @@ def test_a_password_that_sudo_needs_is_asked_for_before_anything_is_changed(
         (["denyusers ftcluster"], ["ftcluster"], True),
         (["denyusers ftcluster@10.9.*"], ["ftcluster"], False),
         (["denygroups ft*", "allowusers *"], ["ftcluster"], True),
+        # of OpenSSH's own defaults, and of sites that keep keys elsewhere or want two factors
+        ([*DEFAULTS], ["ftcluster"], False),
+        (["authorizedkeysfile /etc/ssh/keys/%u"], ["ftcluster"], True),
+        (["authorizedkeysfile none"], ["ftcluster"], True),
+        (["authorizedkeysfile /etc/ssh/keys/%u %h/.ssh/authorized_keys"], ["ftcluster"], False),
+        (["authorizedkeysfile /var/lib/%u/.ssh/authorized_keys"], ["ftcluster"], False),
+        (["pubkeyauthentication no"], ["ftcluster"], True),
+        (["authenticationmethods publickey,keyboard-interactive"], ["ftcluster"], True),
+        (["authenticationmethods gssapi-with-mic publickey"], ["ftcluster"], False),
     ],
 )
 def test_an_sshd_that_keeps_the_account_out(

@@ -7,6 +7,8 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.filter.other_rules import other_rules
 from ansible_collections.ftcluster.cluster.plugins.modules.host_facts import other_clusters
 
+from tests.unit.shell import Said
+
 OTHER = {"prefix": "/srv/other", "user": "ftcluster"}
 OURS = ["10.0.0.1", "10.0.0.2"]
 FACTS = {"other_clusters": [OTHER], "firewall_hosts": OURS[:1], "rank_user": "ftcluster"}
@@ -43,6 +45,14 @@ def test_rules_that_another_cluster_needs_are_not_replaced(
     assert "/srv/other" in found["what"]
     assert "10.0.0.1," not in found["what"]
     assert found["hint"]
+
+
+def test_a_login_user_whom_the_rules_of_a_cluster_keep_from_its_ports(said: Said) -> None:
+    facts = FACTS | {"rank_user": "", "user": r"CORP\joe.roe", "is_root": False}
+    [found] = other_rules(facts, OURS, closes=False)
+    said(f"{found['what']}; {found['hint']}")
+    for changes in ({"is_root": True}, {"firewall_hosts": []}, {"other_clusters": []}):
+        assert other_rules(facts | changes, OURS, closes=False) == []
 
 
 def test_the_records_of_other_clusters(tmp_path: Path) -> None:

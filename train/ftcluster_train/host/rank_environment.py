@@ -34,8 +34,10 @@ from ftcluster_train.host.ssh_check import Refusal, refusals
 
 # of the host's environment, the ranks get only what they may need
 INHERITED = (
-    "HOME", "LANG", "LC_ALL", "TMPDIR", "USER", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE",
+    "HOME", "LANG", "LC_ALL", "TMPDIR", "USER",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "all_proxy", "ALL_PROXY",
 )  # fmt: skip
 # mpirun starts srun in a Slurm job, which reads slurm.conf where SLURM_CONF says
 INHERITED_PREFIXES = ("HF_", "MLFLOW_", "TRACKIO_", "WANDB_", "SLURM_CONF")
@@ -70,7 +72,9 @@ def rank_environment(
     inherited = {
         key: value
         for key, value in os.environ.items()
-        if key in INHERITED or key.startswith(INHERITED_PREFIXES)
+        if (key in INHERITED or key.startswith(INHERITED_PREFIXES))
+        # for which no stack has a library: huggingface_hub would refuse to start
+        and not (key.lower() == "all_proxy" and value.startswith("socks"))
     }
     sourced = sourced or {}
     path = sourced.get("PATH") or host_path()
