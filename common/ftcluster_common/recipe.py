@@ -201,8 +201,35 @@ class MaskedLm(LanguageModel):
     whole_word_mask: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """What tasks have in common that can train low-rank adapters (LoRA, Hu et al. 2021).
+
+    Attributes:
+        lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
+            left out, all weights are trained.
+        lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
+        lora_dropout: the dropout of the adapters' input.
+        lora_target_modules: names of the linear layers that get adapters; left out, all but the
+            last one of the model.
+        merge_adapters: whether the trained model is saved with the adapters added to its weights,
+            instead of the adapters alone.
+    """
+
+    lora_r: int | None = limited(None, at_least=1)
+    lora_alpha: float | None = limited(None, above=0)
+    lora_dropout: float = limited(0.0, at_least=0, below=1)
+    lora_target_modules: tuple[str, ...] = ()
+    merge_adapters: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """lora_alpha, or its default."""
+        return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
+
+
 @dataclass(frozen=True)
-class SentenceSimilarity:
+class SentenceSimilarity(Adapters):
     """Gives texts embeddings: those of a query and its text are alike, others are not.
 
     Losses and their fields are those of sentence-transformers. Each text of the batch, of all
@@ -266,7 +293,7 @@ class SentenceSimilarity:
 
 
 @dataclass(frozen=True)
-class TextRanking:
+class TextRanking(Adapters):
     """Scores how well a text answers a query, read together (a cross-encoder, or reranker).
 
     A row has a query with one text and a label, with a list of texts and one of labels, or with
@@ -296,7 +323,7 @@ class TextRanking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderTuning:
+class DecoderTuning(Adapters):
     """What tasks have in common that train a decoder with conversations.
 
     Attributes:
@@ -306,33 +333,15 @@ class DecoderTuning:
         max_length: tokens of a conversation; longer ones are cut at their end.
         validation_split_percentage: share of the rows that are kept for validation where the data
             have no validation set.
-        lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
-            left out, all weights are trained.
-        lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
-        lora_dropout: the dropout of the adapters' input.
-        lora_target_modules: names of the linear layers that get adapters; left out, all but the
-            last one of the model.
         load_in_4bit: whether the linear layers of the model, but the last one, are in NF4 with
             double quantization (QLoRA, Dettmers et al. 2023) while adapters are trained.
-        merge_adapters: whether the trained model is saved with the adapters added to its weights,
-            instead of the adapters alone.
     """
 
     prompt_column: str | None = None
     chat_template: bool = True
     max_length: int = limited(1024, at_least=8)
     validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
-    lora_r: int | None = limited(None, at_least=1)
-    lora_alpha: float | None = limited(None, above=0)
-    lora_dropout: float = limited(0.0, at_least=0, below=1)
-    lora_target_modules: tuple[str, ...] = ()
     load_in_4bit: bool = False
-    merge_adapters: bool = False
-
-    @property
-    def alpha(self) -> float:
-        """lora_alpha, or its default."""
-        return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -606,10 +615,15 @@ class Recipe:
         return options.block_size if isinstance(options, CausalLm) else options.max_length
 
     @property
+    def adapters(self) -> Adapters | None:
+        """How low-rank adapters are trained, if they are."""
+        options = self.options
+        return options if isinstance(options, Adapters) and options.lora_r is not None else None
+
+    @property
     def lora_r(self) -> int | None:
         """The rank of low-rank adapters, if those are trained."""
-        options = self.options
-        return options.lora_r if isinstance(options, DecoderTuning) else None
+        return self.adapters.lora_r if self.adapters else None
 
     @property
     def load_in_4bit(self) -> bool:

@@ -277,6 +277,7 @@ def sweep(
     settings: Mapping[str, Any],
     *,
     random: int = 0,
+    tpe: int = 0,
     seed: int = 0,
     metric: str = "",
     retry: bool = False,
@@ -293,6 +294,7 @@ def sweep(
         settings: fields of the recipe; a list has the values that are tried, of a field that takes
             lists itself a list of lists; a text such as "1e-5..1e-4" is a range, for `random`.
         random, seed: how many random combinations are tried, 0 for all, and what draws them.
+        tpe: how many Optuna's sampler TPE chooses by the results of those before, instead.
         metric: what is compared; left out, metric_for_best_model, or else the loss.
         retry: whether what has failed or was stopped is trained again.
         more: as of `train`; with `nodes`, as many runs at once as there are so many hosts.
@@ -307,7 +309,7 @@ def sweep(
     asked = _asked(recipe, None, **more)
     asked["words"] = (*asked["words"], *tried)
     request = SweepRequest(
-        **asked, random=random, seed=seed, metric=metric, retry=retry, hub_token=hub_token,
+        **asked, random=random, tpe=tpe, seed=seed, metric=metric, retry=retry, hub_token=hub_token,
         launch=launch,
     )  # fmt: skip
     return again(lambda: sweeping.sweep(request, view, SILENT), view)

@@ -1,7 +1,9 @@
 """`ftcluster generate RUN|DIR PROMPT ...`: what a language model writes."""
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
@@ -9,11 +11,14 @@ from ftcluster.cli.arguments import add_commands, add_dry_run, add_output
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import add_hub_token, add_sharing, launch_options
 from ftcluster.cli.output import print_plan, print_result
-from ftcluster.errors import UsageError
+from ftcluster.errors import Interrupted, UsageError
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.generate import GenerateRequest, Sampling, dry_run, generate
 from ftcluster.progress.view import make_view
 from ftcluster.text.printable import printable
+
+with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 - has `input` edit lines
 
 DEFAULTS = Sampling()
 MOST_STDIN = 1 << 20  # characters of a prompt
@@ -34,7 +39,8 @@ def add_parser(commands: Any) -> None:
         nargs="*",
         metavar="RUN|DIR PROMPT",
         help="a run that has trained the model, its folder here, or OWNER/NAME of the Hub; then "
-        "prompts, each answered by itself (left out: one prompt from stdin)",
+        "prompts, each answered by itself (left out: a prompt for each line that you type, or one "
+        "that is all of stdin)",
     )
     group = parser.add_argument_group("how it answers")
     group.add_argument("--system", default="", metavar="TEXT", help="a system message")
@@ -66,29 +72,59 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("no model is named", 'ftcluster generate RUN "a question"')
     names = ("system", "max_new_tokens", "temperature", "top_p", "seed")
     sampling = Sampling(**{name: getattr(options, name) for name in names})
-    shown = -1
+    asks = not (prompts or options.json or options.dry_run) and _is_terminal()
+    with connected(options) as connection:
+        for some in _asked() if asks else [tuple(prompts or _from_stdin())]:
+            request = GenerateRequest(
+                model, some, sampling, options.hf_token, launch_options(options), connection
+            )
+            try:
+                _answer(options, request)
+            except Interrupted as error:
+                if not asks:
+                    raise
+                print(f"\n{error}", file=sys.stderr)
+    return 0
+
+
+def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
+    """Print what the model writes, or would be asked."""
+    view, shown = make_view(options.verbose), -1
 
     def write(number: int, text: str) -> None:
         nonlocal shown
-        if number != shown and len(prompts) > 1:
-            print(f"{chr(10) * (shown >= 0)}> {prompts[number]}")
+        if number != shown and len(request.prompts) > 1:
+            print(f"{chr(10) * (shown >= 0)}> {request.prompts[number]}")
         shown = number
         print(printable(text), end="", flush=True)
 
-    view = make_view(options.verbose)
-    with connected(options) as connection:
-        request = GenerateRequest(
-            model, tuple(prompts or _from_stdin()), sampling, options.hf_token,
-            launch_options(options), connection,
-        )  # fmt: skip
-        if options.dry_run:
-            print_plan(options, dry_run(request, view))
-        elif options.json:
-            print_result(options, generate(request, view))
-        else:
-            generate(request, view, write)
+    if options.dry_run:
+        print_plan(options, dry_run(request, view))
+    elif options.json:
+        print_result(options, generate(request, view))
+    else:
+        generate(request, view, write)
+        print()
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _asked() -> Iterator[tuple[str, ...]]:
+    """Each line that is typed, until Ctrl-D; Ctrl-C begins the line anew."""
+    print("A prompt a line, each answered by itself; Ctrl-D ends.", file=sys.stderr)
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
             print()
-    return 0
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if line.strip():
+            yield (line,)
 
 
 def _from_stdin() -> list[str]:

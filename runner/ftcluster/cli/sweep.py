@@ -46,6 +46,14 @@ def add_parser(commands: Any) -> None:
         "learning_rate=1e-5..1e-4",
     )
     group.add_argument(
+        "--tpe",
+        type=at_least(1),
+        default=0,
+        metavar="N",
+        help="N combinations that Optuna's sampler TPE chooses by the results of those before; "
+        "needs the extra ftcluster[search]",
+    )
+    group.add_argument(
         "--seed", type=at_least(0), default=0, metavar="N", help="what these are drawn with (0)"
     )
     group.add_argument(
@@ -88,7 +96,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code: 1 where no run has the metric."""
-    names = ("random", "seed", "metric", "retry", "fetch", "report")
+    names = ("random", "tpe", "seed", "metric", "retry", "fetch", "report")
     request = SweepRequest(
         **recipe_of(options),
         **{name: value for name in names if (value := getattr(options, name)) is not None},

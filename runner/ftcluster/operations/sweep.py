@@ -5,6 +5,7 @@ same command finds them on the hosts, from any control node, and trains only wha
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,23 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.report import ReportRequest, report
 from ftcluster.operations.sweep_request import Part, SweepRequest, name_of, parts_of
-from ftcluster.operations.sweep_result import NOT_STARTED, WAITING, Row, SweepResult, aim_of
+from ftcluster.operations.sweep_result import (
+    DIVERGED,
+    NOT_STARTED,
+    WAITING,
+    Row,
+    SweepResult,
+    aim_of,
+)
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
+from ftcluster.recipe.search import Settings
 from ftcluster.recipe.tasks import metric_names
 from ftcluster.text.plural import counted
 from ftcluster_common.run_state import INTERRUPTED, RunState, name_of_run
 
 POLL_SECONDS = 10.0  # between two looks at runs that go on side by side
+ENDED = ("done", "failed", "stopped", DIVERGED)
 GIVE_UP = 3  # launches that fail one after the other on the same hosts
 LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
 
@@ -58,6 +68,7 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     try:
         one.find()
         one.run()
+        one.search()
         return one.completed()
     except (Interrupted, KeyboardInterrupt) as error:
         going = [row.run for row in one.rows if row.state == "running"]
@@ -83,11 +94,11 @@ class _Sweep:
         self._parts = parts_of(cluster, request.nodes, request.connection.to(cluster))
         self._steps_view = steps_view if len(self._parts) == 1 else View()
         self._token = find_token() if request.hub_token else ""
-        self.rows = [Row(settings) for settings in request.tried]
-        prepared = self._checked()
-        contents: dict[str, str] = {}
-        for row in self.rows:
-            row.name = name_of(request, row.settings, contents)
+        self._search = request.search(len(self._parts))
+        self.rows: list[Row] = []
+        self._contents: dict[str, str] = {}
+        asked = [self._search.ask() for _ in self._parts] if self._search else request.tried
+        prepared, self._asked = self._add(asked[: request.tpe or None])
         first = prepared[0].recipe
         if request.metric and request.metric not in (known := metric_names(first.options)):
             raise UsageError(f"--metric {request.metric}: this task has {', '.join(known)}")
@@ -97,9 +108,28 @@ class _Sweep:
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
         count = len(self._parts)
         where = f"{count} at once" if count > 1 else "one after the other"
-        view.say(f"{counted(len(self.rows), 'run')} of {first.name}, {where}, {shape}")
+        runs = counted(request.tpe or len(self.rows), "run")
+        view.say(f"{runs} of {first.name}, {where}, {shape}")
 
-    def _checked(self) -> list[TrainingRun]:
+    def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[Row]]:
+        """Add a row for each of these that has none yet.
+
+        Returns:
+            The added ones as they would be launched, and the row of each of `settings`.
+
+        Raises:
+            FtclusterError: some cannot be; has the reasons of all.
+        """
+        known = {row.label: row for row in self.rows}
+        rows = [known.setdefault(row.label, row) for row in map(Row, settings)]
+        new = [row for row in known.values() if row not in self.rows]
+        prepared = self._checked(new)
+        for row in new:
+            row.name = name_of(self._request, row.settings, self._contents)
+        self.rows += new
+        return prepared, rows
+
+    def _checked(self, rows: Sequence[Row]) -> list[TrainingRun]:
         """Each run as it would be launched.
 
         Raises:
@@ -107,7 +137,7 @@ class _Sweep:
         """
         prepared: list[TrainingRun] = []
         problems: dict[str, tuple[FtclusterError, list[str]]] = {}
-        for row in self.rows:
+        for row in rows:
             try:
                 request = self._request.with_settings(row.settings, self._request.run_name)
                 prepared.append(request.prepared(self._parts[0].cluster))
@@ -118,8 +148,8 @@ class _Sweep:
             count = sum(len(labels) for _, labels in problems.values())
             wrong = all(isinstance(error, UsageError) for error, _ in problems.values())
             raise (UsageError if wrong else FtclusterError)(
-                f"{count} of {counted(len(self.rows), 'run')} cannot begin\n  " + "\n  ".join(said),
-                "nothing was started",
+                f"{count} of {counted(len(rows), 'run')} cannot begin\n  " + "\n  ".join(said),
+                "none of them was started",
             )
         return prepared
 
@@ -134,17 +164,20 @@ class _Sweep:
         Raises:
             FtclusterError: a head does not answer.
         """
-        beginnings = [f"{row.name}-" for row in self.rows]
+        rows = [row for row in self.rows if row.state == WAITING]
+        beginnings = [f"{row.name}-" for row in rows]
+        if not rows:
+            return
         found: dict[str, list[tuple[RunState, Part]]] = {}
         for part in self._parts:
             for state in list_runs(part.run_hosts, beginnings)[0]:
                 found.setdefault(name_of_run(state.run), []).append((state, part))
-        for row in self.rows:
+        for row in rows:
             there = [one for one in found.get(row.name, ()) if self._counts(one[0])]
             if there:
                 state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
                 self._take(row, state, part)
-        if known := sum(row.state != WAITING for row in self.rows):
+        if known := sum(row.state != WAITING for row in rows):
             self._view.say(f"{counted(known, 'run')} of them are there already")
 
     def _counts(self, state: RunState) -> bool:
@@ -195,6 +228,27 @@ class _Sweep:
                     del self._running[number]
             elif self._running:
                 self._poll()
+
+    def search(self) -> None:
+        """Train what the search chooses by those that were trained, until it has had its number.
+
+        What has no end yet ends it too: the next ones would be others without its metric.
+        """
+        search, left = self._search, self._request.tpe - len(self._asked)
+        while search and left > 0 and all(row.state in ENDED for row in self._asked):
+            values = [self._aim.of(row.metrics) for row in self._asked]
+            search.tell(
+                [
+                    None if value is None or row.state != "done"
+                    else -value if self._aim.more_is_better(name) else value
+                    for row, (name, value) in zip(self._asked, values, strict=True)
+                ]
+            )  # fmt: skip
+            asked = [search.ask() for _ in self._parts[:left]]
+            left -= len(asked)
+            _, self._asked = self._add(asked)
+            self.find()
+            self.run()
 
     def _launch(self, row: Row, number: int) -> None:
         """Start a run; one that cannot be started is a row with its reason."""

@@ -16,7 +16,8 @@ from ftcluster.paths import plain_name
 from ftcluster.planning.plan import first_hosts
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import all_fields
-from ftcluster.recipe.search import Axis, Settings, axes_of, combinations, drawn
+from ftcluster.recipe.search import MOST, Axis, Settings, axes_of, combinations, drawn
+from ftcluster.recipe.tpe import Tpe
 
 NAME_LENGTH, DIGEST_LENGTH = 29, 10  # of the 40 that a run's name may have
 
@@ -29,6 +30,7 @@ class SweepRequest(RecipeRequest):
         nodes: number of hosts of each run, and as many runs at once as there are such hosts; None:
             each run has all hosts, one after the other.
         random: how many random combinations are tried; 0: all of them.
+        tpe: how many Optuna's sampler TPE chooses by those before, instead.
         seed: what these are drawn with.
         metric: what is compared; "": metric_for_best_model, or else the loss.
         retry: whether runs that have failed or were stopped are trained again.
@@ -38,6 +40,7 @@ class SweepRequest(RecipeRequest):
     """
 
     random: int = 0
+    tpe: int = 0
     seed: int = 0
     metric: str = ""
     retry: bool = False
@@ -53,6 +56,10 @@ class SweepRequest(RecipeRequest):
             UsageError: that is so, or there are several recipes.
         """
         super().__post_init__()
+        if self.tpe and self.random:
+            raise UsageError("--random and --tpe: one of them chooses the combinations")
+        if self.tpe > MOST:
+            raise UsageError(f"--tpe {self.tpe:,}: more than {MOST:,} runs")
         if not self._axes[1]:
             raise UsageError(
                 "no field has several values",
@@ -64,9 +71,17 @@ class SweepRequest(RecipeRequest):
     def _axes(self) -> tuple[list[str], list[Axis]]:
         return axes_of(self.words, all_fields())
 
+    def search(self, at_once: int) -> Tpe | None:
+        """What chooses so many combinations at once by their results; None: all are known before.
+
+        Raises:
+            FtclusterError: optuna is not installed.
+        """
+        return Tpe(self._axes[1], self.seed, at_once) if self.tpe else None
+
     @property
     def tried(self) -> list[Settings]:
-        """The settings of each run.
+        """The settings of each run, where they do not depend on others.
 
         Raises:
             UsageError: there are too many, or a field has a range and `random` is 0.

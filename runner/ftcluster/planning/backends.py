@@ -63,8 +63,10 @@ def choose_ipex(
     checkpoint = recipe.training.resume_from_checkpoint
     local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
     resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
-    tuned = "conversations of a row are kept apart by kernels that do not go with IPEX"
-    against = resumes or local or (tuned if isinstance(recipe.options, DecoderTuning) else "")
+    kernels = "with IPEX there are no adapters" if recipe.adapters else ""
+    if isinstance(recipe.options, DecoderTuning):
+        kernels = "conversations of a row are kept apart by kernels that do not go with IPEX"
+    against = resumes or local or kernels
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]

@@ -99,7 +99,7 @@ class Batch:
             adapter_rank=recipe.lora_r,
             checkpointing=recipe.training.gradient_checkpointing,
             in_4bit=recipe.load_in_4bit,
-            merged=isinstance(recipe.options, DecoderTuning) and recipe.options.merge_adapters,
+            merged=recipe.adapters is not None and recipe.adapters.merge_adapters,
             evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
             targets=options.max_target_length if isinstance(options, Seq2SeqLm) else 0,
         )
@@ -196,7 +196,7 @@ class Batch:
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
-        if self.adapter_rank is not None and not self.in_4bit:
+        if self.adapter_rank is not None and self.predicts_tokens and not self.in_4bit:
             better.insert(0, "weights in NF4 (load_in_4bit=true)")
         advice += ["shorter samples", *better]
         if any(needed.states + needed.runtime > USABLE * host.memory_bytes for host in full):

@@ -285,7 +285,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
         return f"'{name}' is not supported: {UNSUPPORTED[name]}"
     others = [task for task, kind in TASKS.items() if key in {k.name for k in keys_of(kind)}]
     if others:
-        return f"'{key}' belongs to the task {others[0]}"
+        return f"'{key}' belongs to {', '.join(others)}"
     guess = nearest(key, schema)
     advice = f"did you mean '{guess}'?" if guess else "ftcluster recipes --fields lists the keys"
     return f"unknown key '{key}'; {advice}"

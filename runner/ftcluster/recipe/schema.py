@@ -4,7 +4,7 @@ import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
 from ftcluster_common.recipe import Limits
@@ -104,9 +104,13 @@ def in_recipe(value: Any) -> str:
 
 
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
-    """A key for each field of a dataclass, its name behind `section`."""
+    """A key for each field of a dataclass, its name behind `section`; inherited ones are last."""
     hints = typing.get_type_hints(kind)
-    for spec in fields(kind):
+
+    def inherited(spec: Field[Any]) -> int:
+        return sum(spec.name in getattr(one, "__dataclass_fields__", ()) for one in kind.__mro__)
+
+    for spec in sorted(fields(kind), key=inherited):
         if spec.name not in leave_out:
             limits = spec.metadata.get("limits", Limits())
             default = spec.default

@@ -62,6 +62,10 @@ class Range:
             return str(source.randint(int(self.low), int(self.high)))
         else:
             value = source.uniform(self.low, self.high)
+        return self.text(value)
+
+    def text(self, value: float) -> str:
+        """A value of it as a recipe has it, with few digits."""
         value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
         return str(round(value)) if self.whole else f"{value:g}"
 
@@ -114,7 +118,7 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
             f"a range has no end of values: {', '.join(ranges)}",
-            "name the values, key=a,b,c, or draw some of them: --random N",
+            "name the values, key=a,b,c, or draw some of them: --random N or --tpe N",
         )
     lists = [axis.values for axis in axes if isinstance(axis, Values)]
     if (count := math.prod(map(len, lists))) > MOST:

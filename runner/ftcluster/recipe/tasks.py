@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
     SCORE_LOSSES,
+    Adapters,
     DecoderTuning,
     InstructionTuning,
     LanguageModel,
@@ -123,11 +124,11 @@ def contradictions(options: Options) -> Iterator[Contradiction]:
             )
         if options.messages_column and not options.chat_template:
             yield "messages_column", "messages need a chat template: chat_template: true"
-    if isinstance(options, DecoderTuning):
-        plain = DecoderTuning()
+    if isinstance(options, Adapters) and options.lora_r is None:
+        plain = DecoderTuning() if isinstance(options, DecoderTuning) else Adapters()
         of_adapters = ("lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit")
         for name in (*of_adapters, "merge_adapters"):
-            if options.lora_r is None and getattr(options, name) != getattr(plain, name):
+            if getattr(options, name, None) != getattr(plain, name, None):
                 yield name, f"{name} is for adapters, whose rank is lora_r: 16"
     if isinstance(options, TokenClassification):
         if options.max_length <= options.doc_stride + SPECIAL_TOKENS:

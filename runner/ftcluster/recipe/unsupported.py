@@ -63,8 +63,10 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "remove_unused_columns label_names length_column_name"
     ),
     # of scripts with PEFT, with callbacks or with other tasks
-    "adapters are for instruction tuning: write ftcluster train sft lora_r=16; for others write a "
-    "script with peft: ftcluster run --requirements FILE -- SCRIPT": "use_peft peft lora use_lora",
+    "adapters are for sft, dpo, embed and rerank: write ftcluster train sft lora_r=16; for others "
+    "write a script with peft: ftcluster run --requirements FILE -- SCRIPT": (
+        "use_peft peft lora use_lora"
+    ),
     "weights that are not trained are in bf16 or, as in QLoRA, in NF4: write lora_r=16 "
     "load_in_4bit=true; for others write a script: ftcluster run --requirements FILE -- SCRIPT": (
         "qlora load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_bnb_nested_quant"

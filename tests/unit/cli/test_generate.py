@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from ftcluster.cli import generate as command
 from ftcluster.cluster.saved import Cluster, remember
+from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
@@ -78,6 +80,37 @@ def test_a_run_s_model_is_used_where_it_is(
     [run] = launched
     assert run.recipe.model == f"{run.plan.prefix}/runs/{RUN}/model"
     assert run.folders == ()
+
+
+def test_prompts_are_typed_on_a_terminal(
+    shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until Ctrl-D; Ctrl-C ends an answer, or leaves a line."""
+    typed = iter(["a prime", KeyboardInterrupt, " ", "stop", "another", EOFError])
+
+    def type_next(_: str) -> str:
+        one = next(typed)
+        if isinstance(one, str):
+            return one
+        raise one
+
+    plain = training_run.train
+
+    def train(run: TrainingRun, *others: Any, **more: Any) -> RunProgress:
+        progress = plain(run, *others, **more)
+        if run.job["generation"]["prompts"] == ["stop"]:
+            raise Interrupted("stopped at step 0")
+        return progress
+
+    monkeypatch.setattr(training_run, "train", train)
+    monkeypatch.setattr("builtins.input", type_next)
+    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    found = shell("generate model")
+    assert [run.job["generation"]["prompts"] for run in launched] == [
+        ["a prime"], ["stop"], ["another"]
+    ]  # fmt: skip
+    assert "stopped at step 0" in found.err
+    assert found.out.count("Two.") == 3
 
 
 @pytest.mark.parametrize(

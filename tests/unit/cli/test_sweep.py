@@ -2,11 +2,13 @@
 
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 import ftcluster
@@ -135,6 +137,59 @@ def test_another_control_node_finds_them(
     of_three("xeon1")
     assert shell([*WORDS, "--json"]).document == found
     assert len(hosts.launched) == 6
+
+
+def test_tpe_tries_what_optuna_alone_would(
+    shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also where another control node goes on; a run that fails has no value for it."""
+
+    def loss(trial: optuna.Trial) -> float:
+        rate = float(f"{trial.suggest_float('learning_rate', 1e-5, 1e-4, log=True):.3g}")
+        size = int(trial.suggest_categorical("batch_size", ("16", "32")))
+        tried.append((rate, size))
+        if 2e-5 < rate < 3e-5:
+            hosts.broken[rate] = "no"
+            raise ValueError
+        return abs(math.log(rate / 2e-5)) + 16 / size
+
+    tried: list[tuple[float, int]] = []
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=5))
+    study.optimize(loss, n_trials=16, catch=(ValueError,))
+    words = ["sweep", "quickstart", "learning_rate=1e-5..1e-4", "batch_size=16,32", "--seed", "5"]
+    shell([*words, "--tpe", "12", "--json"])
+    assert len(hosts.launched) == len(dict.fromkeys(tried[:12]))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    of_three("xeon1")
+    found = shell([*words, "--tpe", "16", "--json"]).document
+    launched = [
+        (run.recipe.training.learning_rate, run.recipe.batch_size) for run in hosts.launched
+    ]
+    assert launched == list(dict.fromkeys(tried))
+    assert {run["state"] for run in found["runs"]} == {"done", "failed"}
+    best = study.best_params
+    assert found["best_settings"]["batch_size"] == best["batch_size"]
+    assert float(found["best_settings"]["learning_rate"]) == pytest.approx(
+        best["learning_rate"], rel=0.01
+    )
+
+
+def test_tpe_chooses_as_many_at_once_as_run_side_by_side(shell: Shell, hosts: Hosts) -> None:
+    of_three("xeon1", "xeon2", "xeon3")
+    words = ["sweep", "quickstart", "learning_rate=1e-5..1e-4", "--nodes", "1", "--tpe", "7"]
+    found = shell([*words, "--metric", "accuracy", "--json"]).document
+    assert (found["state"], len(found["runs"])) == ("done", 7)
+    assert {run.plan.hosts[0].name for run in hosts.launched} == {"xeon1", "xeon2", "xeon3"}
+    assert shell([*words, "--metric", "accuracy", "--json"]).document == found
+
+
+def test_without_optuna(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    said = shell("sweep quickstart learning_rate=1e-5..1e-4 --tpe 3", 1).err
+    assert "--tpe needs the package optuna" in said
+    assert "-m pip install 'optuna>=5,<6'" in said
+    assert shell("sweep quickstart learning_rate=1e-5,1e-4 --tpe 3 --random 3", 2).err
 
 
 def test_one_that_fails_ends_no_other(shell: Shell, hosts: Hosts, said: Said) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_common.recipe import DecoderTuning, Recipe, split_revision
+from ftcluster_common.recipe import (
+    Adapters,
+    Recipe,
+    SentenceSimilarity,
+    TextRanking,
+    split_revision,
+)
+from ftcluster_train.engine.models import new_weights
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.linear import Adapter, dense
 
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
+TASK_TYPES = {SentenceSimilarity: "FEATURE_EXTRACTION", TextRanking: "SEQ_CLS"}  # else CAUSAL_LM
 SHOWN = 12  # layers in an error
 
 
@@ -36,20 +45,40 @@ def check_whole(folder: str) -> None:
         )
 
 
-def add_adapters(model: "PreTrainedModel", options: DecoderTuning) -> None:
+def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     """Freeze a model and give its linear layers adapters, which change nothing yet.
 
-    A is drawn from torch's generator as peft does, B is 0.
+    A is drawn from torch's generator as peft does, B is 0. Layers that were frozen before get none;
+    the head of a classifier is trained as a whole, see `whole_modules`.
 
     Args:
         model: those of its linear layers that `lora_target_modules` names, or all but the last one.
 
     Raises:
-        TrainError: it has no such layers; names all that it does not have.
+        TrainError: it has no such layers, names all that it does not have; or weights would stay
+            random.
     """
     assert options.lora_r is not None
+    linear = {
+        name: layer
+        for name, layer in linear_layers(model).items()
+        if layer.weight.requires_grad or hasattr(layer.weight, "nf4")
+    }
+    whole = whole_modules(model)
+    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    new = sorted(name for name in learned & new_weights(model) if not _is_within(name, whole))
+    if new:
+        raise TrainError(
+            f"{model.name_or_path} has no weights {', '.join(new[:SHOWN])}, so these would stay "
+            "random: they are not trained where adapters are",
+            "train all weights: lora_r=null",
+        )
     model.requires_grad_(False)
-    linear = linear_layers(model)
+    for module in map(model.get_submodule, whole):
+        for parameter in module.parameters():
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_()
+    linear = {name: layer for name, layer in linear.items() if not _is_within(name, whole)}
     wanted = options.lora_target_modules
     unknown = [target for target in wanted if not any(_is_meant(name, target) for name in linear)]
     if unknown or not linear:
@@ -72,6 +101,20 @@ def add_adapters(model: "PreTrainedModel", options: DecoderTuning) -> None:
         layer.weight.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
 
 
+def whole_modules(model: "PreTrainedModel") -> list[str]:
+    """The modules of a classifier that adapters are not enough for, by name.
+
+    These are its head, and what the model's checkpoint has no weights of. None of other models.
+    """
+    base = model.base_model
+    if base is model or model.get_output_embeddings() is not None:
+        return []
+    head = [n for n, one in model.named_children() if one is not base and [*one.parameters()]]
+    new = {name.rpartition(".")[0] for name in new_weights(model)}
+    others = {name: model.get_submodule(name) for name in new if not _is_within(name, head)}
+    return [*head, *sorted(name for name, one in others.items() if not [*one.children()])]
+
+
 def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
     """By name; without the one that makes logits, whose input the loss is computed from."""
     last = model.get_output_embeddings()
@@ -80,6 +123,11 @@ def linear_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if type(module) is nn.Linear and module is not last
     }
+
+
+def _is_within(name: str, modules: Sequence[str]) -> bool:
+    """Whether a name is of one of these modules, or of a part of one."""
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _is_meant(name: str, target: str) -> bool:
@@ -93,21 +141,17 @@ def adapted_layers(model: "PreTrainedModel") -> dict[str, nn.Linear]:
 
 
 def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
-    """Those that a checkpoint has: the adapters', or all where there are none."""
-    layers = adapted_layers(model).values()
-    return [p for layer in layers for p in (layer.lora_A, layer.lora_B)] or list(model.parameters())
+    """Those that a checkpoint has: what is trained with adapters, or all where there are none."""
+    adapted = bool(adapted_layers(model))
+    return [p for p in model.parameters() if p.requires_grad or not adapted]
 
 
 def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> None:
     """Write the adapters for `peft.PeftModel.from_pretrained`."""
-    options = recipe.options
-    assert isinstance(options, DecoderTuning)
+    options = recipe.adapters
+    assert options
     layers = adapted_layers(model)
-    tensors = {
-        f"{PREFIX}{name}.{part}.weight": getattr(layer, part).detach().contiguous()
-        for name, layer in layers.items()
-        for part in PARTS
-    }
+    tensors = {_saved_name(n): t.contiguous() for n, t in trained_weights(model).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     base, revision = (recipe.model, None)
     if not Path(base).exists():
@@ -121,11 +165,11 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
         "init_lora_weights": True,
         "lora_alpha": options.alpha,
         "lora_dropout": options.lora_dropout,
-        "modules_to_save": None,
+        "modules_to_save": whole_modules(model) or None,
         "peft_type": "LORA",
         "r": options.lora_r,
         "target_modules": _targets(model, layers),
-        "task_type": "CAUSAL_LM",
+        "task_type": TASK_TYPES.get(type(options), "CAUSAL_LM"),
         "use_rslora": False,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -145,14 +189,20 @@ def trained_weights(model: "PreTrainedModel") -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = model.state_dict()
     if not adapted_layers(model):
         return weights
-    return {name: tensor for name, tensor in weights.items() if name.endswith(PARTS)}
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: tensor for name, tensor in weights.items() if name in trained}
+
+
+def _saved_name(name: str) -> str:
+    """peft's name of a tensor."""
+    return f"{PREFIX}{name}.weight" if name.endswith(PARTS) else f"{PREFIX}{name}"
 
 
 def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Tensor]:
     """What a checkpoint in a folder has, by the names of the model's tensors."""
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
-        return {name: saved[f"{PREFIX}{name}.weight"] for name in trained_weights(model)}
+        return {name: saved[_saved_name(name)] for name in trained_weights(model)}
     loaded: dict[str, torch.Tensor] = type(model).from_pretrained(folder).state_dict()
     return loaded
 
@@ -167,11 +217,19 @@ def add_saved_adapters(
     """
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     scale = config["lora_alpha"] / config["r"]
-    found = {
-        name.removeprefix(PREFIX).removesuffix(".weight"): tensor
-        for name, tensor in load_file(folder / WEIGHTS).items()
-    }
-    weights, problems = dict(found), []
+    found = {}
+    for saved, tensor in load_file(folder / WEIGHTS).items():
+        name = saved.removeprefix(PREFIX)
+        layer = name.removesuffix(".weight")
+        found[layer if layer.endswith(PARTS) else name] = tensor
+    weights, problems, is_plain = dict(found), [], not adapted_layers(model)
+    for name, parameter in model.named_parameters():
+        if _is_within(name, config.get("modules_to_save") or ()):
+            whole = found.pop(name, None)
+            if whole is None:
+                problems.append(f"weight {name} is missing")
+            elif is_plain:  # its head may have another number of outputs
+                parameter.data = whole.to(parameter.dtype)
     for name, layer in model.named_modules():
         if any(_is_meant(name, target) for target in config["target_modules"]):
             down, up = (found.pop(f"{name}.{part}", None) for part in PARTS)

@@ -69,9 +69,8 @@ def write_card(folder: Path, job: Job, task: Task, measured: Measured) -> None:
     Args:
         task: with the report of the data, see `engine.data_report`, and their `commits`.
     """
-    library = "transformers"
-    if (folder / "adapter_config.json").is_file():
-        library = "peft"
+    adapters = (folder / "adapter_config.json").is_file()
+    library = "peft" if adapters else "transformers"
     if (folder / "modules.json").is_file():
         library = "sentence-transformers"
     seconds = seconds_since_first(job.run_dir)  # 0 on a host without the run's events
@@ -95,9 +94,12 @@ def card(
     model = _with_commit(_public(recipe.model), commits.get("model"))
     data = _with_commit(_public(recipe.data), commits.get("data"))
     how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
-    kind = "cross-encoder" if recipe.task == "text-ranking" else library
+    ranks = recipe.task == "text-ranking"
+    kind = "cross-encoder" if ranks and library != "peft" else library
     front = front_matter(job, commits, measured.metrics, kind)
     load = LOAD[kind].replace("CLASS", model_class).replace("BASE", _public(recipe.model))
+    if ranks and kind == "peft":  # the base may have no head yet, or one of two classes
+        load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
     lines = [
         f"---\n{_yaml(front)}---\n",
         f"# {job.run}\n",
@@ -134,7 +136,8 @@ def front_matter(
     recipe = job.recipe
     pipeline = PIPELINES.get(recipe.task, recipe.task)
     on_hub = not recipe.from_scratch and of_hub(recipe.model)
-    relation = "adapter" if kind == "peft" else "finetune"
+    alone = recipe.adapters is not None and not recipe.adapters.merge_adapters
+    relation = "adapter" if alone else "finetune"
     base = {"base_model": split_revision(recipe.model)[0], "base_model_relation": relation}
     dataset = split_revision(recipe.data)[0] if of_hub(recipe.data) else None
     values = {name: value for name, value in metrics.items() if math.isfinite(value)}

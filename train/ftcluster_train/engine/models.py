@@ -187,6 +187,8 @@ def load_model(
 ) -> "PreTrainedModel":  # fmt: skip
     """The model, with its own weights or, from scratch, random ones.
 
+    See `new_weights`.
+
     Args:
         model: a folder, or `config:TYPE`.
         require_trained_head: whether it needs all weights; else a new head gets random ones.
@@ -217,7 +219,7 @@ def load_model(
                 f"{transformers.__version__} does not have for {recipe.task}"
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
-    missing = sorted(info["missing_keys"])
+    missing = loaded.new_weights = sorted(info["missing_keys"])
     if require_trained_head and missing:
         raise TrainError(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
@@ -229,6 +231,35 @@ def load_model(
         for parameter in vector_only_parameters(loaded):
             parameter.data = parameter.data.float()
     return loaded
+
+
+def new_weights(model: "PreTrainedModel") -> set[str]:
+    """The weights of a loaded model that its checkpoint lacks, by name."""
+    return {*getattr(model, "new_weights", ())}
+
+
+def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
+    """What to say of weights that a checkpoint lacks and should have; "" where there are none.
+
+    Args:
+        has_all: whether it should have the head too, as that of a language model; a classifier's is
+            new, and may begin with a pooler.
+    """
+    base = {w for name, w in model.base_model.named_parameters() if "pooler" not in name}
+    new = {
+        name: weight.numel()
+        for name, weight in model.named_parameters()
+        if name in new_weights(model) and weight.requires_grad and (has_all or weight in base)
+    }
+    if not new:
+        return ""
+    first, *others = sorted(new)
+    return (
+        f"RANDOM at first: the checkpoint of {model.name_or_path} has no weights {first}"
+        + (f" and {len(others)} more" if others else "")
+        + f", {sum(new.values()) / model.num_parameters():.1%} of the model. They have to be "
+        "learned from your data alone: use a checkpoint that has them, or train for longer"
+    )
 
 
 def dtype_keyword(version: str) -> str:

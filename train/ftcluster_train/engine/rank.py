@@ -29,7 +29,6 @@ from ftcluster_common.data_files import TRAIN
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import GENERATE, Job, read_job
 from ftcluster_common.launch import own_rank
-from ftcluster_common.recipe import DecoderTuning
 from ftcluster_common.trained_model import ROWS
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -46,7 +45,13 @@ from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.model_card import Measured, write_card
-from ftcluster_train.engine.models import check_tokens, load_config, load_model, load_tokenizer
+from ftcluster_train.engine.models import (
+    check_tokens,
+    load_config,
+    load_model,
+    load_tokenizer,
+    new_weights_notice,
+)
 from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
@@ -97,6 +102,8 @@ def run(job: Job) -> None:
     vocabulary = model.get_input_embeddings().num_embeddings
     check_tokens(vocabulary, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
+    if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
+        log.notice(said)
     if job.purpose != "train":
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
@@ -105,18 +112,17 @@ def run(job: Job) -> None:
         log.write("result", **result)
         leave_world()
         return
-    options = job.recipe.options
-    tuning = options if isinstance(options, DecoderTuning) else None
-    if tuning and tuning.lora_r is not None:
+    adapters = job.recipe.adapters
+    if adapters:
         set_seed(job.recipe.training.seed)
-        add_adapters(model, tuning)
+        add_adapters(model, adapters)
     train_set = samples.pop(TRAIN)
     if isinstance(task, SentenceSimilarityTask) and task.options.hard_negatives:
         bf16 = job.precision == "bf16"
         train_set = with_hard_negatives(task, model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(log, job, model, length, world.size)
-    merged = tuning is not None and tuning.merge_adapters
+    merged = adapters is not None and adapters.merge_adapters
     trackers = check = None
     if world.rank == 0:
         saved = model.parameters() if merged else saved_parameters(model)

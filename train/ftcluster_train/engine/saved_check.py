@@ -98,16 +98,18 @@ class SavedCheck:
         self, folder: Path, model: PreTrainedModel, adapters: bool
     ) -> tuple[Mapping[str, torch.Tensor], list[str], PreTrainedModel | None]:
         """The saved weights, what is wrong with them, and the model if it computes the same."""
-        dtype = {dtype_keyword(transformers.__version__): "auto"}
+        dtype = dtype_keyword(transformers.__version__)
         if adapters:
             base = None
             if self._base:
+                trained_in = {dtype: model.get_input_embeddings().weight.dtype}
                 base = self._task.model_class.from_pretrained(
-                    self._base, **self._task.recipe.config_overrides, **dtype
+                    self._base, **self._task.recipe.config_overrides, **trained_in
                 ).requires_grad_(False)
-            return *add_saved_adapters(base if base is not None else model, folder), base
+            weights, problems = add_saved_adapters(base if base is not None else model, folder)
+            return weights, [*problems, *self._task.saved_problems(folder)], base
         loaded, info = self._task.model_class.from_pretrained(
-            folder, output_loading_info=True, **dtype
+            folder, output_loading_info=True, **{dtype: "auto"}
         )
         problems = [
             problem

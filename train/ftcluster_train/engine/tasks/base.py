@@ -68,6 +68,7 @@ class Task(TaskRows, ABC):
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
+        trains_head: whether the head of a model is new; a language model's is in its checkpoint.
         group_by_length: whether batches may have samples of similar length.
         head: the weight of the last layer, where in training that returns its input.
         evaluation_head: the same, in evaluations.
@@ -89,6 +90,7 @@ class Task(TaskRows, ABC):
     model_class: Any
     large_vocabulary = False
     has_head = True
+    trains_head = True
     group_by_length = True
     needs_reference = False
     reference_model: "PreTrainedModel | None" = None

@@ -43,6 +43,7 @@ class DecoderTuningTask(Task):
     model_class = AutoModelForCausalLM
     options: DecoderTuning
     large_vocabulary = True
+    trains_head = False
     pads = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:

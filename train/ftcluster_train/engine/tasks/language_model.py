@@ -26,6 +26,7 @@ class LanguageModelTask(Task):
 
     options: LanguageModel
     large_vocabulary = True
+    trains_head = False
     compares = False
     length_field = "max_length"
 

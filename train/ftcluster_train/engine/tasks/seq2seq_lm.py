@@ -47,6 +47,7 @@ class Seq2SeqLmTask(Task):
     model_class = AutoModelForSeq2SeqLM
     options: Seq2SeqLm
     large_vocabulary = True
+    trains_head = False
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)

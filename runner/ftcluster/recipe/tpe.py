@@ -1,0 +1,69 @@
+"""Combinations that Optuna's sampler TPE chooses, each by how those before it did.
+
+The study is in memory: asked and told the same again, it goes on with the same combinations.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ftcluster.errors import FtclusterError
+from ftcluster.recipe.search import Axis, Settings, Values
+
+PACKAGE = "optuna>=5,<6"  # as in pyproject.toml, the extra search
+
+
+class Tpe:
+    """A search for the least value, whose first ten combinations are random, as Optuna's default.
+
+    Args:
+        seed: what it draws with.
+        at_once: how many are asked for before their values are told.
+
+    Raises:
+        FtclusterError: optuna is not installed.
+    """
+
+    def __init__(self, axes: Sequence[Axis], seed: int, at_once: int = 1) -> None:
+        try:
+            optuna = importlib.import_module("optuna")
+        except ImportError as error:
+            raise FtclusterError(
+                f"--tpe needs the package optuna: {error}",
+                f"{sys.executable} -m pip install '{PACKAGE}'; or draw at random: --random N",
+            ) from error
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_once > 1)
+        self._study = optuna.create_study(sampler=sampler)
+        self._failed = optuna.trial.TrialState.FAIL
+        self._axes, self._distributions = axes, {}
+        for axis in axes:
+            if isinstance(axis, Values):
+                found = optuna.distributions.CategoricalDistribution(axis.values)
+            elif axis.whole:
+                ends = int(axis.low), int(axis.high)
+                found = optuna.distributions.IntDistribution(*ends, log=axis.log)
+            else:
+                found = optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
+            self._distributions[axis.name] = found
+        self._trials: list[Any] = []
+
+    def ask(self) -> Settings:
+        """The next combination; it may be one that was there before."""
+        trial = self._study.ask(self._distributions)
+        self._trials.append(trial)
+        given = ((axis, trial.params[axis.name]) for axis in self._axes)
+        return {
+            axis.name: value if isinstance(axis, Values) else axis.text(value)
+            for axis, value in given
+        }
+
+    def tell(self, values: Sequence[float | None]) -> None:
+        """The values of the combinations that were asked for since; None where one has none."""
+        for trial, value in zip(self._trials, values, strict=True):
+            if value is None:
+                self._study.tell(trial, state=self._failed)
+            else:
+                self._study.tell(trial, value)
+        self._trials = []

@@ -1,0 +1,192 @@
+"""Adapters of encoders are those of peft: loss, gradients, merged weights, and what it loads."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+
+from ftcluster_common.job import EVALUATE, Job
+from ftcluster_train.engine import rank
+from ftcluster_train.engine.adapters import add_adapters, merge_adapters, save_adapters
+from ftcluster_train.engine.data.token_store import Sample, read_inputs, write_inputs
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.kernel_mode import KernelMode
+from tests.engine.beside import COMPARED
+from tests.engine.jobs import result_of, run_rank
+from tests.engine.models import make_model, make_tokenizer
+from tests.engine.runs import make_whole_job, triplets, write_data, write_model
+
+pytestmark = pytest.mark.usefixtures("one_world")
+EMBED, RERANK = "sentence-similarity", "text-ranking"
+LORA = {"lora_r": 4, "lora_alpha": 6.0}
+
+
+def job_of(
+    folder: Path, task: str, kind: str = "bert", options: Any = None, **training: Any
+) -> Job:
+    data = write_data(folder / "data", {"train": triplets(60, 1), "validation": triplets(10, 2)})
+    model = write_model(folder / "model", kind, task)
+    return make_whole_job(
+        folder / "runs/one", task, data, model, {**LORA, **(options or {})}, **training
+    )
+
+
+def loss_of(task: Task, model: Any, samples: list[Sample]) -> torch.Tensor:
+    """Of texts that all look for the next one, or of pairs."""
+    batch = task.collate(samples)
+    outputs = call_model(model, batch.inputs)
+    if task.options.__class__.__name__ == "TextRanking":
+        return task.loss(outputs, batch.targets)
+    pooled = functional.normalize(task.pool(outputs, batch.targets), dim=-1)  # type: ignore[attr-defined]
+    return functional.cross_entropy(20 * pooled @ pooled.roll(1, 0).T, torch.arange(len(pooled)))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "targets"),
+    [
+        (EMBED, "bert", ()),
+        (EMBED, "modernbert", ("Wqkv", "Wo")),
+        (RERANK, "bert", ()),
+        (RERANK, "roberta", ("dense",)),
+        (RERANK, "distilbert", ()),
+    ],
+)
+def test_loss_gradients_and_merged_weights_are_those_of_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, targets: tuple[str, ...]
+) -> None:
+    job = job_of(tmp_path, name, kind, {"lora_target_modules": targets})
+    write_inputs(job.run_dir, prepare(job))
+    task, model, samples = rank.load(job, read_inputs(job.run_dir))
+    task.check_model(model)
+    assert job.recipe.adapters
+    add_adapters(model, job.recipe.adapters)
+    for layer, parameter in model.named_parameters():
+        if layer.endswith("lora_B"):
+            torch.nn.init.normal_(parameter, std=0.1)
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    save_adapters(model, job.recipe, folder)
+
+    monkeypatch.syspath_prepend(COMPARED)
+    import peft
+
+    kinds = {
+        EMBED: (AutoModel, {}),
+        RERANK: (AutoModelForSequenceClassification, {"num_labels": 1}),
+    }
+    kind_of_model, settings = kinds[name]
+    base = kind_of_model.from_pretrained(job.recipe.model, **settings)
+    other = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
+    few = [samples["validation"][number] for number in range(6)]
+    with KernelMode():
+        loss = loss_of(task, model, few)
+        loss.backward()
+    expected = loss_of(task, other, few)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    theirs = {
+        name.replace(".default", "").replace(".modules_to_save", ""): parameter.grad
+        for name, parameter in other.named_parameters()
+        if parameter.requires_grad
+    }
+    mine = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
+    named = {
+        f"base_model.model.{name}" + ".weight" * name.endswith(("lora_A", "lora_B")): grad
+        for name, grad in mine.items()
+    }
+    assert theirs.keys() == named.keys()
+    assert any("classifier" in name for name in named) == (name == RERANK)
+    for weight, grad in named.items():
+        torch.testing.assert_close(grad, theirs[weight], rtol=1e-3, atol=1e-6, msg=weight)
+
+    merge_adapters(model)
+    merged = other.merge_and_unload().state_dict()
+    assert merged.keys() == model.state_dict().keys()
+    for weight, values in model.state_dict().items():
+        torch.testing.assert_close(values, merged[weight], rtol=1e-6, atol=1e-6, msg=weight)
+
+
+def test_a_trained_embedder_loads_with_peft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16, of a model in fp32; what sentence-transformers reads is beside the adapters."""
+    job = job_of(
+        tmp_path, EMBED, batch_size=20, max_steps=20, learning_rate=2e-2, precision="bf16",
+        gradient_accumulation_steps=2, save_strategy="steps", save_steps=10, eval_on_start=True,
+        eval_strategy="steps", eval_steps=10, load_best_model_at_end=True,
+    )  # fmt: skip
+    events = run_rank(job)
+    first, *_, found = (one["metrics"] for one in events if one["event"] == "evaluation")
+    assert found["ndcg_at_10"] > first["ndcg_at_10"] + 0.1
+    [reloaded, *_] = [one for one in events if one["event"] == "reloaded"]
+    assert 0 < reloaded["difference"] < 0.05
+    folder = Path(events[-1]["model"])
+    files = {path.name for path in folder.iterdir()}
+    assert {"adapter_model.safetensors", "modules.json", "1_Pooling", "tokenizer.json"} <= files
+    assert "model.safetensors" not in files
+    assert "base_model_relation" not in (folder / "README.md").read_text()  # of no folder
+
+    monkeypatch.syspath_prepend(COMPARED)
+    import peft
+
+    base = AutoModel.from_pretrained(job.recipe.model)
+    merged = peft.PeftModel.from_pretrained(base, folder).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    make_tokenizer().save_pretrained(tmp_path / "merged")
+    recipe = replace(job.recipe, model=str(tmp_path / "merged"), tokenizer=str(folder))
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=recipe, purpose=EVALUATE)
+    assert result_of(again)["metrics"] == pytest.approx(events[-1]["metrics"], abs=0.03)
+
+
+def test_a_merged_reranker_is_a_plain_model(tmp_path: Path) -> None:
+    """Whose pooler its checkpoint did not have either."""
+    job = job_of(
+        tmp_path, RERANK, batch_size=30, max_steps=30, learning_rate=1e-2, eval_strategy="steps",
+        eval_steps=30, eval_on_start=True, options={"merge_adapters": True},
+    )  # fmt: skip
+    plain = make_model("bert", RERANK)
+    plain.bert.pooler = None
+    plain.bert.save_pretrained(job.recipe.model)
+    events = run_rank(job)
+    first, found = (one["metrics"] for one in events if one["event"] == "evaluation")
+    assert found["loss"] < first["loss"] - 0.02
+    folder = Path(events[-1]["model"])
+    assert (folder / "model.safetensors").exists()
+    assert AutoTokenizer.from_pretrained(folder).model_max_length == 32
+    again = replace(job.recipe, model=str(folder))
+    job = replace(job, run_dir=tmp_path / "runs/two", recipe=again, purpose=EVALUATE)
+    assert result_of(job)["metrics"] == pytest.approx(found, abs=1e-5)
+
+
+def test_weights_that_would_stay_random_are_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, EMBED)
+    model = make_model("bert", EMBED)
+    weights = model.state_dict()
+    del weights["encoder.layer.1.output.dense.weight"]
+    model.save_pretrained(job.recipe.model, state_dict=weights)
+    with pytest.raises(
+        TrainError, match=r"has no weights encoder\.layer\.1\.output\.dense\.weight"
+    ):
+        run_rank(job)
+
+
+@pytest.mark.parametrize(("task", "said"), [("masked-lm", True), (EMBED, False), (RERANK, False)])
+def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool) -> None:
+    """Of a language model, whose head should be there; a classifier's is new."""
+    job = job_of(tmp_path, EMBED, max_steps=1)
+    data = str(tmp_path / "data")
+    if task == "masked-lm":
+        data = write_data(tmp_path / "texts", {"train": [{"text": "w5 w6 w7 w8"}] * 40})
+    job = make_whole_job(tmp_path / "runs/two", task, data, job.recipe.model, max_steps=1)
+    notices = [one["message"] for one in run_rank(job) if one["event"] == "notice"]
+    random = [one for one in notices if one.startswith("RANDOM at first: ")]
+    assert bool(random) == said
+    if said:
+        assert "no weights cls.predictions.bias and 4 more, " in random[0]
