@@ -16,6 +16,7 @@ import vl_convert
 
 from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
+from bench.quality import table as of_quality
 from bench.runs import ROOT
 from ftcluster.report.charts import THEME
 
@@ -26,6 +27,7 @@ FILES = {
     "fast": ("2026-11-25-fast.json", "2026-11-26-fast.json"),
     "sft": ("2026-11-25-sft.json", "2026-11-26-sft.json"),
     "embed": ("2026-11-26-embed.json",),
+    "quality": ("2026-11-26-quality.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
 ENGINE = {
@@ -219,11 +221,17 @@ def times_to_a_metric() -> str:
     return "\n".join(lines)
 
 
+def shown(row: dict[str, Any]) -> bool:
+    """Whether both ways have it, and it is not another form of a metric that is shown."""
+    return {"trainer", "ours"} <= row.keys() and row["metric"] != "perplexity"
+
+
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
         "summary": summary(found),
         "machines": machines(),
+        "quality": of_quality([row for row in read("quality")[-1]["quality"] if shown(row)]),
         "time": times_to_a_metric(),
     }
 
