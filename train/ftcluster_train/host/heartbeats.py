@@ -278,9 +278,9 @@ class StopRequest:
         if self.holding:
             return
         # before the first step there is nothing to save
-        if not self.saving or not all(life.step for life in self.saving.lives):
-            raise Stopped
-        if again and not self.repeated:
+        saves = self.saving and all(life.step for life in self.saving.lives)
+        if not saves or (again and not self.repeated):
+            self._deadline = -math.inf  # for `check`: Python drops what is raised while it forks
             raise Stopped
         if again:
             return
