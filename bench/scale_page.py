@@ -77,8 +77,7 @@ def tables(found: dict[str, Any]) -> str:
         ),
         "Commands as their user calls them, on a head that is the control node: with so many runs "
         "that have ended there, or with one of so many events too, whose log has 20 GB. The time "
-        "is that of the fastest of three calls. Lists need no Ansible there; its start is "
-        "half of the others:",
+        "is that of the fastest of three calls. Lists need no Ansible there:",
         table(
             ("with", "command", "s", "of a core, s", "its largest process, MB"),
             [(_with(one), f"`ftcluster {one['command']}`", one["seconds"], one["cpu_seconds"],

@@ -40,12 +40,13 @@ def page(results: Results) -> str:
     template = Path(__file__).with_name("page.md").read_text()
     machines = [one for one in results if one["kind"] == "machine"]
     faults = [one for one in results if one["kind"] == "fault"]
-    untried = [
-        f"{fault.title} ({WHERE[place]})"
-        for fault_name, fault in FAULTS.items()
-        for place in fault.places
-        if not any((one["fault"], one["place"]) == (fault_name, place) for one in faults)
-    ]
+    tried = {(one["place"], one["fault"]) for one in faults}
+    untried = []
+    for place, where in WHERE.items():
+        there = {name: fault.title for name, fault in FAULTS.items() if place in fault.places}
+        left = [title for name, title in there.items() if (place, name) not in tried]
+        what = "all" if len(left) == len(there) else ", ".join(left)
+        untried += [f"{what} ({where})"] if left else []
     runs = [one for one in results if one["kind"] == "run"]
     return template.format(
         scale=scale_page.tables(scale_page.read()),

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ftcluster_train.errors import STOPPED_LINE
+from ftcluster_train.host.heartbeats import Stopped, StopRequest
 from tests.programs import wait_for
 from tests.unit.host.test_restarts import started
 from tests.unit.host.test_supervisor import notices, processes_of, supervisor, until_end
@@ -94,6 +96,32 @@ def test_a_run_that_waits_for_a_restart_can_be_stopped(run_dir: Path) -> None:
     wait_for(lambda: len(notices(run_dir)) > 1)
     assert supervisor("stop", run_dir).stdout.strip() == "stopped"
     assert until_end(run_dir)["state"] == "stopped"
+
+
+def test_a_stop_whose_exception_python_drops_is_seen_at_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Forks:
+        """Stands in for what Python calls at a fork: what it raises goes to the same hook."""
+
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    dropped: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: dropped.append(one.exc_type))
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        request = StopRequest()
+        ranks: Any = SimpleNamespace(lives=[SimpleNamespace(step=0)])
+        request.saving, request.holding = ranks, False
+        request.check()
+        Forks()
+        assert dropped == [Stopped]
+        with pytest.raises(Stopped):
+            request.check()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_slurm_may_signal_every_process_several_times(

@@ -278,11 +278,12 @@ class StopRequest:
         if self.holding:
             return
         # before the first step there is nothing to save
-        if not self.saving or not all(life.step for life in self.saving.lives):
-            raise Stopped
-        if again and not self.repeated:
+        ranks = self.saving
+        saves = ranks is not None and all(life.step for life in ranks.lives)
+        if ranks is None or not saves or (again and not self.repeated):
+            self._deadline = -math.inf  # for `check`: Python drops what is raised while it forks
             raise Stopped
         if again:
             return
         self._deadline = time.monotonic() + self.grace_seconds
-        self.saving.send(b"stop\n")
+        ranks.send(b"stop\n")
