@@ -22,11 +22,16 @@ from ftcluster_common.trained_model import FILE, read_trained
 
 FORMATS = ("openvino", "onnx", "gguf")
 CLASSIFIERS = ("text-classification", "text-distillation")
-ENCODERS = (
-    *CLASSIFIERS, "text-ranking", "question-answering", "token-classification",
-    "sentence-similarity", "masked-lm",
-)  # fmt: skip
-DECODERS = ("causal-lm", "instruction-tuning", "preference-tuning")
+DECODER = "CausalLM"
+# what classes of transformers and of optimum-intel end with, by task
+KINDS = {
+    **dict.fromkeys((*CLASSIFIERS, "text-ranking"), "SequenceClassification"),
+    **dict.fromkeys(("causal-lm", "instruction-tuning", "preference-tuning"), DECODER),
+    "question-answering": "QuestionAnswering",
+    "token-classification": "TokenClassification",
+    "sentence-similarity": "FeatureExtraction",
+    "masked-lm": "MaskedLM",
+}
 PAIRS = ("text-ranking", "question-answering")
 MOST_ROWS = 1000
 TEXTS = (
@@ -37,7 +42,7 @@ TEXTS = (
 )
 MOST_TOKENS = 512  # of a text, where the training says nothing
 # the largest difference, as a share of the largest output, by --int8. Measured of MiniLM and of
-# small decoders: 1e-6 without, 0.02 to 0.2 with it
+# a small decoder: 1e-6 without, 0.02 to 0.13 with it
 ALLOWED = {False: 1e-3, True: 0.5}
 GGUF = (
     "no well-kept package of the index converts to GGUF: gguf has the format alone, and the "
@@ -80,19 +85,9 @@ class ExportModelRequest:
             raise UsageError(GGUF, "its convert_hf_to_gguf.py takes the folder of ftcluster fetch")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What is compared.
-
-    Attributes:
-        rows: of each its `texts`, one or two, and a `label`, a number or None.
-        measure: accuracy, pearson, loss, or "" where nothing says what is right.
-        source: the files' names, or "".
-    """
-
-    rows: list[dict[str, Any]]
-    measure: str = ""
-    source: str = ""
+# what is compared: of each row its texts, one or two, and its label, a number or None; and
+# accuracy, pearson or loss, or "" where nothing says what is right
+Compared = tuple[list[dict[str, Any]], str]
 
 
 def export_model(request: ExportModelRequest, view: View) -> Result:
@@ -103,7 +98,8 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         FtclusterError: the exporter's packages cannot be had, it failed, or the exported model
             computes something else.
     """
-    target = Path(request.output or f"{Path(request.model).name}-{request.format}").absolute()
+    name = Path(request.model).absolute().name
+    target = Path(request.output or f"{name}-{request.format}").absolute()
     if target.exists():
         raise UsageError(f"{target} exists", "name another folder: --output DIR")
     with tempfile.TemporaryDirectory() as scratch:
@@ -113,18 +109,17 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
             fetch(request.connection, request.model, str(source), view)
         trained = read_trained(source)
         check_source(source, trained, request.format)
-        rows = rows_of(request.data, trained, source)
+        rows, measure = rows_of(request.data, trained, source)
         python = environment(request.format, view)
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
         options = trained["options"]
         asked = {
             "format": request.format, "source": str(source), "target": str(partial),
-            "task": trained["task"], "int8": request.int8, "rows": rows.rows,
-            "measure": rows.measure,
+            "kind": KINDS[trained["task"]], "int8": request.int8, "rows": rows, "measure": measure,
             "max_length": options.get("max_length") or options.get("block_size") or MOST_TOKENS,
         }  # fmt: skip
-        view.say(f"exporting {request.model}, and comparing it on {len(rows.rows)} rows ...")
+        view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
         try:
             partial.mkdir(parents=True)
             found = run_program(python, asked, Path(scratch))
@@ -142,21 +137,20 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     document = {"state": "done", "format": request.format, "int8": request.int8, **found}
-    return Result({**document, "model": str(target)}, (*_said(found, rows), f"model: {target}"))
+    return Result({**document, "model": str(target)}, (*_said(found, measure), f"model: {target}"))
 
 
 def _difference(found: Mapping[str, Any]) -> str:
     return f"largest difference {found['difference']:.2g} of outputs up to {found['scale']:.2g}"
 
 
-def _said(found: Mapping[str, Any], rows: Rows) -> Iterator[str]:
-    where = f" of {rows.source}" if rows.source else ""
-    yield f"compared with torch on {found['rows']} rows{where}: {_difference(found)}"
+def _said(found: Mapping[str, Any], measure: str) -> Iterator[str]:
+    yield f"compared with torch on {found['rows']} rows: {_difference(found)}"
     if "agreement" in found:
         yield f"the same predictions: {found['agreement']:.2%}"
-    if rows.measure:
-        before, after = (found[f"{rows.measure}_{when}"] for when in ("before", "after"))
-        yield f"{rows.measure}: {before:.4f} before, {after:.4f} after"
+    if measure:
+        before, after = (found[f"{measure}_{when}"] for when in ("before", "after"))
+        yield f"{measure}: {before:.4f} before, {after:.4f} after"
 
 
 def check_source(folder: Path, trained: Mapping[str, Any], kind: str) -> None:
@@ -171,9 +165,9 @@ def check_source(folder: Path, trained: Mapping[str, Any], kind: str) -> None:
         raise InputError(
             f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"
         )
-    if trained["task"] not in (*DECODERS, *ENCODERS):
+    if trained["task"] not in KINDS:
         raise UsageError(f"a model for {trained['task']} is not exported")
-    if kind == "onnx" and trained["task"] in DECODERS:
+    if kind == "onnx" and KINDS[trained["task"]] == DECODER:
         raise UsageError(
             "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
             "ftcluster export-model openvino",
@@ -198,7 +192,7 @@ def copy_rest(source: Path, target: Path) -> None:
             shutil.copytree(source / name, target / name, dirs_exist_ok=True)
 
 
-def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Rows:
+def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Compared:
     """What is compared: rows of a file by the model's columns, or a few texts.
 
     Raises:
@@ -208,7 +202,7 @@ def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Rows:
     task, options = trained["task"], trained["options"]
     if not data:
         texts = [[one, TEXTS[3]] if task in PAIRS else [one] for one in TEXTS]
-        return Rows([{"texts": one, "label": None} for one in texts])
+        return [{"texts": one, "label": None} for one in texts], ""
     if task not in (*CLASSIFIERS, "causal-lm"):
         raise UsageError(
             f"--data: rows of {task} are not read here", "without it, a few texts are compared"
@@ -224,10 +218,9 @@ def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Rows:
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")
-        source = ", ".join(path.name for path in files)
         if task == "causal-lm":
-            texts = [[cell] for cell in _cells(rows, options["text_column"])]
-            return Rows([{"texts": one, "label": None} for one in texts], "loss", source)
+            cells = _cells(rows, options["text_column"])
+            return [{"texts": [cell], "label": None} for cell in cells], "loss"
         columns = options.get("text_columns") or find_texts(list(rows[0]))
         texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
         words = [_word(row.get(str(options.get("label_column")))) for row in rows]
@@ -236,7 +229,7 @@ def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Rows:
         where = f"how the model reads rows is in {folder / FILE}"
         raise InputError(f"{data}: {error}", where) from error
     found = zip(texts, labels, strict=True)
-    return Rows([{"texts": one, "label": label} for one, label in found], measure, source)
+    return [{"texts": one, "label": label} for one, label in found], measure
 
 
 def _cells(rows: Collection[Row], name: str) -> list[str]:
