@@ -6,7 +6,7 @@ import time
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
-from tests.cluster.debian12.conftest import PAIR
+from tests.cluster.debian12.conftest import ALONE, PAIR
 
 LISTEN = "import socket, time; s = socket.create_server(('', {port})); time.sleep(300)"
 
@@ -33,8 +33,12 @@ def test_the_firewall_lets_the_cluster_in_and_nobody_else(cluster: Cluster) -> N
 
 
 def test_without_root_the_open_ports_are_named(cluster: Cluster) -> None:
-    options = ("--tags", "preflight,system", "-e", "ftcluster_root=false")
-    done = cluster.control.run("setup", cluster.inventory, *options)
+    setup = ("setup", cluster.inventory, "-e", "ftcluster_root=false", "--tags")
+    shut_out = cluster.control.run(*setup, "preflight")
+    assert shut_out.returncode == 1
+    assert "the cluster in /opt/ftcluster, so ops cannot train here" in shut_out.stderr
+    with cluster.control.changed(ALONE):
+        done = cluster.control.run(*setup, "preflight,system")
     assert done.returncode == 0, done.stderr
     named = rf"{HEAD}-{OTHER}: no root here.*29500-29999 and 32768-60999.*{ADDRESS[HEAD]}, "
     assert re.search(named, done.stderr), done.stderr

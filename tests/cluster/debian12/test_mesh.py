@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tests.cluster.cluster import MESH, Cluster
 from tests.cluster.control import ADDRESS, HEAD, OTHER
+from tests.cluster.debian12.conftest import ALONE
 
 
 def test_ssh_itself_says_that_the_mesh_is_strict(cluster: Cluster) -> None:
@@ -53,7 +54,8 @@ def test_without_root_the_login_users_trust_each_other(cluster: Cluster, tmp_pat
     before = control.shell(OTHER, keys)
     options = ("--tags", "preflight,mesh", "-e", "ftcluster_root=false")
     apart = {"XDG_STATE_HOME": str(tmp_path)}  # teardown forgets the cluster
-    done = control.run("setup", cluster.inventory, *options, **apart)
+    with control.changed(ALONE):
+        done = control.run("setup", cluster.inventory, *options, **apart)
     assert done.returncode == 0, done.stderr
     mesh = "~/.local/share/ftcluster/mesh"
     reached = control.bed.ssh(HEAD, f"ssh -F {mesh}/ssh_config {OTHER} whoami")
