@@ -57,7 +57,7 @@ def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Col
             uses = {use: (name,) for use, name in read}
         case LanguageModel():
             uses = {"text": (text_column(options, columns),)}
-        case SentenceSimilarity() if answered:
+        case SentenceSimilarity() if answered and not options.distils:
             pair = search_columns(options, columns)
             uses = {
                 "query": (pair.query,),

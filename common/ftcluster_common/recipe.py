@@ -15,6 +15,7 @@ Metric = Literal[
 ]  # fmt: skip
 Strategy = Literal["no", "steps", "epoch"]
 SCORE_LOSSES = ("cosent", "angle", "cosine")  # of pairs with a score
+DISTILL_LOSSES = ("mse", "cosine_distance")  # of a text and its teacher's embedding
 # those of transformers that need nothing but the number of the step
 Schedule = Literal[
     "linear",
@@ -235,7 +236,8 @@ class SentenceSimilarity(Adapters):
     Losses and their fields are those of sentence-transformers. Each text of the batch, of all
     ranks, is a negative of each query that it does not belong to (loss: ranking); or each pair of
     texts has a score, and the batch's pairs are ordered by it (cosent, angle), or it is the cosine
-    itself (cosine).
+    itself (cosine). Or each text's embedding is to be that of the recipe's teacher, by the mean
+    squared difference (mse) or by 1 - their cosine (cosine_distance).
 
     Attributes:
         query_column: left out, one that is known for queries; likewise positive_column, with the
@@ -277,7 +279,7 @@ class SentenceSimilarity(Adapters):
     normalize: Literal["auto", True, False] = "auto"
     query_prompt: str | None = None
     text_prompt: str | None = None
-    loss: Literal["auto", "ranking", "cosent", "angle", "cosine"] = "auto"
+    loss: Literal["auto", "ranking", "cosent", "angle", "cosine", "mse", "cosine_distance"] = "auto"
     scale: float = limited(20.0, above=0)
     symmetric: bool = False
     matryoshka_dims: tuple[int, ...] = ()
@@ -290,6 +292,11 @@ class SentenceSimilarity(Adapters):
     range_min: int = limited(0, at_least=0)
     range_max: int | None = limited(None, at_least=1)
     validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+    @property
+    def distils(self) -> bool:
+        """Whether single texts are learned from a teacher."""
+        return self.loss in DISTILL_LOSSES
 
 
 @dataclass(frozen=True)
@@ -580,7 +587,7 @@ class Recipe:
             a name for `datasets.load_dataset`.
         precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
             with weights in bf16; the master weights and what is saved are fp32.
-        teacher: the model that text-distillation learns from, as `model`.
+        teacher: the classifier or embedder that a distillation learns from, as `model`.
         communication_cores: cores of each rank that no thread computes on; None: the plan decides.
         allocator: auto takes tcmalloc where a host has it.
         license: of the trained model, such as apache-2.0, for its card, which has none otherwise.
@@ -634,6 +641,6 @@ class Recipe:
     def texts_of_a_sample(self) -> int:
         """How many texts the model computes one by one, without those of columns found later."""
         options = self.options
-        if isinstance(options, SentenceSimilarity):
+        if isinstance(options, SentenceSimilarity) and not options.distils:
             return 2 + len(options.negative_columns) + options.hard_negatives
         return 2 if isinstance(options, PreferenceTuning) else 1

@@ -64,7 +64,7 @@ def row_check(options: Options, answered: bool, columns: Sequence[str]) -> Check
             return _answering(options, answering_columns(options, answered))
         case LanguageModel():
             return partial(_check_columns, [text_column(options, columns)], [])
-        case SentenceSimilarity() if answered:
+        case SentenceSimilarity() if answered and not options.distils:
             return _reads(partial(search_texts, columns=search_columns(options, columns)))
         case SentenceSimilarity():
             return partial(_check_columns, [embedded_column(options, columns)], [])

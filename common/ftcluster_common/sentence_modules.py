@@ -14,6 +14,7 @@ from ftcluster_common.given_files import read_json
 MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
 POOLING = "1_Pooling"
+LENGTH = "sentence_bert_config.json"
 # what pooling_mode was before release 6: a flag for each mode
 FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -125,7 +126,7 @@ def module_files(
             }
             for number, kind in enumerate(kinds)
         ],
-        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        LENGTH: {"max_seq_length": length, "do_lower_case": False},
         ABOUT: {
             "__version__": {"sentence_transformers": READS_SIMILARITY, **versions},
             "model_type": "SentenceTransformer",

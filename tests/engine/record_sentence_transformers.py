@@ -130,11 +130,20 @@ def main() -> None:
     )
     value.backward()
     listnet = {"logits": logits.tolist(), "labels": LISTS, "loss": value.item()}
+    distilled = {}
+    for metric in ("mse", "cosine"):
+        student = columns[0].clone().requires_grad_()
+        value = losses.EmbedDistillLoss(model, metric)(
+            [{"sentence_embedding": student}], columns[1]
+        )
+        value.backward()
+        distilled[metric] = {"loss": value.item(), "gradient": student.grad.tolist()}
     document = {
         "sentence_transformers": sentence_transformers.__version__,
         "columns": [one.tolist() for one in columns],
         "labels": LABELS,
         "losses": found,
+        "distilled": distilled,
         "mined": mined(),
         "searched": searched(),
         "listnet": {**listnet, "gradients": logits.grad.tolist()},

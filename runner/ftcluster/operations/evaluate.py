@@ -38,10 +38,12 @@ class TrainedModelRequest(RecipeRequest):
             FtclusterError: see `RecipeRequest.prepared`.
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), purpose))
-        if isinstance(run.recipe.options, TextDistillation):
+        if run.recipe.teacher:
+            classifies = isinstance(run.recipe.options, TextDistillation)
+            kind, recipe = ("classifier", "classify") if classifies else ("embedder", "embed")
             raise UsageError(
-                "a distilled model is used as the classifier that it is",
-                f"ftcluster {purpose} classify --model {self.model}",
+                f"a distilled model is used as the {kind} that it is",
+                f"ftcluster {purpose} {recipe} --model {self.model}",
             )
         return replace(run, hub_token=find_token() if self.hub_token else "")
 

@@ -27,7 +27,6 @@ from ftcluster_common.recipe import (
     PreferenceTuning,
     Recipe,
     Seq2SeqLm,
-    TextDistillation,
 )
 
 BUCKET = 25 << 20  # bytes that are sent at once, as by torch's DistributedDataParallel
@@ -80,9 +79,8 @@ class Batch:
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
         training, options = recipe.training, recipe.options
-        compared = isinstance(
-            options, PreferenceTuning | TextDistillation
-        )  # with the model before a step
+        # with the model before a step, or with a teacher
+        compared = isinstance(options, PreferenceTuning) or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
         return cls(

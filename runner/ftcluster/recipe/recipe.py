@@ -325,9 +325,10 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
-    if isinstance(options, TextDistillation) != (recipe.teacher is not None):
-        what = "text-distillation has a teacher, and nothing else"
-        yield "teacher", f"{what}: teacher=DIR, or a name on the Hub"
+    embeds = isinstance(options, SentenceSimilarity) and options.distils
+    if (embeds or isinstance(options, TextDistillation)) != (recipe.teacher is not None):
+        what = "text-distillation, and the losses mse and cosine_distance of embeddings, have a "
+        yield "teacher", f"{what}teacher, and nothing else: teacher=DIR, or a name on the Hub"
     for field in ("model", "data", "tokenizer", "teacher"):
         value = getattr(recipe, field) or ""
         if said := _not_a_source(value):
@@ -373,7 +374,7 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
             "training.metric_for_best_model",
             f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
-    if isinstance(options, SentenceSimilarity):
+    if isinstance(options, SentenceSimilarity) and not options.distils:
         if recipe.training.sync == "local":
             yield (
                 "training.sync",

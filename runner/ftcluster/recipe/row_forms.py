@@ -53,7 +53,7 @@ def row_form(options: Options, answered: bool) -> str:
             return f"each row has {texts}{answers}"
         case LanguageModel():
             return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
-        case SentenceSimilarity() if not answered:
+        case SentenceSimilarity() if options.distils or not answered:
             return f"each row has {options.query_column or 'a column of text'}"
         case SentenceSimilarity():
             query, positive = options.query_column, options.positive_column

@@ -27,6 +27,10 @@ RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
 # the last but one are of tags that are no entities, as of parts of speech
 ENTITY_METRICS = ("precision", "recall", "f1", "accuracy", "f1_macro", "f1_weighted", "loss")
 WRITING_METRICS = ("rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len")
+OF_PAIRS = (
+    "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
+    "symmetric", "matryoshka_dims", "matryoshka_weights", "hard_negatives",
+)  # fmt: skip
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
@@ -62,6 +66,9 @@ def metric_names(options: Options) -> tuple[str, ...]:
 
 
 def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
+    if options.distils:
+        yield from ("cosine", "loss")
+        return
     scored = options.loss in SCORE_LOSSES
     names: tuple[str, ...] = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
     names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
@@ -71,6 +78,11 @@ def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
 
 
 def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
+    if options.distils:
+        plain = SentenceSimilarity(loss=options.loss)
+        for name in OF_PAIRS:
+            if getattr(options, name) != getattr(plain, name):
+                yield name, f"loss={options.loss} learns a teacher's embedding of each text alone"
     dims, weights = options.matryoshka_dims, options.matryoshka_weights
     if any(dim < 1 for dim in dims) or len({*dims}) < len(dims):
         yield "matryoshka_dims", "each is a number of its own above 0"

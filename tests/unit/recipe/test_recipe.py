@@ -165,6 +165,10 @@ CONTRADICTIONS = [
     EMBED + "training:\n  label_smoothing_factor: 0.1\n",
     EMBED + "training:\n  save_strategy: best\n  metric_for_best_model: loss\n",
     EMBED + "load_in_4bit: true\n",
+    EMBED + "merge_adapters: true\n",
+    EMBED + "loss: mse\n",
+    EMBED + "loss: cosine_distance\nteacher: t\nhard_negatives: 2\n",
+    EMBED + "teacher: t\n",
     "task: instruction-tuning\nmodel: m\ndata: d\nload_in_4bit: true\n",
 ]
 

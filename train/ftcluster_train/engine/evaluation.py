@@ -121,17 +121,18 @@ class Evaluator:
             ranks = [rank for rank, has in enumerate(gather_over_ranks(bool(kept))) if has]
             if ranks:
                 mine = kept if self._world.rank == ranks[0] else []
-                self._task.set_reference(samples, gather_over_ranks(mine)[ranks[0]])
-                continue
-            report(0, "evaluating")
-            what = f"evaluating {len(samples)} samples before the first step"
-            self._log.write("phase", doing=what)
-            self._pending.wait()
-            model = self._model if other is None else other
-            predictions = predict(self._task, model, samples, self._world, self._bf16)
-            self._task.set_reference(samples, predictions)
-            if folder_led(self._world.rank, job.shared_folder) is not None:
-                write_atomically(job.run_dir / name, json.dumps(predictions))
+                predictions = gather_over_ranks(mine)[ranks[0]]
+            else:
+                report(0, "evaluating")
+                what = f"evaluating {len(samples)} samples before the first step"
+                self._log.write("phase", doing=what)
+                self._pending.wait()
+                model = self._model if other is None else other
+                predictions = predict(self._task, model, samples, self._world, self._bf16)
+                if folder_led(self._world.rank, job.shared_folder) is not None:
+                    write_atomically(job.run_dir / name, json.dumps(predictions))
+            if said := self._task.set_reference(samples, predictions):
+                self._log.notice(said)
         self._task.reference_model = None  # its memory is free then
 
     def evaluate(self, sets: Mapping[str, Samples], step: int, epoch: float) -> Scores:

@@ -137,7 +137,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "checked": [recipe.training.metric_for_best_model, recipe.training.label_smoothing_factor],
         "earlier": hash_of(sorted(number >> 1 for number in earlier)),
     }
-    paths = [Path(name) for name in (folder, recipe.data) if Path(name).exists()]
+    paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
     # another build of this package may have written other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
     samples, more = cached_tokens(job.prefix / "cache" / "tokens", key, encode)

@@ -204,3 +204,12 @@ def missing_weights(folder: Path) -> list[str]:
             except (ValueError, LookupError, TypeError, AttributeError, OSError):
                 return [index]
     return []
+
+
+def hash_of_weights(folder: Path) -> str:
+    """What a model's weights in a folder are known by."""
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]

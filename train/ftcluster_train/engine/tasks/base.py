@@ -192,7 +192,7 @@ class Task(TaskRows, ABC):
             self.head = find_head(model, self.biased_head)
         return self.head
 
-    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> None:
+    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str | None:
         """Keep what `loss` needs of the model as it is before the first step.
 
         Only called where `needs_reference` is set, for all sets that the model is trained or
@@ -200,6 +200,9 @@ class Task(TaskRows, ABC):
 
         Args:
             predictions: what `predictions` gives for each sample.
+
+        Returns:
+            What to say of it, if anything.
         """
 
     def lengths(self, samples: Samples) -> list[int]:

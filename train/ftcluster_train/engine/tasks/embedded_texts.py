@@ -116,7 +116,7 @@ class EmbeddedTexts(Task):
                 )
         query, positive, negatives, *_ = columns
         read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
-        return _close(writer, split, cut, columns=read, rows=len(writer))
+        return close_set(writer, split, cut, columns=read, rows=len(writer))
 
     def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
         """Write one sample for each text to search, or for each row to predict; as above."""
@@ -124,7 +124,7 @@ class EmbeddedTexts(Task):
         about: dict[str, Any] = {}
         texts: Iterator[PromptedText]
         if self.purpose == PREDICT:
-            alone = ([text] for text in _texts_of(rows, self.options, split))
+            alone = ([text] for text in texts_of(rows, self.options, split))
             texts = (text for [text] in self._with_prompts(alone))
         else:
             columns = _columns_of(rows, self.options, split)
@@ -141,7 +141,7 @@ class EmbeddedTexts(Task):
             cut += too_long
             for text, ids in zip(batch, tokens["input_ids"], strict=True):
                 writer.add({"input_ids": ids, **self._skipped([text], limit)})
-        return _close(writer, split, cut, **about)
+        return close_set(writer, split, cut, **about)
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:
         if "lengths" not in sample:
@@ -167,8 +167,8 @@ def _columns_of(rows: Rows, options: SentenceSimilarity, split: str) -> SearchCo
     return find_columns(rows, split, lambda names: search_columns(options, names))
 
 
-def _texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
-    """The text of each row to predict."""
+def texts_of(rows: Rows, options: SentenceSimilarity, split: str) -> Iterator[str]:
+    """The text of each row to predict, or to learn from a teacher."""
     column = embedded_column(options, columns_of(rows))
     for number, row in enumerate(rows, start=1):
         text = row.get(column)
@@ -190,7 +190,12 @@ def _number_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def _close(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
+def close_set(writer: SampleWriter, split: str, cut: int, **about: Any) -> int:
+    """End the samples of a set; returns `cut`.
+
+    Raises:
+        TrainError: there are none.
+    """
     if not len(writer):
         raise TrainError(f"the data have no samples in {split}")
     writer.close(**about, cut=cut)

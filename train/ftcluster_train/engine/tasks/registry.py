@@ -4,6 +4,7 @@ from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.embedding_distillation import EmbeddingDistillationTask
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
 from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
 from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
@@ -38,4 +39,7 @@ def make_task(
     Raises:
         TrainError: the task cannot use the tokenizer.
     """
-    return _TASKS[recipe.task](recipe, tokenizer, purpose, trained)
+    kind = _TASKS[recipe.task]
+    if recipe.teacher and purpose == "train" and kind is SentenceSimilarityTask:
+        kind = EmbeddingDistillationTask
+    return kind(recipe, tokenizer, purpose, trained)

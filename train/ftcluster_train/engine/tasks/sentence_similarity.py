@@ -162,20 +162,14 @@ class SentenceSimilarityTask(EmbeddedTexts):
         Args:
             targets: `tokens` of shape (texts, length), 0 for padding and for what is not pooled.
         """
-        tokens = targets["tokens"]
-        hidden = outputs.last_hidden_state.float()
-        if self.modules.pooling == "cls":
-            return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
-        weights = tokens.float()
-        counts = weights.sum(1, keepdim=True).clamp(min=1)
-        return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
+        return pooled(outputs.last_hidden_state, targets["tokens"], self.modules.pooling)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """The embedding of each text, as base64 of its fp32 numbers."""
         embeddings = self.pool(outputs, self.collate(samples).targets)
         if self.modules.normalize:
             embeddings = functional.normalize(embeddings, dim=-1)
-        return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
+        return encoded(embeddings)
 
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """How well the queries find their texts among all texts of the set, by the cosine.
@@ -224,6 +218,22 @@ class SentenceSimilarityTask(EmbeddedTexts):
         return [] if saved == self.modules else [trained]
 
 
+def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
+    """One vector for each text, in fp32.
+
+    Args:
+        hidden: shape (texts, length, width).
+        tokens: shape (texts, length), 0 for what is not pooled.
+        pooling: mean or cls.
+    """
+    hidden = hidden.float()
+    if pooling == "cls":
+        return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
+    weights = tokens.float()
+    counts = weights.sum(1, keepdim=True).clamp(min=1)
+    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
+
+
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
     """The first numbers of embeddings, as embeddings of length 1; `whole`: all may not be so."""
     if width == embeddings.shape[1] and not whole:
@@ -245,6 +255,11 @@ def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, floa
     ]
     recalls = {f"recall_at_{depth}": recall(others, about["relevant"], depth) for depth in RECALLS}
     return {**retrieval_metrics(others, about["relevant"]), **recalls}
+
+
+def encoded(embeddings: torch.Tensor) -> list[str]:
+    """Each embedding as base64 of its fp32 numbers."""
+    return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
 
 
 def decoded(predictions: Sequence[str]) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Distillation: a classifier learns what another one, its teacher, says of each text."""
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 from ftcluster_common.class_report import ClassReport, report_of_classes
 from ftcluster_common.columns import distilled_columns
 from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
+from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,
@@ -116,11 +116,7 @@ class TextDistillationTask(Task):
         self.reference_model = load_model(
             self.model_class, recipe, str(folder), config, require_trained_head=True
         )
-        digest = hashlib.sha256()
-        for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-            with file.open("rb") as content:
-                digest.update(hashlib.file_digest(content, "sha256").digest())
-        self.reference_key = f"{digest.hexdigest()[:16]}-"
+        self.reference_key = f"{hash_of_weights(folder)}-"
 
     def _of_teacher(self, folder: Path) -> Recipe:
         return replace(self.recipe, model=str(folder), from_scratch=False, config_overrides={})

@@ -1,0 +1,235 @@
+"""Distillation of embeddings: a small model learns those of a larger one, its teacher."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from transformers import AutoModel
+
+from ftcluster_common.columns import embedded_column
+from ftcluster_common.data_files import DataError
+from ftcluster_common.given_files import read_json
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
+from ftcluster_train.engine.data.download import hash_of_weights
+from ftcluster_train.engine.data.prompted_texts import Prompts
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
+from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.models import (
+    call_model,
+    load_config,
+    load_model,
+    load_tokenizer,
+    longest_input,
+    new_weights,
+)
+from ftcluster_train.engine.tasks.base import Batch
+from ftcluster_train.engine.tasks.embedded_texts import close_set, texts_of
+from ftcluster_train.engine.tasks.sentence_similarity import (
+    SentenceSimilarityTask,
+    decoded,
+    encoded,
+    pooled,
+)
+from ftcluster_train.engine.tasks.tokens import TokenizedTexts
+from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.kernel_mode import KernelMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+HINT = "use a model of sentence-transformers, or of a run of embed"
+
+
+class EmbeddingDistillationTask(SentenceSimilarityTask):
+    """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
+
+    The teacher's embeddings are computed once, before the first step, from its own tokens. Where
+    they have more numbers than the student's, it learns their principal components, as in
+    sentence-transformers' example model_distillation.py.
+    """
+
+    needs_reference = True
+    group_by_length = True
+
+    def __init__(self, recipe: Recipe, *others: Any) -> None:
+        super().__init__(recipe, *others)
+        options = replace(self.options, loss="auto")
+        self.used_as = replace(recipe, name="embed", options=options, teacher=None)
+        self._vectors: dict[int, torch.Tensor] = {}  # the teacher's, by a sample's number
+        self._components: torch.Tensor | None = None  # shape (student's width, teacher's width)
+        self._written = 0  # samples of all sets
+
+    # the teacher
+
+    def look_at_teacher(self, folder: Path) -> None:
+        """Find out how the teacher makes embeddings.
+
+        Raises:
+            TrainError: it is no model of sentence-transformers, or one that is not known here.
+        """
+        name, tokenizer = self.recipe.teacher, load_tokenizer(str(folder))
+        config = load_config(self._of_teacher(), str(folder), tokenizer)
+        try:
+            modules = read_modules(folder)
+        except DataError as error:
+            raise TrainError(f"the teacher {name}: {error}", HINT) from None
+        if modules is None:
+            raise TrainError(
+                f"the teacher {name} has no {MODULES}, which says how it makes embeddings", HINT
+            )
+        if config.is_encoder_decoder or (modules.prompt and not modules.pools_prompt):
+            what = "has a decoder" if config.is_encoder_decoder else "does not pool its prompt"
+            raise TrainError(f"the teacher {name} {what}, which is not known here", HINT)
+        given = read_json(folder / LENGTH) if (folder / LENGTH).is_file() else {}
+        limit = given.get("max_seq_length") if isinstance(given, dict) else None
+        limits = filter(None, (limit, longest_input(config, tokenizer)))
+        self._teacher_limit = min(limits, default=self.options.max_length)
+        self._teacher, self._reader = modules, TokenizedTexts(self.recipe, tokenizer)
+        self._reader.check_padding()
+        self._teacher_width = int(config.hidden_size)
+
+    def load_teacher(self, folder: Path) -> None:
+        """Load it, and take its hash into what its embeddings are kept by."""
+        self.look_at_teacher(folder)
+        config = load_config(self._of_teacher(), str(folder), self._reader.tokenizer)
+        model = load_model(AutoModel, self._of_teacher(), str(folder), config)
+        if new := sorted(name for name in new_weights(model) if "pooler" not in name):
+            raise TrainError(f"the teacher {self.recipe.teacher} has no weights {new[0]}", HINT)
+        self.reference_model, self.reference_key = model, f"{hash_of_weights(folder)}-"
+
+    def _of_teacher(self) -> Recipe:
+        model = self.recipe.teacher or ""
+        return replace(self.recipe, model=model, from_scratch=False, config_overrides={})
+
+    def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
+        if model is not self.reference_model:
+            return super().predict(model, samples, bf16)
+        inputs = self._reader.pad([{"input_ids": sample["teacher_ids"]} for sample in samples])
+        with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            hidden = call_model(model, inputs).last_hidden_state
+        return encoded(_output(hidden, inputs["attention_mask"], self._teacher))
+
+    def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str:
+        vectors, said = decoded(predictions), ""
+        if self._teacher_width > self.width:
+            if self._components is None:  # of the training set, which comes first
+                self._components, kept = principal_components(vectors, self.width)
+                said = (
+                    f"the teacher's embeddings have {self._teacher_width} numbers: learned are "
+                    f"their {self.width} principal components, {kept:.1%} of their variance"
+                )
+            vectors = vectors @ self._components.T
+        for sample, vector in zip(samples, vectors, strict=True):
+            self._vectors[sample["number"][0]] = vector
+        return said
+
+    # data
+
+    def look_at_model(self, folder: Path) -> None:
+        modules = self._modules_of(folder)  # each text is read as `encode` reads it
+        self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
+
+    def check_model(self, model: "PreTrainedModel") -> None:
+        super().check_model(model)
+        plain, normalize = self._modules_of(Path(model.name_or_path)), self.options.normalize
+        if normalize == "auto":  # what the student is to be equal to
+            normalize = self._teacher.normalize and self._teacher_width == self.width
+        self.modules = replace(plain, pooling=self.modules.pooling, normalize=normalize)
+        if self._teacher_width < self.width:
+            raise TrainError(
+                f"embeddings of {self.recipe.model} have {self.width} numbers, more than the "
+                f"{self._teacher_width} of the teacher {self.recipe.teacher}",
+                "use a student that is not wider than its teacher",
+            )
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        """Write one sample for each text, also of those that several rows have."""
+        theirs = {"teacher_ids": token_kind(len(self._reader.tokenizer))}
+        writer = SampleWriter(folder, {**self._kinds(), **theirs, "number": "q"})
+        texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
+        cut = 0
+        while batch := list(islice(texts, BATCH_ROWS)):
+            prompted = [text for [text] in self._with_prompts([text] for text in batch)]
+            tokens, too_long = self.tokenize([list(map(str, prompted))], limit)
+            read = [f"{self._teacher.prompt}{text}" for text in batch]
+            of_teacher, _ = self._reader.tokenize([read], self._teacher_limit)
+            cut += too_long
+            for number, text in enumerate(prompted):
+                writer.add(
+                    {
+                        "input_ids": tokens["input_ids"][number],
+                        "teacher_ids": of_teacher["input_ids"][number],
+                        "number": [self._written],
+                        **self._skipped([text], limit),
+                    }
+                )
+                self._written += 1
+        [column] = find_columns(rows, split, lambda names: [embedded_column(self.options, names)])
+        about = {"columns": {"query_column": column}, "rows": len(writer)}
+        return self.truncated(split, close_set(writer, split, cut, **about), limit, "texts")
+
+    # a batch
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        batch, none = super().collate(samples), torch.zeros(self.width)
+        found = [self._vectors.get(sample["number"][0], none) for sample in samples]
+        batch.targets["teacher"] = torch.stack(found)
+        return batch
+
+    def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return self._losses(outputs, targets)[0].sum()
+
+    def _losses(
+        self, outputs: Any, targets: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of each text, and the cosine of both embeddings."""
+        student = _output(outputs.last_hidden_state, targets["tokens"], self.modules)
+        teacher = targets["teacher"]
+        cosines = functional.cosine_similarity(student, teacher, dim=-1)
+        if self.options.loss == "mse":
+            return (student - teacher).square().mean(-1), cosines
+        return 1 - cosines, cosines
+
+    def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
+        """For each text its loss, and the cosine of both embeddings."""
+        losses, cosines = self._losses(outputs, self.collate(samples).targets)
+        return list(zip(losses.tolist(), cosines.tolist(), strict=True))
+
+    def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:  # noqa: ARG002
+        losses, cosines = (torch.tensor(one).double() for one in zip(*predictions, strict=True))
+        return {"cosine": cosines.mean().item(), "loss": losses.mean().item()}
+
+
+def _output(hidden: torch.Tensor, tokens: torch.Tensor, modules: SentenceModules) -> torch.Tensor:
+    """The embeddings as sentence-transformers' modules make them, in fp32."""
+    vectors = pooled(hidden, tokens, modules.pooling)
+    return functional.normalize(vectors, dim=-1) if modules.normalize else vectors
+
+
+def principal_components(vectors: torch.Tensor, count: int) -> tuple[torch.Tensor, float]:
+    """Those with the largest variance, as rows, and which share of it they have.
+
+    Rank 0's are those of all ranks: two kinds of CPUs may turn them in other directions.
+
+    Raises:
+        TrainError: there are fewer vectors.
+    """
+    if len(vectors) < count:
+        raise TrainError(
+            f"{count} principal components of the teacher's embeddings need as many texts, and the "
+            f"training set has {len(vectors)}",
+            "add texts, or use a teacher as wide as the student",
+        )
+    centered = vectors.double() - vectors.double().mean(0)
+    variances, directions = torch.linalg.eigh(centered.T @ centered)  # ascending
+    components = directions.T[-count:].flip(0)
+    largest = components.gather(1, components.abs().argmax(1, True))
+    components = (components * largest.sign()).float().contiguous()  # the same after a restart
+    dist.broadcast(components, 0)
+    return components, float(variances[-count:].sum() / variances.sum())
