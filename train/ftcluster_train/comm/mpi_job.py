@@ -233,6 +233,17 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = 0
         _open[self._channel] = self._leave
 
+    # what torch from 2.14 on asks of a group's backend, which this group is itself
+    supports_coalescing = supports_splitting = supports_time_estimate = False
+
+    def _get_backend(self, device: torch.device) -> "JoinedGroup":
+        if torch.device(device).type != "cpu":  # as torch says it
+            raise RuntimeError(f"No backend type associated with device type {device}")
+        return self
+
+    def supports_tensor_alloc(self, _: torch.device) -> bool:
+        return False
+
     def getBackendName(self) -> str:
         return IMPI
 
