@@ -188,7 +188,7 @@ def compared(
                 largest = numpy.maximum(largest, numpy.abs(one - other).max())
                 scale = numpy.maximum(scale, numpy.abs(one).max())
                 if decide:
-                    same.append(bool((decide(one) == decide(other)).all()))
+                    same.append(float(numpy.mean(decide(one) == decide(other))))
                 for when, row in (("before", one), ("after", other)):
                     if measure == "loss":
                         scores[when].append(_losses(row, batch["input_ids"][n]))
