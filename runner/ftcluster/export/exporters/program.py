@@ -9,6 +9,7 @@ the model cannot be exported. This runs in an environment of its own, which has 
 """
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ BATCH = 8
 SHOWN = 400
 MOST_IN_ONE_FILE = 1_500_000_000  # bytes; protobuf takes 2 GB
 DECODER = "CausalLM"
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OUTPUTS = {
     "QuestionAnswering": ("start_logits", "end_logits"),
     "FeatureExtraction": ("last_hidden_state",),
@@ -37,7 +39,7 @@ def main() -> int:
     try:
         found = exported(request)
     except Exception as error:
-        said = " ".join(str(error).split())
+        said = " ".join(COLOURS.sub("", str(error)).split())
         found = {"error": f"{type(error).__name__}: {said:.{SHOWN}}"}
     Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
     return 0
@@ -188,7 +190,7 @@ def compared(
                 largest = numpy.maximum(largest, numpy.abs(one - other).max())
                 scale = numpy.maximum(scale, numpy.abs(one).max())
                 if decide:
-                    same.append(bool((decide(one) == decide(other)).all()))
+                    same.append(float(numpy.mean(decide(one) == decide(other))))
                 for when, row in (("before", one), ("after", other)):
                     if measure == "loss":
                         scores[when].append(_losses(row, batch["input_ids"][n]))
