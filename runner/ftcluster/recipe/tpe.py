@@ -37,7 +37,8 @@ class Tpe:
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_once > 1)
         self._study = optuna.create_study(sampler=sampler)
         self._failed = optuna.trial.TrialState.FAIL
-        self._axes, self._distributions = axes, {}
+        self._axes = axes
+        self._distributions: dict[str, Any] = {}
         for axis in axes:
             if isinstance(axis, Values):
                 found = optuna.distributions.CategoricalDistribution(axis.values)
