@@ -1,9 +1,7 @@
 """`ftcluster generate RUN|DIR PROMPT ...`: what a language model writes."""
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
@@ -11,17 +9,14 @@ from ftcluster.cli.arguments import add_commands, add_dry_run, add_output
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import add_hub_token, add_sharing, launch_options
 from ftcluster.cli.output import print_plan, print_result
+from ftcluster.cli.prompts import asked, from_stdin, is_terminal
 from ftcluster.errors import Interrupted, UsageError
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.generate import GenerateRequest, Sampling, dry_run, generate
 from ftcluster.progress.view import make_view
 from ftcluster.text.printable import printable
 
-with contextlib.suppress(ImportError):
-    import readline  # noqa: F401 - has `input` edit lines
-
 DEFAULTS = Sampling()
-MOST_STDIN = 1 << 20  # characters of a prompt
 
 
 def add_parser(commands: Any) -> None:
@@ -72,9 +67,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("no model is named", 'ftcluster generate RUN "a question"')
     names = ("system", "max_new_tokens", "temperature", "top_p", "seed")
     sampling = Sampling(**{name: getattr(options, name) for name in names})
-    asks = not (prompts or options.json or options.dry_run) and _is_terminal()
+    asks = not (prompts or options.json or options.dry_run) and is_terminal()
     with connected(options) as connection:
-        for some in _asked() if asks else [tuple(prompts or _from_stdin())]:
+        for some in asked() if asks else [tuple(prompts or from_stdin())]:
             request = GenerateRequest(
                 model, some, sampling, options.hf_token, launch_options(options), connection
             )
@@ -105,32 +100,3 @@ def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
     else:
         generate(request, view, write)
         print()
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def _asked() -> Iterator[tuple[str, ...]]:
-    """Each line that is typed, until Ctrl-D; Ctrl-C begins the line anew."""
-    print("A prompt a line, each answered by itself; Ctrl-D ends.", file=sys.stderr)
-    while True:
-        try:
-            line = input("> ")
-        except EOFError:
-            print()
-            return
-        except KeyboardInterrupt:
-            print()
-            continue
-        if line.strip():
-            yield (line,)
-
-
-def _from_stdin() -> list[str]:
-    if sys.stdin.isatty():
-        raise UsageError("no prompt is given", 'ftcluster generate RUN "a question"')
-    text = sys.stdin.read(MOST_STDIN + 1)
-    if len(text) > MOST_STDIN:
-        raise UsageError(f"the prompt on stdin has more than {MOST_STDIN:,} characters")
-    return [text.rstrip("\n")]

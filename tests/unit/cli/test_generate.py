@@ -104,7 +104,7 @@ def test_prompts_are_typed_on_a_terminal(
 
     monkeypatch.setattr(training_run, "train", train)
     monkeypatch.setattr("builtins.input", type_next)
-    monkeypatch.setattr(command, "_is_terminal", lambda: True)
+    monkeypatch.setattr(command, "is_terminal", lambda: True)
     found = shell("generate model")
     assert [run.job["generation"]["prompts"] for run in launched] == [
         ["a prime"], ["stop"], ["another"]
