@@ -94,9 +94,9 @@ CLI = ROOT / "runner/ftcluster/cli"
 PRINTS = {"cli", "operations", "progress", "text", "errors"}
 KNOWS_FIELDS = "usage.py"  # which words are fields of a recipe
 ADDS_COMMANDS = {"commands.py", "bench.py", "export.py"}
-SHARED = {  # of several commands
+SHARED = {  # of several commands, or no command
     "ansible_options", "arguments", "connection", "help", "launch_arguments", "output", "parser",
-    "process", "recipe", "usage", "commands",
+    "process", "prompts", "recipe", "usage", "commands",
 }  # fmt: skip
 MOST_LINES = 120
 

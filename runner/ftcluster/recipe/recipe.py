@@ -182,7 +182,12 @@ def json_schema() -> dict[str, Any]:
 
     Names that recipes do not have themselves, such as those of scripts, are not in it.
     """
-    fields = {name: key.json_schema for name, key in all_fields().items()}
+    fields: dict[str, dict[str, Any]] = {}
+    for task in TASKS:  # a field of two tasks may have other values in each
+        for name, key in schema_of(task).items():
+            known = fields.setdefault(name, key.json_schema)
+            if key.json_schema not in (known, *known.get("anyOf", ())):
+                fields[name] = {"anyOf": [*known.get("anyOf", [known]), key.json_schema]}
     top = {name: one for name, one in fields.items() if "." not in name}
     of_task = {name: {key.name for key in keys_of(kind)} for name, kind in TASKS.items()}
     every = set().union(*of_task.values())
