@@ -96,7 +96,7 @@ KNOWS_FIELDS = "usage.py"  # which words are fields of a recipe
 ADDS_COMMANDS = {"commands.py", "bench.py", "export.py"}
 SHARED = {  # of several commands, or no command
     "ansible_options", "arguments", "connection", "help", "launch_arguments", "output", "parser",
-    "process", "prompts", "recipe", "usage", "commands",
+    "process", "recipe", "usage", "commands",
 }  # fmt: skip
 MOST_LINES = 120
 
