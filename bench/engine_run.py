@@ -6,8 +6,8 @@ RUN_DIR has the job.json of a run; the tokens of its data are made there once. O
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed`,
 `precision` and `attention_dropout` (of the job), `tuned` (stock with dynamic padding and batches
 grouped by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
-`profile`; or `shapes` of matrix products, and their `precision`, to measure instead of a training.
-Prints one JSON object.
+`profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrix products, and
+their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
 import json
@@ -15,7 +15,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
@@ -189,6 +189,8 @@ def _ours(
     job: Job, task: Task, model: Any, train_set: Samples, options: dict[str, Any], clock: Clock
 ) -> Trained:
     left_out = options.get("leave_out", ())
+    if options.get("unmasked"):
+        task.loss = _unmasked(task.loss)  # type: ignore[method-assign]
     training = replace(job.recipe.training, logging_steps=1, eval_strategy="no")
     recipe = replace(job.recipe, training=training)
     job, optimizations = (
@@ -202,6 +204,15 @@ def _ours(
     epoch = BatchSampler(lengths, recipe.batch_size, of_epoch, grouped)
     met, all_ = ([len(one) * lengths[one[0]] for one in batches] for batches in (sampler, epoch))
     return met, all_, trained
+
+
+def _unmasked(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The loss of question answering with padding among what may be an answer, as in run_qa."""
+
+    def of_all(outputs: Any, targets: dict[str, torch.Tensor]) -> torch.Tensor:
+        return loss(outputs, targets | {"tokens": torch.ones_like(targets["tokens"])})
+
+    return of_all
 
 
 def _stock(

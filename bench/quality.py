@@ -50,10 +50,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "trainer": {"engine": "stock", "tuned": True, "tcmalloc": True},
     "ours": {"engine": "ours", "tcmalloc": True},
 }
-# to find what makes a difference: both without batches of similar length
+# to find what makes a difference
 SWITCHED: dict[str, dict[str, Any]] = {
     "trainer, any order": WAYS["trainer"] | {"tuned": "random"},
     "ours, any order": WAYS["ours"] | {"leave_out": ["group_by_length"]},
+    "ours, padding not masked": WAYS["ours"] | {"unmasked": True},
 }
 PRECISIONS = ("fp32", "bf16")
 

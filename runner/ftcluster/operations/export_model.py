@@ -50,7 +50,7 @@ GGUF = (
 )
 # what the exported model has in its own form, and what it was trained on
 NOT_COPIED = re.compile(r".*\.(safetensors|bin|index\.json)|ftcluster\.rows")
-MODULES = "modules.json"  # of sentence-transformers
+MODULE = re.compile(r"\d+_\w+")  # a module's folder of sentence-transformers
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,9 @@ def copy_rest(source: Path, target: Path) -> None:
             and not (target / path.name).exists()
         ):
             shutil.copyfile(path, target / path.name)
-    modules = read_json(source / MODULES) if (source / MODULES).is_file() else ()
-    for name in (one.get("path") for one in modules):
-        if name and (source / name).is_dir():
-            shutil.copytree(source / name, target / name, dirs_exist_ok=True)
+    for path in source.iterdir():  # and not what modules.json says: it may lead anywhere
+        if MODULE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
 
 
 def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Compared:

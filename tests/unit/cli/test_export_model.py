@@ -51,7 +51,7 @@ def write_model(task: str, names: tuple[str, ...] = ("bad", "good"), **config: A
         "tokenizer.json": {},
         "model.safetensors": {},
         "ftcluster.rows": {},
-        "modules.json": [{"path": ""}, {"path": "1_Pooling"}],
+        "modules.json": [{"path": ""}, {"path": "1_Pooling"}, {"path": "../.."}],
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
