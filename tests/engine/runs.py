@@ -122,9 +122,10 @@ def write_data(folder: Path, splits: Mapping[str, Sequence[Row]]) -> str:
     return str(folder)
 
 
-def write_model(folder: Path, kind: str, task: str) -> str:
-    """A model for a task, but for its head, and its tokenizer."""
-    make_model(kind, task).base_model.save_pretrained(folder)
+def write_model(folder: Path, kind: str, task: str, head: bool = False) -> str:
+    """A model for a task, with or without its head, and its tokenizer."""
+    model = make_model(kind, task)
+    (model if head else model.base_model).save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
     return str(folder)
 

@@ -98,7 +98,8 @@ FOUR = ("completions",)  # also on four ranks; the numbers of tokens that they l
 
 def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
     data = write_data(folder / "data", {"train": kind.rows(50, 1), "validation": kind.rows(17, 2)})
-    model = write_model(folder / "model", kind.model, kind.task)
+    adapted = "lora_r" in kind.options  # the head is not trained then, so it has to be there
+    model = write_model(folder / "model", kind.model, kind.task, head=adapted)
     job = make_whole_job(
         folder / f"run-{ranks}", kind.task, data, model, kind.options, {"batch_size": BATCH},
         max_steps=STEPS, eval_strategy="epoch",
