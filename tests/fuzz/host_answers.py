@@ -133,7 +133,7 @@ def benched(text: str) -> list[str]:
         measured.add(event)
     measured.raise_for_other_forms()
     found = document(BENCH, measured, 12.0)
-    json.dumps([found, fp32_times(found)])
+    json.dumps([found, fp32_times(found, "ms")])
     return list(lines(found))
 
 

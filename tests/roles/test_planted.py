@@ -33,8 +33,10 @@ TEMPLATE = '{{ lookup("pipe", "touch $PLANTED") }}'
 BLOCK = '{% for _ in [1] %}{{ lookup("pipe", "touch $PLANTED") }}{% endfor %}'
 
 # a stack whose ranks have nothing to do
-STACK = """#!/bin/sh
-case "$2 $3" in
+STACK = f"""#!/bin/sh
+[ "$2" = -c ] && exec {sys.executable} "$@"
+"""  # what Ansible calls first
+STACK += """case "$2 $3" in
   *supervisor\\ start)
     echo $$ > "$4/supervisor.pid"
     end='"event": "end", "time": 1, "state": "done", "exit_code": 0, "seconds": 1.5'

@@ -49,7 +49,7 @@ def report(count: int, **changes: Any) -> dict[str, Any]:
     return {
         "hosts": [row(number) for number in range(count)],
         "links": [pair(*ends) for ends in combinations(range(count), 2)],
-        "problems": [], "warnings": [], "packages": 60,
+        "problems": [], "warnings": [], "packages": 60, "large": {},
         "all_reduce_ms": 3.0 if count > 1 else None, **changes,
     }  # fmt: skip
 

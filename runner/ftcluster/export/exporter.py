@@ -49,7 +49,7 @@ def environment(kind: str, view: View) -> Path:
     Raises:
         FtclusterError: a package cannot be had or does not have its hash, or there is no space.
     """
-    stack = next(iter(load_stacks().values()))  # the default one, whose torch this is
+    stack = next(one for one in load_stacks().values() if one.state == "default")  # its torch
     lock, more = FOLDER / f"{kind}.txt", collection() / LOCKS / f"{stack.name}-cuda.txt"
     wanted = Wanted(f"export-{kind}", lock.read_text("utf-8"), more.read_text("utf-8"))
     libc = platform.libc_ver()[1] or OLDEST_LIBC

@@ -75,7 +75,8 @@ def test_hosts_without_the_root_that_is_required_are_named(
     with bare.changed(changes):
         done = bare.run("setup", inventory, "-e", "ftcluster_root=required", **fresh)
         wrong = bare.run("setup", inventory, "--limit", f"{HEAD},{THIRD}", "--tags", "preflight",
-                         "-e", "ansible_become_password=wrong", **fresh)  # fmt: skip
+                         "-e", "ansible_become_password=wrong",
+                         "-e", "ftcluster_root=required", **fresh)  # fmt: skip
     assert done.returncode == wrong.returncode == 1
     assert "nothing was changed" in done.stderr
     of = failures(done.stderr, 3)

@@ -114,7 +114,10 @@ def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
 
 def commands_with(words: str) -> list[bytes]:
     """Command lines of all processes that have these words."""
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            commands.append(path.read_bytes())
     return [command for command in commands if words.encode() in command]
 
 

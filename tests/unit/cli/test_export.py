@@ -123,4 +123,4 @@ def test_a_folder_with_manifests_and_what_the_image_is_built_from(
 
 def test_stacks_with_and_without_an_image() -> None:
     names = [stack.name for stack in load_stacks().values() if not node_image.why_no_image(stack)]
-    assert names == ["native", "native-trackers"]
+    assert names == ["native", "native-trackers", "native-2.14"]

@@ -37,7 +37,7 @@ def test_json_of_stacks_that_meet_requirements(shell: Shell) -> None:
     assert found["wish"] == {"ipex": False}
     assert found["possible"] is True
     assert [stack["name"] for stack in found["stacks"]] == [
-        "native-2.15", "native-2.14", "native", "native-trackers",
+        "native", "native-trackers", "native-2.15", "native-2.14",
     ]  # fmt: skip
     assert (found["nearest"], found["reasons"]) == ([], [])
     # where none does

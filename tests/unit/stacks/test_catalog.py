@@ -39,9 +39,11 @@ TRIOS = """
 """.strip().splitlines()
 
 
-def test_the_file_has_the_matched_sets_newest_first() -> None:
+def test_the_file_has_the_default_and_then_the_matched_sets_newest_first() -> None:
     found = []
-    plain = [stack for stack in STACKS.values() if not stack.version("trackio")]
+    default, *others = (stack for stack in STACKS.values() if not stack.version("trackio"))
+    plain = sorted([*others, default], key=lambda one: numbers(one.version("torch")), reverse=True)
+    assert others == [stack for stack in plain if stack != default]
     for stack in reversed(plain):
         trio = [stack.version(*packages) or "-" for packages in (("torch",), IPEX, (CCL,))]
         found.append([*trio, *stack.python])

@@ -123,19 +123,17 @@ def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) ->
     def make() -> Channel:
         group = MPI.COMM_WORLD.Get_group().Incl([member.number for member in members])
         comm = MPI.COMM_WORLD.Create_group(group)
-        hosts = [member.host for member in members]
-        return Channel(comm, hosts, store)
+        return Channel(comm, [member.host for member in members], store)
 
     return thread.call(make)
 
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Member]:
     """All members of a group, by rank."""
-    world = MPI.COMM_WORLD
     packages = ("torch", "mpi4py", "ftcluster-train")
     versions = {name: importlib.metadata.version(name) for name in packages}
     versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
-    own = Member(world.rank, world.size, socket.gethostname(), versions)
+    own = Member(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, socket.gethostname(), versions)
     store.set(f"member/{rank}", json.dumps(asdict(own)))
     keys = [f"member/{other}" for other in range(size)]
     try:
@@ -233,16 +231,8 @@ class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._collectives = 0
         _open[self._channel] = self._leave
 
-    # what torch from 2.14 on asks of a group's backend, which this group is itself
-    supports_coalescing = supports_splitting = supports_time_estimate = False
-
-    def _get_backend(self, device: torch.device) -> "JoinedGroup":
-        if torch.device(device).type != "cpu":  # as torch says it
-            raise RuntimeError(f"No backend type associated with device type {device}")
+    def _get_backend(self, _: torch.device) -> "JoinedGroup":  # asked by torch from 2.14 on
         return self
-
-    def supports_tensor_alloc(self, _: torch.device) -> bool:
-        return False
 
     def getBackendName(self) -> str:
         return IMPI
