@@ -224,7 +224,7 @@ def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Compared:
         texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
         words = [_word(row.get(str(options.get("label_column")))) for row in rows]
         labels, measure = _labels(words, read_json(folder / "config.json"))
-    except (DataError, KeyError, ValueError) as error:
+    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:  # also its files
         where = f"how the model reads rows is in {folder / FILE}"
         raise InputError(f"{data}: {error}", where) from error
     found = zip(texts, labels, strict=True)

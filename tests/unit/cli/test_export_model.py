@@ -160,3 +160,13 @@ def test_what_is_refused(shell: Shell, task: str, words: str, code: int, said: s
     Path("rows.parquet").write_text("")
     assert said in shell(f"export-model {words}", code).err
     assert not list(Path().glob("*model-*"))
+
+
+@pytest.mark.parametrize("config", [[], {"id2label": ["bad"]}, {"id2label": {"x": "bad"}}, "{"])
+def test_a_model_whose_files_are_damaged_is_refused_by_name(shell: Shell, config: Any) -> None:
+    write_model("text-classification")
+    text = config if isinstance(config, str) else json.dumps(config)
+    Path("model/config.json").write_text(text)
+    said = shell("export-model onnx model --data rows", 1).err
+    assert "how the model reads rows is in" in said
+    assert not Path("model-onnx").exists()
