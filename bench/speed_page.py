@@ -24,8 +24,8 @@ RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
     "engine": ("2026-11-26-engine.json",),
-    "fast": ("2026-11-25-fast.json", "2026-11-26-fast.json"),
-    "sft": ("2026-11-25-sft.json", "2026-11-26-sft.json"),
+    "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
+    "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
     "embed": ("2026-11-26-embed.json",),
     "quality": ("2026-11-26-quality.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
