@@ -143,6 +143,7 @@ def _cpu(*flags: str) -> None:
 
 RIGHTS: dict[str, Callable[[Path], None]] = {
     "account": _account,  # useradd
+    "amx": lambda _: _cpu("amx_bf16"),
     "avx2": lambda _: _cpu("avx2"),
     "bf16": lambda _: _cpu("avx512_bf16", "amx_bf16"),
     "browser": _browser,

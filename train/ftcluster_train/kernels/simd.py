@@ -6,6 +6,7 @@ bf16 or fp32, all of a call in the same dtype.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,11 @@ LIBRARIES = {
     "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
     "libavx2.so": {"avx2", "fma"},
 }
+AMX = {"amx_tile", "amx_bf16"}  # flags
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes the other products
+TILES = 16 * 56 * 512  # numbers that a thread packs at once, see native/weight_gradient.c
+PACKED_ROWS = 56 * 32
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # of a row, see native/softmax.c
 FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
@@ -74,6 +80,41 @@ def _library() -> ctypes.CDLL | None:
         return None
     library.use_openmp(*functions)
     return library
+
+
+@cache
+def has_amx() -> bool:
+    """Whether `weight_gradient_` can be called: the CPU has tiles, and the kernel allows them.
+
+    A limit that was set for oneDNN holds here as well.
+    """
+    library = _library()
+    limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
+    if not set(cpuinfo_field("flags").split()) >= AMX or not hasattr(library, "weight_gradient"):
+        return False
+    if "AMX" not in limit and limit not in ("ALL", "DEFAULT"):
+        return False
+    words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
+    return int(ctypes.CDLL(None).syscall(*words)) == 0
+
+
+def weight_gradient_(
+    gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
+) -> None:
+    """The gradient of a linear layer's weight, gradient' input, on AMX.
+
+    Args:
+        gradient, input: contiguous bf16, shapes (rows, outputs) and (rows, inputs); these sizes
+            are multiples of 32.
+        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
+        adds: whether the gradient is added to `sums`.
+    """
+    (rows, outputs), inputs = gradient.shape, input.shape[1]
+    packed, own = (
+        torch.empty(size, dtype=torch.bfloat16)
+        for size in (inputs * min(PACKED_ROWS, -(-rows // 32) * 32), TILES * _threads(gradient))
+    )
+    _call("weight_gradient", gradient, input, sums, rows, outputs, inputs, packed, own, int(adds))
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:

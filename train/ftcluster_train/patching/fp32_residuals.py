@@ -18,6 +18,7 @@ from ftcluster_train.kernels.linear import (
     linear,
     linear_in_nf4,
     linear_with_adapter,
+    sums_of,
     torch_linear,
 )
 from ftcluster_train.kernels.private_torch import version_of
@@ -170,7 +171,9 @@ class Linear:
         return linear(input, weight, bias, rows_read(input))
 
     def _addmm(self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return self(rows, weight.T, bias)
+        turned = weight.T
+        turned.gradient_sums = sums_of(weight)
+        return self(rows, turned, bias)
 
     def _round(self, input: torch.Tensor) -> torch.Tensor:
         if input.is_inference():  # has no version, so a change in place would not show

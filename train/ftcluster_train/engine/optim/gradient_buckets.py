@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ftcluster_train.comm.collectives import Bf16AllReduces, Traffic, all_gather
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.linear import GradientSums, make_sums
 
 CONTROL_FLAGS = 2  # numbers that are summed with the gradients
 FP32_PER_MIB = 1 << 18
@@ -20,7 +21,8 @@ class GradientBuckets:
     """Sums gradients over micro-batches and ranks, in fp32.
 
     A hook adds each parameter's gradient to `flat` as soon as the backward pass has it, while it is
-    still in the cache, and frees it. In the last backward pass of a step each bucket is reduced
+    still in the cache, and frees it; linear layers add theirs by themselves where the CPU has AMX
+    (a parameter's `gradient_sums`). In the last backward pass of a step each bucket is reduced
     when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
     row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
 
@@ -78,10 +80,13 @@ class GradientBuckets:
                 self._parameters_in[number] += 1
         self._seen: set[torch.nn.Parameter] = set()  # have a gradient in this step
         self._filled: dict[torch.nn.Parameter, list[torch.Tensor]] = {}  # the rest of `flat` is 0
+        self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
         self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
         for parameter in self._slices:
             parameter.row_gradients = []
+            sums = make_sums(self._flat(parameter), weights.model_weights.dtype)
+            parameter.gradient_sums = self._sums[parameter] = sums
             add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self, last: bool) -> None:
@@ -99,6 +104,8 @@ class GradientBuckets:
         if self._tables:
             self._sum_tables()
         self._seen.clear()
+        for sums in filter(None, self._sums.values()):
+            sums.filled = False
         with self.traffic:
             for wait in self._waits:
                 wait()
@@ -108,19 +115,24 @@ class GradientBuckets:
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
             return  # it has `row_gradients`
-        flat, grad = self._flat(parameter), parameter.grad
+        flat, grad, sums = self._flat(parameter), parameter.grad, self._sums[parameter]
+        added = sums is not None and sums.filled
         if grad is None:
-            if parameter not in self._seen:
+            if added:
+                self._filled.pop(parameter, None)
+            elif parameter not in self._seen:
                 self._clear(parameter)
         else:
             self._filled.pop(parameter, None)
-            if parameter in self._seen:
+            if parameter in self._seen or added:
                 flat.add_(grad)
             elif _is_large_bf16(grad):
                 simd.widen(grad, flat)
             else:
                 flat.copy_(grad)
         self._seen.add(parameter)
+        if sums is not None:
+            sums.filled = True
         parameter.grad = None
         self._add_rows(parameter)
         if self._missing:

@@ -61,7 +61,7 @@ class ShardedGradients:
         self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket; whether to add
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
         for parameter in weights.layout.slices:
-            parameter.row_gradients = []
+            parameter.row_gradients, parameter.gradient_sums = [], None
             add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self) -> None:

@@ -1,0 +1,197 @@
+"""Gradients of weights that AMX computes, against their formula in fp64, and where they are summed.
+
+What the sums are for is the same without AMX, so there a product of torch takes the tiles' place.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.kernels import linear as module
+from ftcluster_train.kernels import simd
+from ftcluster_train.patching.kernel_mode import KernelMode
+from tests.engine.drawn import check_near, tensors, unit
+
+BF16 = torch.bfloat16
+sizes = st.sampled_from([32, 64, 96, 320])
+rows = st.integers(1, 100) | st.sampled_from([1792, 1793, 3600])
+
+
+@pytest.mark.needs("amx", "compiler")
+@given(rows, sizes, sizes, st.booleans(), st.sampled_from([1, 2, 3, 7]), st.data())
+@example(1793, 320, 96, True, 7, None)
+def test_tiles_compute_the_product(
+    rows: int, outputs: int, inputs: int, adds: bool, threads: int, data: st.DataObject | None
+) -> None:
+    assert simd.has_amx()
+    before = torch.get_num_threads()
+    if data:
+        gradient, input = (data.draw(tensors((rows, n), BF16)) for n in (outputs, inputs))
+    else:
+        gradient, input = (torch.randn(rows, n).to(BF16) for n in (outputs, inputs))
+    sums = torch.randn(outputs, inputs)
+    wide = gradient.double(), input.double()
+    exact, size = wide[0].T @ wide[1], wide[0].abs().T @ wide[1].abs()
+    if adds:
+        exact, size = exact + sums.double(), size + sums.double().abs()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(simd, "FEW_ELEMENTS", 0)
+            simd.weight_gradient_(gradient, input, sums, adds)
+    finally:
+        torch.set_num_threads(before)
+    check_near(sums, exact, unit(torch.float32, rows + 1) * size)
+
+
+@pytest.fixture(params=["tiles", "torch"])
+def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are small have sums as well."""
+    monkeypatch.setattr(module, "MUCH_WORK", 0)
+    if request.param == "tiles":
+        if not simd.has_amx():
+            pytest.skip("needs amx: this CPU has no tiles, or the kernel does not allow them")
+        return
+
+    def product(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
+        sums.copy_(left.float().T @ right.float() + (sums if adds else 0))
+
+    monkeypatch.setattr(simd, "has_amx", lambda: True)
+    monkeypatch.setattr(simd, "weight_gradient_", product)
+
+
+class _Turned(torch.nn.Module):
+    """A layer as GPT-2 has them, whose weight is stored the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 32))
+        self.bias = torch.nn.Parameter(torch.randn(32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class _Layers(torch.nn.Module):
+    """A layer that is used twice, one stored the other way round, one that autograd sees as well,
+    one of another size, and one that no loss depends on.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = torch.nn.Linear(64, 64)
+        self.seen = torch.nn.Linear(64, 64, bias=False)
+        self.odd = torch.nn.Linear(64, 50)
+        self.turned = _Turned()
+        self.unused = torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.seen(self.twice(functional.relu(self.twice(x))))
+        other = self.seen.weight.float().square().sum()
+        return self.turned(x).float().sum() + self.odd(x).float().square().mean() + other
+
+
+Found = dict[str, torch.Tensor]
+
+
+def of_buckets(model: _Layers, batches: list[torch.Tensor]) -> Iterator[Found]:
+    """The gradients of steps, each of all these micro-batches."""
+    weights = FlatWeights(model, BF16)
+    buckets = GradientBuckets(weights, 1)
+    while True:
+        for number, batch in enumerate(batches):
+            buckets.start_backward(last=number == len(batches) - 1)
+            with KernelMode(), torch.autocast("cpu", BF16):
+                model(batch).backward()
+        flat = buckets.wait()
+        places = {name: weights.layout.slices[p] for name, p in model.named_parameters()}
+        yield {name: flat[place].clone() for name, place in places.items()}
+
+
+def exact(model: _Layers, batches: list[torch.Tensor]) -> Found:
+    for batch in batches:
+        model(batch).backward()
+    named = model.named_parameters()
+    return {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in named}
+
+
+def check(found: Found, expected: Found, part: float) -> None:
+    for name, gradient in expected.items():
+        error = (found[name].view(gradient.shape) - gradient).norm()
+        assert error <= part * max(float(gradient.norm()), 1e-6), name
+
+
+@pytest.mark.usefixtures("sums")
+def test_sums_are_those_of_autograd() -> None:
+    torch.manual_seed(2)
+    model = _Layers()
+    batches = [torch.randn(size, 64) for size in (48, 7, 1)]
+    expected = exact(model, batches)
+    for p in model.parameters():
+        p.grad = None
+    steps = of_buckets(model, batches)
+    for _ in range(3):  # nothing of the step before is left
+        check(next(steps), expected, 0.02)
+
+
+@pytest.mark.usefixtures("sums")
+def test_rows_without_gradient_and_none_at_all() -> None:
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(32, 64, bias=False)
+    buckets = GradientBuckets(FlatWeights(layer, BF16), 1)
+    input = torch.randn(100, 32).to(BF16)
+    for chosen in ([3, 70], [], list(range(100))):
+        grad = torch.zeros(100, 64, dtype=BF16)
+        grad[chosen] = torch.randn(len(chosen), 64).to(BF16)
+        buckets.start_backward(last=True)
+        module.linear(input, layer.weight).backward(grad)
+        found = buckets.wait().view(64, 32)
+        torch.testing.assert_close(found, grad.float().T @ input.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("sums")
+def test_whoever_looks_at_a_gradient_gets_it() -> None:
+    layer = torch.nn.Linear(32, 32, bias=False)
+    buckets = GradientBuckets(FlatWeights(layer, BF16), 1)
+    seen: list[torch.Tensor] = []
+    layer.weight.register_hook(lambda grad: seen.append(grad) or 2 * grad)
+    buckets.start_backward(last=True)
+    module.linear(torch.ones(4, 32, dtype=BF16), layer.weight).sum().backward()
+    assert [one.unique().item() for one in seen] == [4]
+    assert buckets.wait().unique().tolist() == [8]
+
+
+@pytest.mark.usefixtures("sums")
+def test_a_model_is_freed_with_its_sums() -> None:
+    layer = torch.nn.Linear(32, 32)
+    buckets = GradientBuckets(FlatWeights(layer, BF16), 1)
+    buckets.start_backward(last=True)
+    module.linear(torch.ones(4, 32, dtype=BF16), layer.weight, layer.bias).sum().backward()
+    assert buckets.wait().any()
+    left: list[Callable[[], Any]] = [weakref.ref(x) for x in (layer, layer.weight, buckets)]
+    del layer, buckets
+    gc.collect()
+    assert [one() for one in left] == [None] * 3
+
+
+@pytest.mark.parametrize("value", ["AVX512_CORE_BF16", "avx2"])
+def test_a_limit_for_onednn_is_one_for_tiles(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)
+    assert not simd.has_amx.__wrapped__()
+
+
+def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simd, "has_amx", lambda: True)
+    assert module.make_sums(torch.empty(64, 32), BF16)
+    for values, dtype in ((torch.empty(64, 40), BF16), (torch.empty(64), BF16),
+                          (torch.empty(64, 32), torch.float32)):  # fmt: skip
+        assert module.make_sums(values, dtype) is None
