@@ -16,8 +16,10 @@ from torch.nn import functional
 
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.kernels import cross_entropy, simd
 from ftcluster_train.kernels import linear as module
-from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
+from ftcluster_train.kernels.gradient_sums import make_sums
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import check_near, tensors, unit
 
@@ -83,8 +85,10 @@ class _Turned(torch.nn.Module):
 
 class _Layers(torch.nn.Module):
     """A layer that is used twice, one stored the other way round, one that autograd sees as well,
-    one of another size, and one that no loss depends on.
+    one of another size, one that no loss depends on, and logits, whose weight embeds as well.
     """
+
+    kernels = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +97,20 @@ class _Layers(torch.nn.Module):
         self.odd = torch.nn.Linear(64, 50)
         self.turned = _Turned()
         self.unused = torch.nn.Linear(32, 32)
+        self.words = torch.nn.Embedding(70, 64)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.seen(self.twice(functional.relu(self.twice(x))))
+        tokens = torch.arange(len(x)) % 70
+        x = x + self.words(tokens)
+        loss = functional.cross_entropy(x @ self.words.weight.T, tokens, reduction="sum")
+        losses = functional.cross_entropy(x @ self.words.weight.T, tokens, reduction="none")
+        if self.kernels:
+            loss = linear_cross_entropy(x, self.words.weight, tokens)
+            losses = token_losses(x, self.words.weight, tokens)
+        loss = loss + (losses * torch.linspace(0, 1, len(x))).sum()
         other = self.seen.weight.float().square().sum()
+        other = other + 0.3 * loss
         return self.turned(x).float().sum() + self.odd(x).float().square().mean() + other
 
 
@@ -107,6 +121,7 @@ def of_buckets(model: _Layers, batches: list[torch.Tensor]) -> Iterator[Found]:
     """The gradients of steps, each of all these micro-batches."""
     weights = FlatWeights(model, BF16)
     buckets = GradientBuckets(weights, 1)
+    model.kernels = True
     while True:
         for number, batch in enumerate(batches):
             buckets.start_backward(last=number == len(batches) - 1)
@@ -131,7 +146,9 @@ def check(found: Found, expected: Found, part: float) -> None:
 
 
 @pytest.mark.usefixtures("sums")
-def test_sums_are_those_of_autograd() -> None:
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_sums_are_those_of_autograd(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "LOGITS", at_once)
     torch.manual_seed(2)
     model = _Layers()
     batches = [torch.randn(size, 64) for size in (48, 7, 1)]
@@ -191,7 +208,24 @@ def test_a_limit_for_onednn_is_one_for_tiles(monkeypatch: pytest.MonkeyPatch, va
 
 def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simd, "has_amx", lambda: True)
-    assert module.make_sums(torch.empty(64, 32), BF16)
-    for values, dtype in ((torch.empty(64, 40), BF16), (torch.empty(64), BF16),
-                          (torch.empty(64, 32), torch.float32)):  # fmt: skip
-        assert module.make_sums(values, dtype) is None
+    assert make_sums(torch.empty(64, 32), BF16)
+    odd = make_sums(torch.empty(64, 40), BF16)
+    assert odd
+    assert not odd.takes_products
+    for shape, dtype in (((64,), BF16), ((64, 32), torch.float32)):
+        assert make_sums(torch.empty(shape), dtype) is None
+
+
+@pytest.mark.usefixtures("sums")
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_weight_without_sums_has_a_gradient(turned: bool) -> None:
+    torch.manual_seed(4)
+    input, grad = torch.randn(50, 32).to(BF16), torch.randn(50, 64).to(BF16)
+    weight = torch.randn(32, 64).to(BF16) if turned else torch.randn(64, 32).to(BF16)
+    weight.requires_grad_()
+    module.linear(input, weight.T if turned else weight).backward(grad)
+    exact = grad.double().T @ input.double()
+    assert weight.grad is not None
+    assert weight.grad.is_contiguous()
+    found = weight.grad.T if turned else weight.grad
+    torch.testing.assert_close(found.double(), exact, rtol=2**-8, atol=1e-3)

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from ftcluster_common.kernel_limits import LOGITS
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.gradient_sums import fits_tiles, sums_of
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
@@ -103,16 +104,10 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             if grad_bias is not None:
                 grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
             if of_weight:
-                more = logits.T @ hidden[part]
-                if len(tokens) <= size:
-                    grad_weight = more
-                elif grad_weight is None:
-                    grad_weight = more.float()  # a sum of several in bf16 would be rounded again
-                else:
-                    grad_weight += more
+                whole = len(tokens) <= size
+                grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
             del logits  # else those of two parts are there while the next ones are computed
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
-        ctx.vocab_size, ctx.dtype = len(weight), weight.dtype
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
         return loss
 
@@ -120,11 +115,11 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def backward(
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
-        grad_hidden, grad_weight, grad_bias = ctx.saved_tensors
+        grad_hidden, grad_weight, grad_bias, weight = ctx.saved_tensors
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
         if grad_weight is not None:
-            grad_weight = grad_weight.mul_(grad_output)[: ctx.vocab_size].to(ctx.dtype)
+            grad_weight = _of_weight(grad_weight, weight, grad_output)
         if grad_bias is not None:
             grad_bias = grad_bias.mul_(grad_output).to(ctx.bias_dtype)
         return grad_hidden, grad_weight, None, grad_bias
@@ -168,18 +163,53 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_bias = None if bias is None else torch.zeros(len(weight))
-        grad_weight = torch.zeros(padded.shape)  # a sum of several in bf16 would be rounded again
+        grad_weight: torch.Tensor | None = None
         for part in _chunks(tokens, weight):
             logits = _logits(hidden[part], padded, bias)
             _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
             if grad_bias is not None:
                 grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
             _product(logits, padded, grad_hidden[part])
-            grad_weight += logits.T @ hidden[part]
+            grad_weight = _add_product(grad_weight, logits, hidden[part], whole=False)
             del logits
+        if grad_weight is None:  # no tokens
+            grad_weight = torch.zeros(padded.shape)
         if bias is not None and grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight[: len(weight)].to(weight.dtype), None, grad_bias
+        return grad_hidden, _of_weight(grad_weight, weight), None, grad_bias
+
+
+def _add_product(
+    sums: torch.Tensor | None, logits: torch.Tensor, hidden: torch.Tensor, whole: bool
+) -> torch.Tensor:
+    """The sums of `logits.T @ hidden`, with those of the tokens before; None: there are none.
+
+    Args:
+        whole: whether these are all tokens. Sums of several in bf16 would be rounded again.
+    """
+    fits = logits.dtype == torch.bfloat16 and fits_tiles(logits.shape[1], hidden.shape[1])
+    if fits and len(logits) and simd.has_amx():
+        adds = sums is not None
+        if sums is None:
+            sums = torch.empty(logits.shape[1], hidden.shape[1])
+        simd.weight_gradient_(logits, hidden.contiguous(), sums, adds)
+        return sums
+    more = logits.T @ hidden
+    if sums is not None:
+        return sums.add_(more)
+    return more if whole else more.float()
+
+
+def _of_weight(
+    gradient: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """A factor times the gradient of a weight with more rows; None where it went to its sums."""
+    gradient = gradient[: len(weight)]
+    sums = sums_of(weight)
+    if sums is not None and gradient.dtype == torch.float32:
+        sums.add(gradient, 1.0 if factor is None else float(factor))
+        return None
+    return (gradient if factor is None else gradient.mul_(factor)).to(weight.dtype)
 
 
 def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:

@@ -7,9 +7,6 @@ and the two layers behind it have a gradient in one row of each sample. Rows of 
 any layer, those of a prompt none in the last one. Products with rows of zeros are zeros, so the
 result is the same to rounding.
 
-Where the CPU has AMX, gradients of weights are added to the training's fp32 sums while they are
-computed.
-
 Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
 Such a weight is a parameter of bytes with two values each. Its values are computed anew for each
@@ -30,13 +27,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.gradient_sums import product_of_columns, sums_of
 from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
 
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32) * 7919
-SUMS = 32  # of which the sizes of a weight are multiples where AMX computes its gradient
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
@@ -103,48 +100,15 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             else:
                 grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
-        sums = sums_of(weight) if of_weight else None
-        if sums is not None:  # in the weight's order in memory
-            sums.add(*((grad, rows) if weight.is_contiguous() else (rows, grad)))
-        elif of_weight:
-            grad_weight = grad.T @ rows if weight.is_contiguous() else (rows.T @ grad).T
+        if of_weight:  # in the weight's order in memory
+            in_order, sums = weight.is_contiguous(), sums_of(weight)
+            factors = (grad, rows) if in_order else (rows, grad)
+            if sums is not None and sums.takes_products:
+                sums.add_product(*factors)
+            else:
+                product = product_of_columns(*factors)
+                grad_weight = product if in_order else product.T
         return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None
-
-
-class GradientSums:
-    """Where the gradient of a weight is summed; the weight has it as attribute `gradient_sums`.
-
-    Attributes:
-        values: fp32, of the weight's shape.
-        filled: whether they have a part of the step's gradient; otherwise they may be anything.
-    """
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.values, self.filled = values, False
-
-    def add(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        """Add left' right, of shapes (rows, outputs) and (rows, inputs) in bf16."""
-        if len(left):
-            left, right = left.contiguous(), right.contiguous()
-            simd.weight_gradient_(left, right, self.values, self.filled)
-        elif not self.filled:
-            self.values.zero_()
-        self.filled = True
-
-
-def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
-    """The sums of a weight that the model has in a dtype; None where autograd has to return them.
-
-    Args:
-        values: where the gradient is to be, fp32 from a cache line on.
-    """
-    fits = values.ndim == 2 and not any(size % SUMS for size in values.shape)
-    return GradientSums(values) if fits and dtype == torch.bfloat16 and simd.has_amx() else None
-
-
-def sums_of(weight: torch.Tensor) -> GradientSums | None:
-    """Those of a weight, unless a hook of somebody's is to see its gradient."""
-    return None if weight._backward_hooks else getattr(weight, "gradient_sums", None)
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:

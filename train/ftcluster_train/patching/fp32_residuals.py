@@ -13,12 +13,12 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.kernels.elementwise import fits_norm, norm, rounded_output
+from ftcluster_train.kernels.gradient_sums import sums_of
 from ftcluster_train.kernels.linear import (
     dtype_of,
     linear,
     linear_in_nf4,
     linear_with_adapter,
-    sums_of,
     torch_linear,
 )
 from ftcluster_train.kernels.private_torch import version_of

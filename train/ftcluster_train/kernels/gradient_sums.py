@@ -1,0 +1,71 @@
+"""Gradients of weights: by AMX where the CPU has it, and added to the fp32 sums of the training.
+
+Autograd would return a tensor in bf16, which is rounded, written and read once more.
+"""
+
+import torch
+
+from ftcluster_train.kernels import simd
+
+MULTIPLE = 32  # of which the sizes of a weight are, where AMX computes its gradient
+
+
+class GradientSums:
+    """Where the gradient of a weight is summed; the weight has it as attribute `gradient_sums`.
+
+    Attributes:
+        values: fp32, of the weight's shape.
+        filled: whether they have a part of the step's gradient; otherwise they may be anything.
+        takes_products: whether `add_product` may be called.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values, self.filled = values, False
+        self.takes_products = fits_tiles(*values.shape)
+
+    def add(self, gradient: torch.Tensor, factor: float) -> None:
+        """Add the factor times a gradient in fp32."""
+        if self.filled:
+            self.values.add_(gradient, alpha=factor)
+        else:
+            torch.mul(gradient, factor, out=self.values)
+        self.filled = True
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Add left' right, of shapes (rows, outputs) and (rows, inputs) in bf16."""
+        if len(left):
+            left, right = left.contiguous(), right.contiguous()
+            simd.weight_gradient_(left, right, self.values, self.filled)
+        elif not self.filled:
+            self.values.zero_()
+        self.filled = True
+
+
+def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
+    """The sums of a weight that the model has in a dtype; None where autograd has to return them.
+
+    Args:
+        values: where the gradient is to be, fp32 from a cache line on.
+    """
+    fits = values.ndim == 2 and dtype == torch.bfloat16 and simd.has_amx()
+    return GradientSums(values) if fits else None
+
+
+def fits_tiles(outputs: int, inputs: int) -> bool:
+    """Whether AMX computes the gradient of a weight with these sizes."""
+    return outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0
+
+
+def sums_of(weight: torch.Tensor) -> GradientSums | None:
+    """Those of a weight, unless a hook of somebody's is to see its gradient."""
+    return None if weight._backward_hooks else getattr(weight, "gradient_sums", None)
+
+
+def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left' right, of shapes (rows, outputs) and (rows, inputs)."""
+    fits = left.dtype == torch.bfloat16 and fits_tiles(left.shape[1], right.shape[1])
+    if not (fits and len(left) and simd.has_amx()):
+        return left.T @ right
+    product = torch.empty(left.shape[1], right.shape[1])
+    simd.weight_gradient_(left.contiguous(), right.contiguous(), product, adds=False)
+    return product.to(left.dtype)
