@@ -53,10 +53,11 @@ def test_other_words_of_ssh(message: str, said: str) -> None:
 def test_an_sshd_with_too_many_connections(message: str, turned_away: bool) -> None:
     said = of_sshd(message)
     assert ("MaxStartups" in said) == turned_away
+    assert ("is off, does not let this user in, does not reach" in said) == ("65535" in message)
     assert "\n" not in said
 
 
-# OpenSSH 9.2: its own lines, those of sshd's refusal before them
+# OpenSSH 9.2 without ControlPersist, with which it drops them
 CLOSED = (
     "kex_exchange_identification: Connection closed by remote host\r\nConnection closed by UNKNOWN"
 )
