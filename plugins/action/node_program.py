@@ -21,13 +21,13 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
 
 # reads the command from its input, of any length and with any quotes; keeps stderr apart from what
 # ssh and sudo say; the mark is assembled where it is printed, as TELL does
-RUN = """
-import json, subprocess, sys
-command, given = json.load(sys.stdin)
-done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)
-said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]
-print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))
-"""
+RUN = "; ".join((
+    "import json, subprocess, sys",
+    "command, given = json.load(sys.stdin)",
+    'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
+    'said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]',
+    'print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))',
+))  # fmt: skip
 SECRET = "*" * 8
 
 

@@ -6,6 +6,9 @@ A new version may lack it; tests/unit/plugins/test_private_ansible.py names what
 
 from __future__ import annotations
 
+import base64
+import os
+import re
 from typing import Any
 
 
@@ -19,9 +22,22 @@ def execute(action: Any, command: str, data: bytes = b"", sudoable: bool = True)
         sudoable: whether as the user that the task becomes, else as the one that logs in.
     """
     done: dict[str, Any] = action._low_level_execute_command(
-        command, sudoable=sudoable, in_data=data or b"\n"
+        for_any_shell(command), sudoable=sudoable, in_data=data or b"\n"
     )
     return done
+
+
+def for_any_shell(command: str) -> str:
+    """The command as the login shell gets it in single quotes, which may be csh.
+
+    There a quoted text ends with its line, and ! stands for an earlier command.
+
+    >>> for_any_shell("echo a!b")
+    'sh -c "$(echo ZWNobyBhIWI= | base64 -d)"'
+    """
+    if not re.search(r"[\n!]", command):
+        return command
+    return f'sh -c "$(echo {base64.b64encode(os.fsencode(command)).decode()} | base64 -d)"'
 
 
 def environment_words(action: Any) -> str:

@@ -1,6 +1,8 @@
 """Hosts to plan for before one has them, compared with dumps of such machines."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,8 +32,11 @@ def test_they_are_as_people_have_seen_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*HOSTS, "4xm6i.16xlarge", "2x2x8480+"])
-def test_a_plan_for_them(name: str, shell: Shell) -> None:
+def test_a_plan_for_them(name: str, tmp_path: Path, shell: Shell) -> None:
     found = shell(f"plan classify --json --facts {name}").document
+    (tmp_path / "plan.json").write_text(json.dumps(found))
+    again = shell(f"plan classify --json --facts {tmp_path}/plan.json").document
+    assert (again["hosts"], again["facts"]) == (found["hosts"], found["facts"])
     count = {"4xm6i.16xlarge": 4, "2x2x8480+": 2}.get(name, 1)
     assert len(found["hosts"]) == count
     decided = {one["what"]: one["value"] for one in found["decisions"]}

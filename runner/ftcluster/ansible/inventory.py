@@ -11,11 +11,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.inventory_errors import named, plugin_of, unreadable, warnings
+from ftcluster.ansible.inventory_errors import (
+    named,
+    plugins_of,
+    refuse_files,
+    seen_by,
+    unreadable,
+    warnings,
+)
 from ftcluster.ansible.processes import end_descendants
 from ftcluster.ansible.programs import program, utf8_locale
 from ftcluster.errors import InventoryError
 from ftcluster.paths import bundled
+from ftcluster.text.printable import printable
 from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
@@ -26,6 +34,7 @@ BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
 EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 NO_LIST = "a list of hosts cannot be set up; write them into a file, one a line"
+MOST_SHOWN = 60  # characters of what is no listing
 TIME_LIMIT_SECONDS = 300  # large clouds take a minute
 NAME = re.compile(r"\w[\w.-]*")  # of a host
 # those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
@@ -90,13 +99,14 @@ def read_inventory(
             cluster is the group `ftcluster` where there is one, else all hosts.
 
     Raises:
-        InventoryError: one does not exist or cannot be parsed (with file and line), no host is
-            left, or ftcluster_hosts is not one pattern.
+        InventoryError: one does not exist, is a pipe or cannot be parsed (with file and line), no
+            host is left, or ftcluster_hosts is not one pattern.
     """
     for path in paths:
         if not path.exists():
             hint = NO_LIST if "," in str(path) else EXAMPLE
             raise InventoryError(f"inventory {path} does not exist", hint)
+    refuse_files(paths)
     given = list(pairwise(options))
     more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
     listing, said = _listing(paths, more)
@@ -105,7 +115,7 @@ def read_inventory(
     own_group = OWN_GROUP if _members(listing, OWN_GROUP) else ""
     pattern = _pattern(listing, where) or remembered or own_group
     if not everyone:
-        plugins = [plugin for path in paths if (plugin := plugin_of(path))]
+        plugins = plugins_of(paths)
         hint = f"{' and '.join(plugins)} gave none: look at filters, regions and account"
         raise InventoryError(
             f"inventory {where} has no host",
@@ -176,15 +186,17 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
             raise InventoryError(
                 f"inventory {named(paths)}: ansible-inventory has not read it in "
                 f"{error.timeout:g} s; what it asks does not answer",
-                f"try: ansible-inventory {' '.join(sources)} --list -vvv",
+                seen_by(paths),
             ) from None
     if process.returncode != 0:
-        raise unreadable(paths, stderr)
+        raise unreadable(paths, stderr, process.returncode)
     try:
         listing: dict[str, Any] = parse_json(stdout)
     except ValueError as error:
         raise InventoryError(
-            f"inventory {named(paths)}: what ansible-inventory makes of it cannot be read: {error}"
+            f"inventory {named(paths)}: ansible-inventory prints no JSON, but "
+            f"{printable(stdout[:MOST_SHOWN])!a}",
+            f"a plugin or script prints or ends by itself; {seen_by(paths)}",
         ) from error
     return listing, warnings(stderr)
 

@@ -4,11 +4,13 @@ Ansible tries all of its plugins on a file and tells each one's reason; the last
 parser's, whatever the file is. The reason that counts is that of the plugin which the file is for.
 """
 
+import codecs
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from ftcluster.ansible.ansible_words import hint_of
 from ftcluster.ansible.private_ansible import ini_line
 from ftcluster.errors import InventoryError
 from ftcluster.text.printable import printable
@@ -21,24 +23,47 @@ OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
 YAML = (".yml", ".yaml", ".json")
 PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
 PROGRAMS = (b"#!", b"\x7fE")  # on some file systems every file may be executed
-VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
+# "byte order marks" that Windows' editors write, and Ansible takes for a part of a name
+UTF8_MARK, UTF16_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def unreadable(paths: Sequence[Path], stderr: str) -> InventoryError:
+def refuse_files(paths: Sequence[Path]) -> None:
+    """Raise for files that Ansible does not read as they are meant, or would wait for."""
+    for path in paths:
+        if path.is_fifo():
+            raise InventoryError(
+                f"inventory {path} is a pipe, which cannot be read several times",
+                "write what it gives into a file",
+            )
+        start = path.read_bytes()[:3] if path.is_file() else b""
+        if start.startswith(UTF16_MARKS) or (start == UTF8_MARK and path.suffix not in YAML):
+            raise InventoryError(
+                f"inventory {path} begins with a byte order mark",
+                "save it as UTF-8 without one (BOM)",
+            )
+
+
+def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     """The reason, with its file and where it is known the line.
 
     Args:
         paths: the inventories; folders as well, of which the error names the file.
         stderr: all of ansible-inventory's.
+        code: its exit code, or minus the signal that has ended it.
     """
+    error = _reason(paths, stderr, code)
+    return InventoryError(error.message, hint_of(error.message) or error.hint)
+
+
+def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
     source = _after(SOURCE, lines)
     if not source:  # all were read; their variables were not
         (error, *_) = [
             *(line.partition("]: ")[2] for line in lines if line.startswith("[ERROR]: ")),
-            *(lines[-1:] or ["ansible-inventory failed"]),
+            *(lines[-1:] or [f"ansible-inventory has ended with exit code {code}"]),
         ]
-        return InventoryError(f"{named(paths)}: {error}", VAULT if "vault" in error else "")
+        return InventoryError(f"{named(paths)}: {error}", seen_by(paths))
     path = next((path for path in paths if str(path.absolute()) == source), Path(source))
     reasons = {found[1]: found[2] for line in lines if (found := FAILED.search(line))}
     plugin = plugin_of(path)
@@ -50,7 +75,22 @@ def unreadable(paths: Sequence[Path], stderr: str) -> InventoryError:
         return _of_script(path, reasons["script"], lines)
     if path.suffix in YAML and "yaml" in reasons:
         return _with_line(path, reasons["yaml"], lines)
-    return _of_ini(path, reasons.get("ini") or source)
+    return _of_ini(
+        path, reasons.get("ini") or "nothing in it is what Ansible takes for an inventory"
+    )
+
+
+def seen_by(paths: Sequence[Path]) -> str:
+    """A hint: the command that shows what Ansible does with inventories."""
+    return f"to see more: ansible-inventory {' '.join(f'-i {path}' for path in paths)} --list -vvv"
+
+
+def plugins_of(paths: Sequence[Path]) -> list[str]:
+    """The inventory plugins of files, and of those in folders."""
+    files = [
+        file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])
+    ]
+    return [plugin for file in files if (plugin := plugin_of(file))]
 
 
 def plugin_of(path: Path) -> str:
@@ -79,7 +119,7 @@ def _of_plugin(
         (reason for name, reason in reasons.items() if name.rpartition(".")[2] not in OF_FILES), ""
     )
     loading = next((found[1] for line in lines if (found := NOT_LOADED.search(line))), "")
-    hint = f"to see more: ansible-inventory -i {path} --list -vvv"
+    hint = seen_by([path])
     if not said:
         said = f"no plugin takes it; {plugin} is not among enable_plugins of ansible.cfg"
     elif "specifies unknown plugin" in said:

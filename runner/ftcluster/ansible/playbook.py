@@ -19,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from ftcluster.ansible import child
+from ftcluster.ansible.ansible_words import hint_of
 from ftcluster.ansible.pipes import Pipes
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
 from ftcluster.ansible.processes import end_descendants, memory_of
@@ -277,6 +278,8 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
         message = _failure_text(result)
         if kind == "unreachable" or WITH_PASSWORD in message:
             message = of_host_key(message) or of_sshd(message) or message
+        elif hint := hint_of(message):
+            message = f"{message}\n{hint}"
     elif name == "runner_on_file_diff" and str(raw.get("stdout", "")).strip():
         kind, message = "diff", printable(raw["stdout"]).strip("\n")
     elif name in ("runner_on_start", "runner_on_skipped"):

@@ -9,6 +9,12 @@ FAILED = "Host key verification failed"
 OFFENDING = re.compile(r"Offending \S+ key in (\S+:\d+)")
 SENT = re.compile(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
 # Ansible's, with a password; it hides ssh's own words
+VIA = "Failed to connect to the host via ssh: "
+# what ssh itself says of a jump host, or a shell of a ProxyCommand
+ON_THE_WAY = re.compile(
+    r"ssh: .*|channel \d+: open failed: .*|.*: Permission denied \(.*|.*: not found"
+)
+BEHIND = "by UNKNOWN port 65535"  # of a connection that is a pipe
 TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
@@ -35,14 +41,29 @@ def of_host_key(message: str) -> str:
 
 
 def of_sshd(message: str) -> str:
-    """Why an sshd ended a connection before anybody logged in, in one line; "" for another failure.
+    """Why a connection ended before anybody logged in, in one line; "" for another failure.
+
+    Behind a jump host, what keeps ssh from that one, or that one from the host, stands before; or
+    it is lost, as with ControlPersist ssh drops what a ProxyCommand says.
 
     >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
     'Connection closed by remote host)'
     """
     said = TURNED_AWAY.search(message)
+    before = message[: said.start()].rpartition(VIA)[2].splitlines() if said else []
+    for line in reversed(before):
+        if ON_THE_WAY.fullmatch(line):
+            fails = "does not reach it" if line.startswith("channel") else "is not reached"
+            return f"the jump host or proxy on the way to it {fails}: {line}"
+    if said and BEHIND in message:
+        return (
+            "the jump host or proxy on the way to it closed the connection before the login: it is "
+            "off, does not let this user in, does not reach the host, or has too many connections "
+            "at once (raise MaxStartups in its sshd_config, or give --forks 5); ssh by hand says "
+            f"which ({said[0]})"
+        )
     return (
-        "sshd, of this host or of the jump host before it, closed the connection before the login: "
+        "sshd, of this host or of a jump host before it, closed the connection before the login: "
         "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or give "
         f"--forks 5), or refuse this machine's address ({said[0]})"
         if said

@@ -5,6 +5,7 @@ same ftcluster and the same prefix; srun reaches them, no SSH is needed.
 """
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ftcluster.errors import FtclusterError, UsageError
 from ftcluster_common.given_files import parse_json
 from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
+NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
 AT_ONCE = 32
 SECONDS = 120  # for srun to start a step on a node that is busy
 MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
@@ -45,6 +47,7 @@ class Allocation:
         job: its id.
         nodes: Slurm's names of its nodes, this one first.
         cpus: how many CPUs it has of each node.
+        memory: how much memory it has of each, in bytes; empty where that is not known.
         here: Slurm's name of this node; "" on a machine that is none of them.
         copies: how many tasks of the job's step run this command.
         restarts: how often Slurm has requeued the job.
@@ -56,18 +59,19 @@ class Allocation:
     here: str
     copies: int
     restarts: int
+    memory: tuple[int, ...] = ()
 
 
 def allocation(environment: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of the Slurm job that this command runs in; None outside of one.
 
     Raises:
-        UsageError: the job is heterogeneous.
+        UsageError: see `allocated`.
         FtclusterError: scontrol fails.
     """
-    if SLURM_VARIABLE not in environment or "SLURM_JOB_NODELIST" not in environment:
+    if SLURM_VARIABLE not in environment or NODES not in environment:
         return None
-    argv = ["scontrol", "show", "hostnames", environment["SLURM_JOB_NODELIST"]]
+    argv = ["scontrol", "show", "hostnames", environment[NODES]]
     return allocated(environment, _output(argv).split())
 
 
@@ -75,9 +79,10 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
     """Read an allocation from a job's environment and its nodes in Slurm's order.
 
     Raises:
-        UsageError: the job is heterogeneous; names the nodes of its parts.
+        UsageError: the job is heterogeneous, which names the nodes of its parts; or variables do
+            not fit each other.
     """
-    if int(environment.get("SLURM_HET_SIZE", "1")) > 1:
+    if _number(environment, "SLURM_HET_SIZE", 1) > 1:
         parts = [
             environment[name]
             for name in sorted(environment)
@@ -89,16 +94,51 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
             "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
-    cpus = repeated(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
-    pairs = list(zip(nodes, cpus + (0,) * (len(nodes) - len(cpus)), strict=True))
+    try:
+        cpus = repeated(environment.get(CPUS, "")) or (0,) * len(nodes)
+    except ValueError:
+        raise _not_slurms(environment, CPUS) from None
+    if not nodes or len(cpus) != len(nodes):
+        raise _not_slurms(environment, CPUS, NODES)
+    pairs = list(zip(nodes, cpus, strict=True))
     pairs.sort(key=lambda pair: pair[0] != here)  # stable
+    of_node, of_cpu = (
+        _bytes(environment.get(f"SLURM_MEM_PER_{what}", "")) for what in ("NODE", "CPU")
+    )
     return Allocation(
         environment[SLURM_VARIABLE],
         tuple(name for name, _ in pairs),
         tuple(count for _, count in pairs),
         here if here in nodes else "",
-        int(environment.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_PROCID" in environment else 1,
-        int(environment.get("SLURM_RESTART_COUNT", "0")),
+        _number(environment, "SLURM_STEP_NUM_TASKS", 1) if "SLURM_PROCID" in environment else 1,
+        _number(environment, "SLURM_RESTART_COUNT", 0),
+        tuple(of_node or of_cpu * count for _, count in pairs) if of_node or of_cpu else (),
+    )
+
+
+def _bytes(text: str) -> int:
+    """Memory as sbatch(1) has it for --mem, in MB without a unit; 0 where there is none."""
+    found = re.fullmatch(r"(\d{1,12})([KMGT]?)", text)
+    return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number that Slurm has set.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = environment.get(name, str(default))
+    if not text.isdecimal():
+        raise _not_slurms(environment, name)
+    return int(text)
+
+
+def _not_slurms(environment: Mapping[str, str], *names: str) -> UsageError:
+    said = ", ".join(f"{name}={environment.get(name, '')}" for name in names)
+    return UsageError(
+        f"these are not the variables of one Slurm job: {said}",
+        f"start the command in a job, or without one: env -u {SLURM_VARIABLE} ftcluster ...",
     )
 
 
@@ -184,14 +224,16 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
     if problems:
         raise FtclusterError("\n  ".join(problems), "no rank was started")
     return tuple(
-        host_facts(node, facts, cpus)
-        for (node, facts), cpus in zip(answers.items(), job.cpus, strict=True)
+        host_facts(node, facts, cpus, memory)
+        for (node, facts), cpus, memory in zip(
+            answers.items(), job.cpus, job.memory or (0,) * len(job.cpus), strict=True
+        )
         if not isinstance(facts, str)
     )
 
 
-def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
-    """The facts of a node, limited to the CPUs that the job has there.
+def host_facts(node: str, facts: Mapping[str, Any], cpus: int, memory: int = 0) -> HostFacts:
+    """The facts of a node, limited to the CPUs and memory that the job has there.
 
     Where Slurm does not confine a job to its CPUs, these are a share of the node's time, like the
     quota of a container.
@@ -199,6 +241,7 @@ def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
     Args:
         facts: see `ftcluster.cluster.host_facts`.
         cpus: how many; 0 where it is not known.
+        memory: in bytes; 0 where it is not known.
     """
     values = {
         **facts,
@@ -209,6 +252,8 @@ def host_facts(node: str, facts: Mapping[str, Any], cpus: int) -> HostFacts:
         "stack": stack_name(facts["current"]),
         **dict.fromkeys(CLOCK),
     }
+    if memory:
+        values["memory_bytes"] = min(memory, facts["memory_bytes"])
     if 0 < cpus < facts["threads"]:
         quota = min(cpus, facts["cpu_quota"] or cpus)
         values |= {"cpu_quota": float(quota), "cores": max(1, min(facts["cores"], int(quota)))}

@@ -55,7 +55,7 @@ def as_pod(host: HostFacts) -> HostFacts:
         rank_user="",
         tcmalloc=TCMALLOC,
         openmp="",  # the native stacks do not have it
-        network_address=host.name,
+        network_address=host.name.replace(":", "-"),
         network_interface="",
         network_provider=AUTO,
         rdma=(),

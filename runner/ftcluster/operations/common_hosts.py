@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
+from ftcluster.export.pods import TCMALLOC
 from ftcluster_common.cpu_list import format_cpus
 
 GIB = 1 << 30
@@ -88,7 +89,7 @@ def _facts(host: CommonHost, name: str) -> HostFacts:
         name=name, connection="ssh", cpu_model=host.cpu, cpu_flags=flags, cores=cores,
         threads=2 * cores, numa_nodes=len(numa), memory_bytes=memory, free_bytes=100 * 10**9,
         prefix="/opt/ftcluster", python="3.11", can_become_root=True,
-        tcmalloc="libtcmalloc_minimal.so.4", network_address=name, network_interface="eth0",
+        tcmalloc=TCMALLOC, network_address=name, network_interface="eth0",
         rank_user="", hostname=name, os="Linux", kernel="6", cpu_generation=host.generation,
         amx="usable" if "amx_tile" in flags else "absent", sockets=host.sockets, numa=numa,
         nics=(nic,), clock_offset_seconds=None,

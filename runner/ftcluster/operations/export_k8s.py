@@ -26,7 +26,14 @@ CLAIM = "ftcluster"
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123
 LONGEST_NAME = 40  # operators add to it: -node-0-99, -worker-99; a pod's name has 63 letters
-SELECTOR = re.compile(r"([a-z0-9.-]+/)?[\w.-]+=[\w.-]*", re.ASCII)
+# "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
+OF_LABEL = (
+    "each at most 63 letters, digits, dots, dashes and underscores, from a letter or digit on"
+)
+LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+SELECTOR = re.compile(
+    rf"((?=[^/]{{1,253}}/){DNS_NAME.pattern}/)?{LABEL_PART}=({LABEL_PART})?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -147,12 +154,17 @@ def _wrong(request: KubernetesRequest) -> list[str]:
         )
     for option in ("namespace", "claim", "token_secret"):
         value = getattr(request, option)
-        if value and not DNS_NAME.fullmatch(value):
+        if (value or option == "claim") and not DNS_NAME.fullmatch(value):
             flag = f"--{option.replace('_', '-')}"
             problems.append(f"{flag}: {value!r} is not a name of Kubernetes: a-z, 0-9 and -")
     for text in request.node_selector:
         if not SELECTOR.fullmatch(text):
-            problems.append(f"--node-selector: {text!r} is not KEY=VALUE")
+            problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")
+    keys = [text.partition("=")[0] for text in request.node_selector]
+    problems += [
+        f"--node-selector: {key} has several values" for key in dict.fromkeys(keys)
+        if keys.count(key) > 1
+    ]  # fmt: skip
     if request.spares:
         problems.append("--spares: Kubernetes itself starts another pod in place of a lost one")
     if request.min_nodes and request.kind != PYTORCH:

@@ -26,8 +26,9 @@ def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: st
     counts = sorted({rank.threads for rank in layout.ranks})
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     if layout.floating:
+        cpus = f"{host.cpu_quota:g} CPU{'s' * (host.cpu_quota != 1)}"
         why = (
-            f"a quota of {host.cpu_quota:g} CPUs for {counted(len(layout.ranks), 'rank')}; "
+            f"a quota of {cpus} for {counted(len(layout.ranks), 'rank')}; "
             "the kernel chooses the cores, because other processes may use all of them too"
         )
     else:

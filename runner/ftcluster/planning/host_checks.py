@@ -15,7 +15,7 @@ def check_addresses(facts: ClusterFacts) -> None:
     """Make sure that several hosts can reach each other.
 
     Raises:
-        PlanError: an address is a loopback address, or two hosts have the same.
+        PlanError: an address is a loopback address or IPv6, or two hosts have the same.
     """
     if len(facts.hosts) == 1:
         return
@@ -30,6 +30,13 @@ def check_addresses(facts: ClusterFacts) -> None:
         raise PlanError(
             "other hosts cannot reach a loopback address\n  " + "\n  ".join(lines),
             "set ftcluster_address=ADDRESS for them in the inventory and run ftcluster setup again",
+        )
+    lines = [f"{host.name} at {host.network_address}" for host in facts.hosts
+             if ":" in host.network_address]  # fmt: skip
+    if lines:
+        raise PlanError(
+            "mpirun reaches hosts by IPv4 only\n  " + "\n  ".join(lines),
+            "set ftcluster_address to an IPv4 address of them and run ftcluster setup again",
         )
     names: dict[str, list[str]] = {}
     for host in facts.hosts:

@@ -19,7 +19,9 @@ Document = Mapping[str, Any]
 
 def lines(document: Document) -> Iterator[str]:
     """The whole result."""
-    yield from table([HEADS, *(_row(host) for host in document["hosts"])])
+    failed = {one["host"] for one in document["problems"] if one["kind"] == "ansible"}
+    rows = (_row(host, host["name"] in failed) for host in document["hosts"])
+    yield from table([HEADS, *rows])
     pairs = document["pairs"]
     if pairs:
         yield ""
@@ -78,13 +80,13 @@ def one_line(document: Document) -> str:
     return "; ".join([summary(document), *words]).replace("\n", " ")
 
 
-def _row(host: Document) -> tuple[str, ...]:
+def _row(host: Document, failed: bool) -> tuple[str, ...]:
     speed = host["speed"] or {}
     generation, memory, mbits = host["generation"], host["memory_bytes"], host["interface_mbits"]
     relative = speed.get("relative")
     return (
         host["name"],
-        host["address"] if host["answers"] else "does not answer",
+        host["address"] if host["answers"] else "failed" if failed else "does not answer",
         generation if generation not in ("", "other") else host["cpu"],
         str(host["cores"] or ""),
         f"{memory / 1e9:.0f} GB" if memory else "",

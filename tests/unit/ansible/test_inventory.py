@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -228,6 +229,8 @@ def test_a_script_that_fails(tmp_path: Path, script: str, problem: str) -> None:
 
 
 FAKE_CLOUD = '''
+import os
+
 from ansible.errors import AnsibleError
 from ansible.plugins.inventory import BaseInventoryPlugin
 
@@ -247,7 +250,11 @@ class InventoryModule(BaseInventoryPlugin):
         super().parse(inventory, loader, path, cache)
         self._read_config_data(path)
         why = self.get_option("fails")
-        if why:
+        if why == "chatters":
+            print("3 machines found")
+        elif why == "is killed":
+            os.kill(os.getpid(), 9)
+        elif why:
             raise OSError(why) if "timed" in why else AnsibleError(why)
         self.display.warning("no project of this account has a machine")
 '''
@@ -258,6 +265,7 @@ NO_COLLECTION = (
     "the plugin amazon.aws.aws_ec2 is not installed here: No module named "
     "'ansible_collections.amazon'\n  install it: ansible-galaxy collection install amazon.aws"
 )
+KILLED = "ansible-inventory has ended with exit code -9\n  to see more: ansible-inventory -i "
 NONE = (
     "has no host\n  fakecloud gave none: look at filters, regions and account; Ansible says: no "
     "project of this account has a machine"
@@ -281,6 +289,8 @@ def write(folder: Path, files: dict[str, str]) -> None:
         ("fakecloud.yml", f"plugin: fakecloud\nfails: '{NO_CREDENTIALS}'\n", NO_CREDENTIALS),
         ("fakecloud.yml", f"plugin: fakecloud\nfails: '{TIMED_OUT}'\n", TIMED_OUT),
         ("fakecloud.yml", "plugin: fakecloud\n", NONE),
+        ("folder/fakecloud.yml", "plugin: fakecloud\n", NONE),
+        ("fakecloud.yml", "plugin: fakecloud\nfails: is killed\n", KILLED),
         ("cloud.yml", "plugin: fakecloud\n", OTHER_NAME),
         ("fakecloud.yml", "plugin: fakecloud\nfails: {\n", "fakecloud.yml:3: "),
         ("list.yml", "all: {hosts: [a]}\n", 'Invalid "hosts" entry for "all" group'),
@@ -294,9 +304,23 @@ def test_the_reason_is_that_of_the_plugin_which_a_file_is_for(
     monkeypatch.setenv("ANSIBLE_INVENTORY_PLUGINS", str(tmp_path / "plugins"))
     path = tmp_path / name
     path.chmod(0o755)  # as all files are on some file systems
-    error = error_of(path.parent if "/" in name else path)
+    read_at = path.parent if "/" in name else path
+    error = error_of(read_at)
     assert said in error
-    assert str(path) in error.splitlines()[0]
+    assert str(read_at) in error.splitlines()[0]
+
+
+def test_what_a_plugin_prints_is_no_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {
+        "fakecloud.yml": "plugin: fakecloud\nfails: chatters\n",
+        "plugins/fakecloud.py": FAKE_CLOUD,
+    })  # fmt: skip
+    monkeypatch.setenv("ANSIBLE_INVENTORY_PLUGINS", str(tmp_path / "plugins"))
+    error = error_of(tmp_path / "fakecloud.yml")
+    assert "prints no JSON, but '3 machines found" in error
+    assert "to see more: ansible-inventory -i " in error
 
 
 def test_of_several_the_wrong_one_is_named(tmp_path: Path) -> None:
@@ -330,6 +354,14 @@ def test_a_vault_without_its_password(tmp_path: Path) -> None:
     assert "-J asks for the vault's password" in error
     given = read(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "pw"))
     assert given.hosts == ("h1",)
+    (tmp_path / "other").write_text("another\n")
+    wrong = error_of(tmp_path / "h.ini", "--vault-password-file", str(tmp_path / "other"))
+    assert "Decryption failed" in wrong
+    assert "-J asks for the vault's password" in wrong
+    subprocess.run([*vault, str(tmp_path / "h.ini")], check=True, capture_output=True)
+    whole = error_of(tmp_path / "h.ini")  # of which no host is known
+    assert "h.ini: Attempting to decrypt" in whole
+    assert "-J asks for the vault's password" in whole
 
 
 @pytest.mark.parametrize("name", ["C", "xx_YY.UTF-8", "en_US.ISO-8859-1"])
@@ -344,6 +376,26 @@ def test_a_locale_that_ansible_does_not_run_in(
 
 def test_a_list_of_hosts_is_no_file() -> None:
     assert "write them into a file, one a line" in error_of(Path("m1,m2,"))
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding"), [("h.ini", "utf-8-sig"), ("h.ini", "utf-16"), ("h.yml", "utf-16")]
+)
+def test_marks_that_windows_editors_write(tmp_path: Path, name: str, encoding: str) -> None:
+    path = tmp_path / name
+    text = "all: {hosts: {h1: }}\n" if name == "h.yml" else "h1\r\n"
+    path.write_bytes(text.encode(encoding))
+    assert f"{path} begins with a byte order mark\n  save it as UTF-8" in error_of(path)
+    path.write_bytes(text.encode())
+    assert read(path).hosts == ("h1",)
+
+
+def test_what_is_no_inventory(tmp_path: Path) -> None:
+    assert "nothing in it is what Ansible takes for an inventory" in error_of(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    assert f"{tmp_path}/pipe is a pipe, which cannot be read several times" in error_of(
+        tmp_path / "pipe"
+    )
 
 
 def test_a_group_without_its_bracket(tmp_path: Path) -> None:

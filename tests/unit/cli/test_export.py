@@ -48,6 +48,7 @@ def k8s(
         "mrpc --image x training.ddp_backend=impi",
         "mrpc --image x --min-nodes 3",
         "mrpc --image x --node-selector spr",
+        "mrpc --image x --node-selector gen=spr --node-selector gen=gnr --claim=",
         "unknown --image=",
         "mrpc --image x --facts missing.json",
     ],
@@ -56,6 +57,24 @@ def test_wrong_input(words: str, k8s: Callable[..., tuple[int, str, str]], said:
     code, out, err = k8s(*words.split())
     assert out == ""
     said(f"{code} {err}")
+
+
+LABELS = {  # by Kubernetes' own rules
+    "spr": False, "=spr": False, "gen=-spr": False, "gen=spr.": False, "a=b=c": False,
+    "A.org/gen=spr": False, "org/a/b=c": False, "gen=spr gnr": False, f"{'g' * 64}=spr": False,
+    f"gen={'s' * 64}": False, f"{'o' * 254}/gen=spr": False,
+    "gen=": True, "gen=spr": True, f"{'g' * 63}={'s' * 63}": True, "intel.com/gen_1=A.b-c": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_labels_of_nodes(label: str, k8s: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = k8s("mrpc", "--image", "x", "--node-selector", label)
+    assert (code, f"--node-selector: {label!r} is not KEY=VALUE" in err) == (
+        (0, False) if LABELS[label] else (2, True)
+    )
+    key, _, value = label.partition("=")
+    assert (f"'{key}': '{value}'" in out) == LABELS[label]
 
 
 @pytest.mark.parametrize(

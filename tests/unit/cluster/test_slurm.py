@@ -43,6 +43,45 @@ def test_the_nodes_of_a_job_with_their_cpus_this_one_first() -> None:
     assert slurm.allocation({"SLURM_JOB_ID": "12"}) is None
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"SLURM_JOB_CPUS_PER_NODE": "64(x3),32"}, "SLURM_JOB_CPUS_PER_NODE=64(x3),32, SLURM_"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "64"}, "SLURM_JOB_CPUS_PER_NODE=64, SLURM_JOB_NODELIST=xeon["),
+        ({"SLURM_JOB_CPUS_PER_NODE": "all"}, "job: SLURM_JOB_CPUS_PER_NODE=all"),
+        ({"SLURM_HET_SIZE": ""}, "SLURM_HET_SIZE="),
+        ({"SLURM_RESTART_COUNT": "-1"}, "SLURM_RESTART_COUNT=-1"),
+        ({"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two"),
+    ],
+)
+def test_variables_that_are_not_those_of_one_job(changed: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        slurm.allocated({**BATCH, **changed}, NODES)
+    assert named in caught.value.message
+    assert "env -u SLURM_JOB_ID" in caught.value.hint
+
+
+def test_a_job_without_nodes_or_without_word_of_its_cpus() -> None:
+    with pytest.raises(UsageError, match="SLURM_JOB_NODELIST="):
+        slurm.allocated({"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": ""}, [])
+    unknown = slurm.allocated({k: v for k, v in BATCH.items() if "CPUS" not in k}, NODES)
+    assert (unknown.cpus, unknown.memory) == ((0, 0, 0), ())
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        ({"SLURM_MEM_PER_NODE": "128000"}, (128000 << 20,) * 3),
+        ({"SLURM_MEM_PER_NODE": "128G"}, (128 << 30,) * 3),
+        ({"SLURM_MEM_PER_CPU": "2000"}, (64 * 2000 << 20, 64 * 2000 << 20, 32 * 2000 << 20)),
+        ({"SLURM_MEM_PER_NODE": "0"}, ()),  # all of it
+        ({"SLURM_MEM_PER_NODE": "much"}, ()),
+    ],
+)
+def test_the_memory_of_a_job(memory: dict[str, str], expected: tuple[int, ...]) -> None:
+    assert slurm.allocated({**BATCH, **memory}, NODES).memory == expected
+
+
 def test_a_heterogeneous_job_is_refused_with_its_nodes() -> None:
     parts = {"SLURM_JOB_NODELIST_HET_GROUP_0": "xeon[1-3]",
              "SLURM_JOB_NODELIST_HET_GROUP_1": "gpu-[1-2]"}  # fmt: skip
@@ -74,6 +113,9 @@ def test_a_job_that_is_not_confined_gets_its_share_of_the_time(
     found = slurm.host_facts("xeon1", facts, cpus)
     assert (found.name, found.stack, found.connection) == ("xeon1", "native", "local")
     assert (found.cores, found.cpu_quota) == (cores, quota)
+    half = facts["memory_bytes"] // 2
+    given = [slurm.host_facts("xeon1", facts, cpus, memory) for memory in (0, half, 8 * half)]
+    assert [one.memory_bytes for one in given] == [2 * half, half, 2 * half]
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def test_a_core_and_a_tenth_of_the_memory_are_the_nodes() -> None:
     assert (pod.cores, pod.threads, pod.memory_bytes) == (31, 62, 230 * GIB)
     assert (pod.prefix, pod.tcmalloc, pod.rdma) == (VOLUME, TCMALLOC, ())
     assert not STACK.startswith(VOLUME)  # which the volume would hide
+    assert ":" not in as_pod(replace(NODE, name="fd00::1")).network_address  # no address of a pod
     # the smallest node decides
     less = replace(NODE, name="node2", memory_bytes=255 * GIB)
     assert resources(cluster(NODE, less)).memory_gib == 229

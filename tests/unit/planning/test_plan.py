@@ -286,6 +286,9 @@ def test_hosts_need_addresses_that_others_can_use(said: Callable[[object], None]
         )
     said(caught.value)
     assert decided(host("a", network_address="127.0.0.1")).world_size == 1
+    with pytest.raises(PlanError, match=r"by IPv4 only\n  b at fd00::2"):
+        decided(host("a", network_address="10.0.0.1"), host("b", network_address="fd00::2"))
+    assert decided(host("a", network_address="fd00::2")).world_size == 1
     with pytest.raises(PlanError, match=r"a, b at 10\.0\.0\.1"):
         decided(host("a", network_address="10.0.0.1"), host("b", network_address="10.0.0.1"))
 

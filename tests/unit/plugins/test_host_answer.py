@@ -130,6 +130,12 @@ def test_numbers_that_cannot_be_are_refused(way: list[Any], value: object) -> No
     assert len(wrong) < 100
 
 
+def test_a_node_is_there_once() -> None:
+    nodes = [{**node, "distances": []} for node in GOOD["numa"]]
+    twice = known_facts({**GOOD, "numa": [*nodes, *nodes]})[1]
+    assert twice == [f"node {node['node']} is there twice" for node in nodes]
+
+
 @pytest.mark.parametrize("path", ["opt/x", "/a/../../etc", "/a b", "/a$(b)", "/a;b", "/a'b", "/.."])
 def test_a_prefix_is_a_plain_path(path: str) -> None:
     assert known_facts({**GOOD, "prefix": path})[1] == [f"prefix is {path!a}"]

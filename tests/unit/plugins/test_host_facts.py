@@ -1,3 +1,4 @@
+import json
 import os
 import platform
 import subprocess
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from ansible_collections.ftcluster.cluster.plugins.action.host_facts import ActionModule
 from ansible_collections.ftcluster.cluster.plugins.modules import host_facts
+from jinja2 import Environment
 
 from tests.programs import ROOT
 from tests.unit.plugins.test_resources import reader
@@ -218,6 +221,62 @@ def test_the_stack_in_use_is_the_name_of_its_folder(tmp_path: Path) -> None:
         (tmp_path / "stacks" / name / ".complete").touch()
     assert host_facts.finished_stacks(tmp_path) == ["native-1", "native-2"]
     assert host_facts.finished_stacks(tmp_path / "stacks" / "file") == []
+
+
+# --- the network
+
+
+@pytest.mark.parametrize(
+    ("connection", "port"),
+    [
+        ("203.0.113.9 51000 10.0.0.5 2302", 2302),
+        ("fd00::9 51000 fd00::5 22", 22),
+        ("", 0),
+        ("?", 0),
+    ],
+)
+def test_sshs_port_is_the_one_that_the_host_saw(connection: str, port: int) -> None:
+    assert host_facts.port_facts(connection, "")["ssh_port"] == port
+
+
+@pytest.mark.parametrize(
+    ("seen", "given", "port"),
+    [(22, "2201", 22), (2302, None, 2302), (0, "2201", 2201), (0, None, 22)],
+)
+def test_the_inventorys_port_is_the_last_resort(seen: int, given: str | None, port: int) -> None:
+    """It may be NAT's, and the host's own may stand in an ssh_config only."""
+    variables = yaml.safe_load((ROOT / "roles/preflight/vars/main.yml").read_text())
+    template = Environment(autoescape=False).from_string(
+        variables["preflight__decided"]["ssh_port"]
+    )
+    inventory = {"ansible_port": given} if given else {}
+    assert template.render(preflight__host={"facts": {"ssh_port": seen}}, **inventory) == str(port)
+
+
+@pytest.mark.parametrize(
+    ("local", "address"), [(True, ("192.168.0.10", "lan0")), (False, ("100.64.0.5", "vpn0"))]
+)
+def test_a_head_that_is_the_control_node_does_not_go_by_its_operators_session(
+    local: bool, address: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links = [
+        {"ifname": name, "addr_info": [{"family": "inet", "local": one, "scope": "global"}]}
+        for name, one in (("vpn0", "100.64.0.5"), ("lan0", "192.168.0.10"))
+    ]
+    asked: list[list[str]] = []
+    monkeypatch.setattr(
+        host_facts, "source_address", lambda others: asked.append(others) or "192.168.0.10"
+    )
+    monkeypatch.setenv("SSH_CONNECTION", "100.64.0.9 51000 100.64.0.5 22")
+    module = SimpleNamespace(
+        params={"local": local, "address": "", "inventory_address": "head", "other_hosts": ["m2"],
+                "rank_user": ""},
+        get_bin_path=lambda _: "ip",
+        run_command=lambda _: (0, json.dumps(links), ""),
+    )  # fmt: skip
+    found = host_facts.network_facts(module)
+    assert (found["network_address"], found["network_interface"]) == address
+    assert asked == [["m2"]]
 
 
 # --- firewalls of the host

@@ -1,9 +1,13 @@
 """What action plugins use of ansible-core without its being documented is still there."""
 
 import inspect
+import subprocess
 
 import pytest
 from ansible.plugins.action import ActionBase
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import (
+    for_any_shell,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,3 +26,28 @@ def test_a_method_takes_what_it_is_given(name: str, arguments: set[str]) -> None
 @pytest.mark.parametrize("name", ["_VALID_ARGS", "_requires_connection"])
 def test_an_attribute_is_read(name: str) -> None:
     assert hasattr(ActionBase, name)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "printf '%s' 'it is \"$HOME\" `x`\n\tand!more' \"$A\"; exit 3",
+        "cat; printf '%s' '!'",
+        "printf '%s' größe",
+    ],
+)
+def test_a_command_is_one_line_without_what_csh_takes_for_its_own(command: str) -> None:
+    def run(text: str) -> tuple[int, bytes]:
+        done = subprocess.run(
+            ["/bin/sh", "-c", text],
+            input=b"given",
+            env={"A": "b"},
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    line = for_any_shell(command)
+    assert not set(line) & set("\n!")
+    assert run(line) == run(command) != (0, b"")
+    assert (line == command) == (not set(command) & set("\n!"))

@@ -1,4 +1,5 @@
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,16 @@ ENDED = {"host": "", "what": "mpirun ended:\nline", "hint": "", "kind": "launch"
 )
 def test_the_whole_text(count: int, changes: dict[str, Any], said: Said) -> None:
     said("\n".join(lines(document(found(count, **changes)))))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"), [("unreachable", "does not answer"), ("failed", "failed")]
+)
+def test_a_host_that_failed_is_not_one_that_does_not_answer(kind: str, said: str) -> None:
+    failure = SimpleNamespace(kind=kind, message="why", problem="why")
+    made = found(2, facts={"node0": facts(0)}, failures={"node1": failure}, report=None)
+    [row] = [line for line in lines(document(made)) if line.startswith("node1 ")]
+    assert row.split(maxsplit=1)[1] == said
 
 
 def test_columns_without_anything_are_left_out() -> None:

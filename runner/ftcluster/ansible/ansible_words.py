@@ -1,0 +1,22 @@
+"""What to do about errors in Ansible's words, where these do not say it."""
+
+VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
+PYTHON = (
+    "if its Python does not run, name another one in the inventory: "
+    "ansible_python_interpreter=/usr/bin/python3"
+)
+HINTS = (
+    ("no vault secrets", VAULT),
+    ("vault password file", VAULT),
+    ("The module interpreter", PYTHON),
+    ("Module result deserialization failed", PYTHON),
+)
+
+
+def hint_of(message: str) -> str:
+    """The hint for an error; "" where its words are not known.
+
+    >>> hint_of("Attempting to decrypt but no vault secrets found.")[:2]
+    '-J'
+    """
+    return next((hint for words, hint in HINTS if words in message), "")
