@@ -45,8 +45,8 @@ def _line() -> str:
     def end(*_: object) -> None:
         raise EOFError
 
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: end, signal.SIGHUP: end}
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return input("> ")
     finally:
