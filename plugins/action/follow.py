@@ -128,7 +128,7 @@ class ActionModule(ActionBase):
             log = _Log(EVENTS, bytes, offset=offset)
             logs = [log, output.log] if output else [log]
             if typed and (lines := typed.to_send()):
-                execute(self, _append(f"{self._run_dir}/{PROMPTS}"), lines)
+                self._send(lines)
             alive, pieces = self._poll(logs, 0 if typed and typed.awaited else WAIT_SECONDS)
             found, data = pieces[0], pieces[0].data
             whole = data[: data.rfind(b"\n") + 1] or (data if found.full else b"")
@@ -152,6 +152,13 @@ class ActionModule(ActionBase):
             if gone_since and now - gone_since > GONE_SECONDS:
                 raise AnsibleActionFail(self._last_words())
             self._sleep(pieces)
+
+    def _send(self, lines: bytes) -> None:
+        """Add lines to the run's prompts, if it still reads them."""
+        path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
+        done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
+        if done.get("rc"):
+            raise AnsibleActionFail(f"a prompt cannot be written there: {done['stderr'].strip()}")
 
     def _copy_samples(self, destination: Path) -> None:
         """Of long events copy parts to their places in a sparse file, the first and last whole."""
@@ -308,11 +315,6 @@ class ActionModule(ActionBase):
             f"the supervisor ended without an end event; its logs in {self._run_dir} end with:\n"
             + (answer["stdout"].strip() or "(nothing)")
         )
-
-
-def _append(path: str) -> str:
-    """A shell command that adds its input to a file, if there is one."""
-    return f"if [ -f {shlex.quote(path)} ]; then cat >> {shlex.quote(path)}; fi"
 
 
 def _look(number: int, log: _Log) -> str:

@@ -32,7 +32,11 @@ def told(
 ) -> dict[str, Any]:
     """The result of evaluate or predict of a trained model, on rows of its own."""
     data = write_data(folder / "rows", {"test" if purpose == PREDICT else "validation": rows})
-    kept = read_trained(Path(model))["options"]
+    kept = {
+        name: value
+        for name, value in read_trained(Path(model))["options"].items()
+        if not name.endswith(("_column", "_columns"))  # the rows have others
+    }
     changed = replace(job.recipe.options, **{**kept, **options})
     recipe = replace(job.recipe, model=model, data=data, options=changed)
     run = replace(job, run_dir=folder / "run", recipe=recipe, purpose=purpose)

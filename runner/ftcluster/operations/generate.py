@@ -212,7 +212,7 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not isinstance(job.recipe.options, DecoderTuning | CausalLm):
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, which writes no text",
+            f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
             "ftcluster predict, with the model that ftcluster fetch copies here, uses it",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"

@@ -109,10 +109,24 @@ def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
                 file.seek(-len(line), os.SEEK_CUR)
                 time.sleep(PAUSE_SECONDS)
             elif line.strip():
-                prompt = json.loads(line)
-                if prompt is None:
+                if (prompt := read_prompt(line)) is None:
                     return
-                yield str(prompt)
+                yield prompt
+
+
+def read_prompt(line: bytes) -> str | None:
+    """What a line of PROMPTS has: a prompt, or None for the end.
+
+    Raises:
+        TrainError: it has neither.
+    """
+    try:
+        prompt = json.loads(line)
+        if prompt is None or isinstance(prompt, str):
+            return prompt
+    except (ValueError, RecursionError):
+        pass
+    raise TrainError(f"what came as a prompt is none: {line[:100]!a}", "type it again")
 
 
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:
