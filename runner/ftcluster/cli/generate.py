@@ -73,8 +73,8 @@ def run(options: argparse.Namespace) -> int:
         lines = typed_lines() if asks else None
         for given in ((line,) for line in lines) if lines else [tuple(prompts or [all_of_stdin()])]:
             request = GenerateRequest(
-                model, given, sampling, lines and _after_answers(lines), options.hf_token,
-                launch_options(options), connection,
+                model, given, sampling, options.hf_token, launch_options(options), connection,
+                lines and _after_answers(lines),
             )  # fmt: skip
             try:
                 _answer(options, request)

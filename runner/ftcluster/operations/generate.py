@@ -79,18 +79,18 @@ class GenerateRequest:
     Attributes:
         model: a run that has trained it, a folder of this machine, or a name of the Hub.
         prompts: each is answered by itself, by the model's chat template if it has one.
+        hub_token: whether the head may use the user's token for the Hugging Face Hub.
         more: gives further prompts, each once the one before is answered. The model stays loaded
             until it ends.
-        hub_token: whether the head may use the user's token for the Hugging Face Hub.
     """
 
     model: str
     prompts: tuple[str, ...]
     sampling: Sampling = field(default_factory=Sampling)
-    more: Iterator[str] | None = None
     hub_token: bool = False
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=0))
     connection: Connection = field(default_factory=Connection)
+    more: Iterator[str] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has nothing to answer.
