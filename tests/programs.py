@@ -1,6 +1,9 @@
 """Running the installed programs as a user does."""
 
 import os
+import pty
+import re
+import select
 import shutil
 import signal
 import socket
@@ -75,6 +78,40 @@ class Home:
             if any(mark in text for mark in marks) and b"pytest" not in text.split(b"\0")[0]:
                 found.append(text.split(b"\0\0")[0].replace(b"\0", b" ").decode()[:200])
         return found
+
+
+class Terminal:
+    """A command of a user who sits at a terminal.
+
+    Attributes:
+        pid: its process.
+        text: what was shown so far.
+    """
+
+    def __init__(self, home: Home, *arguments: str) -> None:
+        self.pid, self._terminal = pty.fork()
+        if not self.pid:
+            os.chdir(home.folder)
+            os.execve(FTCLUSTER, ["ftcluster", *arguments], {**home.env, "TERM": "dumb"})
+        self.text = ""
+
+    def read_until(self, end: str, seconds: float = 120) -> str:
+        """What is shown until the text ends so, a regular expression."""
+        before, deadline = len(self.text), time.monotonic() + seconds
+        while not re.search(rf"(?:{end})\Z", self.text[before:]):
+            ready, _, _ = select.select([self._terminal], [], [], deadline - time.monotonic())
+            assert ready, self.text
+            self.text += os.read(self._terminal, 4096).decode()
+        return self.text[before:]
+
+    def type(self, text: str) -> None:
+        os.write(self._terminal, text.encode())
+
+    def wait(self) -> int:
+        """Its exit code, negative for a signal."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._terminal)
+        return code
 
 
 def free_ports(count: int) -> list[int]:

@@ -95,6 +95,8 @@ EVENTS: dict[str, dict[str, Any]] = {
     },
     # what a model writes, in pieces: the number of the prompt, from 0
     "text": {"prompt": int, "text": str},
+    # its answer to a prompt is whole
+    "answered": {"prompt": int},
     # of `bench allreduce`; the numbers of two ranks, as `network_benchmark.Link` has them
     "link": {"ranks": list, "latency_us": Number, "mb_per_second": Number},
     # a size in fp32 or bf16, see `all_reduce_benchmark.Times`

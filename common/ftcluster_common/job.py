@@ -32,7 +32,8 @@ class Job:
         shared_folder: whether all hosts have the same prefix, on a network's file system.
         hardware: the hosts as text, for the model's card.
         generation: `prompts`, a list of texts; `system`, `max_new_tokens`, `temperature`, `top_p`
-            and `seed`. Only where texts are generated.
+            and `seed`; `more`: whether further prompts come while it runs. Only where texts are
+            generated.
         price_per_hour: of all hosts, in `currency`; None where it is not known.
     """
 

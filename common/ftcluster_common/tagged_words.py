@@ -60,6 +60,8 @@ def tagged_columns(
     for found in (of_text, of_words) if said else (of_words, of_text):
         if (found.tokens or found.text) and (found.label or not labelled):
             return found if labelled else found._replace(label="")
+    if tokens and len(columns) == 1:
+        raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
     have = f"found {', '.join(columns) or 'none'}; name them: "
     raise DataError(
         f"no columns of words and their tags, or of a text and its spans; {have}"

@@ -25,6 +25,8 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import WHOLE_BYTES, samples
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import NAME as PROMPTS
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typed
 
 # one that was killed is started again; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0
@@ -83,7 +85,9 @@ class _Log:
 class ActionModule(ActionBase):
     """See plugins/modules/follow.py."""
 
-    _VALID_ARGS = frozenset(("run_dir", "file", "once", "destination", "output", "poll_seconds"))
+    _VALID_ARGS = frozenset(
+        ("run_dir", "file", "once", "destination", "output", "prompts", "poll_seconds")
+    )
     _requires_connection = True
 
     def run(self, tmp: None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -94,7 +98,9 @@ class ActionModule(ActionBase):
         self._shortest = self._pause = float(given.get("poll_seconds", 0.5))
         if name == EVENTS and not once:
             output = _Output(Path(given["output"])) if given.get("output") else None
-            return {**result, "changed": False, "end": self._follow_events(destination, output)}
+            typed = Typed(Path(given["prompts"])) if given.get("prompts") else None
+            end = self._follow_events(destination, output, typed)
+            return {**result, "changed": False, "end": end}
 
         def write(data: bytes) -> None:
             _check_room(destination.parent)
@@ -108,15 +114,22 @@ class ActionModule(ActionBase):
         self._follow_log(log, once)
         return {**result, "changed": False}
 
-    def _follow_events(self, destination: Path, output: _Output | None) -> dict[str, Any]:
-        """Copy events until the run's end, which is returned, and a script's output."""
+    def _follow_events(
+        self, destination: Path, output: _Output | None, typed: Typed | None
+    ) -> dict[str, Any]:
+        """Copy events until the run's end, which is returned, and a script's output.
+
+        Meanwhile what is typed is sent.
+        """
         gone_since = None
         self._copy_samples(destination)
         while True:
             offset = destination.stat().st_size if destination.exists() else 0
-            events = _Log(EVENTS, bytes, offset=offset)
-            logs = [events, output.log] if output else [events]
-            alive, pieces = self._poll(logs, WAIT_SECONDS)
+            log = _Log(EVENTS, bytes, offset=offset)
+            logs = [log, output.log] if output else [log]
+            if typed and (lines := typed.to_send()):
+                self._send(lines)
+            alive, pieces = self._poll(logs, 0 if typed and typed.awaited else WAIT_SECONDS)
             found, data = pieces[0], pieces[0].data
             whole = data[: data.rfind(b"\n") + 1] or (data if found.full else b"")
             if output:  # before events: whoever reads the end has all output
@@ -128,9 +141,10 @@ class ActionModule(ActionBase):
                     file.write(whole)
             if not (alive or whole):  # another command may have copied the end
                 whole = _tail(destination)
-            ends = [
-                event for event in map(_event, whole.split(b"\n")) if event.get("event") == "end"
-            ]
+            events = [*filter(None, map(_event, whole.split(b"\n")))]
+            if typed:
+                typed.see(str(event.get("event")) for event in events)
+            ends = [event for event in events if event.get("event") == "end"]
             if ends:
                 return ends[-1]
             now = time.monotonic()
@@ -138,6 +152,13 @@ class ActionModule(ActionBase):
             if gone_since and now - gone_since > GONE_SECONDS:
                 raise AnsibleActionFail(self._last_words())
             self._sleep(pieces)
+
+    def _send(self, lines: bytes) -> None:
+        """Add lines to the run's prompts, if it still reads them."""
+        path = shlex.quote(f"{self._run_dir}/{PROMPTS}")
+        done = execute(self, f"if [ -f {path} ]; then cat >> {path}; fi", lines)
+        if done.get("rc"):
+            raise AnsibleActionFail(f"a prompt cannot be written there: {done['stderr'].strip()}")
 
     def _copy_samples(self, destination: Path) -> None:
         """Of long events copy parts to their places in a sparse file, the first and last whole."""

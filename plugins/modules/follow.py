@@ -40,6 +40,11 @@ options:
       before the events that were written after it. Beside it, in a file with the suffix C(.at), is
       how much of it has been copied.
     type: path
+  prompts:
+    description: >-
+      A file on the control node whose lines are added to the run's C(prompts.jsonl) as they come,
+      while the run waits for them. An empty line every 15 s tells that somebody is still there.
+    type: path
   poll_seconds:
     description: Pause after what has come; it grows to 2 s while something always has.
     type: float

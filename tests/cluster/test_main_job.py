@@ -135,7 +135,7 @@ def test_ctrl_c_during_training(machine: Machine) -> None:
 def test_ctrl_c_during_setup(tmp_path: Path) -> None:
     home = Home(tmp_path, tmp_path / "ftcluster")
     process = home.start("setup", "localhost", "-v", "-e", f"ftcluster_prefix={home.prefix}")
-    _, last, code, _ = interrupt_when(process, "stack ...")
+    _, last, code, _ = interrupt_when(process, "stack:")
     assert code == 130
     assert last == "stopped: setup is not finished; run it again to resume"
     assert home.left_running() == []

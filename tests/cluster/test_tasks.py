@@ -1,7 +1,9 @@
 """Each kind of task through the installed command: it trains, its ranks share the gradients."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ import pytest
 
 from tests.cluster.conftest import Machine
 from tests.cluster.rows import Row, write_rows
+from tests.programs import Terminal, wait_for
 
 TINY = {"n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 32}
 CONTEXT = "Anna has had a red ball for years. " * 5  # longer than a feature
@@ -150,3 +153,37 @@ def test_transformers_loads_each_model(
         [str(machine.python), "-c", LOAD, *words], capture_output=True, text=True, check=False
     )
     assert done.stdout.split() == ["1"] * len(KINDS), done.stderr
+
+
+def test_prompts_are_typed_to_one_process(
+    machine: Machine, trained: dict[str, "subprocess.CompletedProcess[str]"]
+) -> None:
+    """Which loads the model once, and ends with the command, however that ends."""
+    home, words = machine.home, json.loads(trained["texts"].stdout)["run"]
+
+    def generated() -> list[str]:
+        listed = json.loads(home.run("ps", "--all", "--json").stdout)
+        return [one["state"] for one in listed if one["run"].startswith("generate-")]
+
+    there, prompt = generated(), r"(?<![^\n])> "
+    person = Terminal(home, "generate", words, "--max-new-tokens", "5")
+    person.read_until(prompt)
+    for typed in ("Anna gave\n", "\x03", "Bruno\n"):
+        person.type(typed)
+        shown = person.read_until(prompt)
+        assert ("answering" in shown) == (typed == "Anna gave\n")
+    person.type("\x04")
+    assert person.wait() == 0
+    assert generated() == ["done", *there]
+    assert not [*home.prefix.glob("runs/generate-*/prompts.jsonl")]
+    assert home.left_running() == []
+
+    person = Terminal(home, "generate", words, "--max-new-tokens", "5")
+    person.read_until(prompt)
+    person.type("Anna gave\n")
+    person.read_until(prompt)
+    os.kill(person.pid, signal.SIGKILL)
+    assert person.wait() == -signal.SIGKILL
+    assert any("engine.rank" in line for line in home.left_running())
+    wait_for(lambda: not home.left_running(), 150)
+    assert generated() == ["done", "done", *there]

@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 TRACKERS = str(Path(sys.prefix) / "trackers")  # what stack native-trackers has beside native's
-COMPARED = str(Path(sys.prefix) / "compared")  # peft and TRL
+COMPARED = str(Path(sys.prefix) / "compared")  # what requirements/engine.txt has

@@ -1,5 +1,9 @@
 """What a tuned model writes is what transformers' pipeline writes."""
 
+import json
+import os
+import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +12,8 @@ import pytest
 from transformers import pipeline
 
 from ftcluster_common.job import EVALUATE, GENERATE, Job
-from ftcluster_train.errors import TrainError
+from ftcluster_train.engine import generation
+from ftcluster_train.errors import TrainError, TrainingStopped
 from tests.engine.jobs import make_job, run_rank
 from tests.engine.test_instruction_tuning import TASK, chats, job_of, write_chat_model
 
@@ -23,11 +28,12 @@ def texts(folder: Path, model: str, **asked: Any) -> tuple[list[str], list[str]]
     recipe = replace(job.recipe, model=model, from_scratch=False)
     generation = {**GREEDY, "prompts": PROMPTS, **asked}
     events = run_rank(replace(job, recipe=recipe, purpose=GENERATE, generation=generation))
-    pieces = ["" for _ in PROMPTS]
+    answers = events[-1]["answers"]
+    pieces = ["" for _ in answers]
     for event in events:
         if event["event"] == "text":
             pieces[event["prompt"]] += event["text"]
-    return events[-1]["answers"], pieces
+    return answers, pieces
 
 
 def test_answers_are_those_of_transformers_pipeline(tmp_path: Path) -> None:
@@ -42,6 +48,58 @@ def test_answers_are_those_of_transformers_pipeline(tmp_path: Path) -> None:
         texts(tmp_path / f"{n}", model, temperature=5.0, seed=s) for n, s in enumerate((7, 7, 8))
     ]
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+def session(folder: Path, model: str, lines: list[str]) -> list[str]:
+    """The answers to PROMPTS and to what is typed, each line after another answer."""
+    events = folder / "events.jsonl"
+
+    def answered() -> int:
+        return events.read_text().count('"answered"') if events.exists() else 0
+
+    def type_lines() -> None:
+        for number, line in enumerate(lines):
+            while answered() < len(PROMPTS) + number and not over.wait(0.02):
+                pass
+            with (events.parent / "prompts.jsonl").open("a") as file:
+                file.write(f"\n{line}\n")  # an empty one says that somebody is there
+
+    over, typing = threading.Event(), threading.Thread(target=type_lines)
+    typing.start()
+    try:
+        return texts(folder, model, more=True)[0]
+    finally:
+        over.set()
+        typing.join()
+        assert not (events.parent / "prompts.jsonl").exists() or not lines
+
+
+def test_prompts_that_are_typed_are_answered_by_a_model_that_is_loaded_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, loaded = write_chat_model(tmp_path / "model"), []
+    load = generation.load_decoder
+    monkeypatch.setattr(
+        generation, "load_decoder", lambda *given: (loaded.append(given), load(*given))[1]
+    )
+    found = session(tmp_path / "one", model, [json.dumps("w9 w8"), json.dumps("w6"), "null"])
+    assert len(loaded) == 1
+    assert found == texts(tmp_path / "two", model, prompts=[*PROMPTS, "w9 w8", "w6"])[0]
+
+
+def test_a_session_ends_where_nobody_is_there_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "SESSION_SECONDS", 0.5)
+    model = write_chat_model(tmp_path / "model")
+    found = session(tmp_path / "one", model, [json.dumps("w9")])
+    assert len(found) == len(PROMPTS) + 1
+    with pytest.raises(TrainError, match="what came as a prompt is none"):
+        session(tmp_path / "damaged", model, ['["w9"]'])
+    monkeypatch.setattr(generation, "SESSION_SECONDS", 3600.0)
+    threading.Timer(2.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(TrainingStopped):
+        session(tmp_path / "two", model, [])
 
 
 def test_a_model_without_a_template_continues_the_prompt(tmp_path: Path) -> None:

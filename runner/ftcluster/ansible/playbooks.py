@@ -403,12 +403,14 @@ class Train(Playbook):
     Attributes:
         train_folders: `source` on the control node and `path` on the hosts of what is copied.
         train_hub_token: for downloads of model and data; empty: none.
+        train_prompts: a file of the control node that gets prompts meanwhile; empty: none.
     """
 
     events: RunEvents
     launch: Launched
     train_folders: list[dict[str, str]]
     train_hub_token: str
+    train_prompts: str = ""
 
     name = "train"
     answers = (answers.CLUSTER_CHANGED,)

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ftcluster.cli.ansible_options import add_options
@@ -69,11 +70,12 @@ def run(options: argparse.Namespace) -> int:
     sampling = Sampling(**{name: getattr(options, name) for name in names})
     asks = not (prompts or options.json or options.dry_run) and is_terminal()
     with connected(options) as connection:
-        given = () if asks else tuple(prompts or [all_of_stdin()])
-        for some in ((line,) for line in typed_lines()) if asks else [given]:
+        lines = typed_lines() if asks else None
+        for given in ((line,) for line in lines) if lines else [tuple(prompts or [all_of_stdin()])]:
             request = GenerateRequest(
-                model, some, sampling, options.hf_token, launch_options(options), connection
-            )
+                model, given, sampling, options.hf_token, launch_options(options), connection,
+                lines and _after_answers(lines),
+            )  # fmt: skip
             try:
                 _answer(options, request)
             except Interrupted as error:
@@ -81,6 +83,14 @@ def run(options: argparse.Namespace) -> int:
                     raise
                 print(f"\n{error}", file=sys.stderr)
     return 0
+
+
+def _after_answers(lines: Iterator[str]) -> Iterator[str]:
+    """Lines that are typed, each below the answer to the one before."""
+    print()
+    for line in lines:
+        yield line
+        print()
 
 
 def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
@@ -100,4 +110,5 @@ def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
         print_result(options, generate(request, view))
     else:
         generate(request, view, write)
-        print()
+        if not request.more:
+            print()

@@ -51,7 +51,7 @@ from ftcluster_common.run_state import RunState
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
-SKIP_SECONDS = 1.0  # a task that takes longer is not skipped
+SHOWN_SECONDS = 1.0  # a task that takes longer is shown
 
 
 def new_run_id(name: str) -> str:
@@ -208,7 +208,7 @@ def _follow(
     launched = False  # whether the head has written an event
     attaches = isinstance(playbook, Attach)
     goes_on = attaches  # whether the run has a supervisor, for which this one is nothing
-    task, began = "", 0.0  # that is not shown yet: all hosts may skip it
+    task, began = "", 0.0  # that is not shown yet: it may take no time
     changed: Mapping[str, Any] | None = None
 
     def on_task(event: TaskEvent) -> None:
@@ -219,15 +219,7 @@ def _follow(
         if event.kind == "task":  # of a run that follows, its own events say more
             task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()
-        elif event.kind in ("ok", "changed"):
-            show_task()
         view.task_event(event)
-
-    def show_task() -> None:
-        nonlocal task
-        if task and not launched:
-            add({"event": "phase", "doing": task})
-        task = ""
 
     def add(event: dict[str, Any]) -> None:
         progress.add(event)
@@ -235,13 +227,15 @@ def _follow(
         on_event(event)
 
     def on_tick() -> None:
-        nonlocal launched
+        nonlocal launched, task
         events = reader.new_events()  # what a script has printed before these is in the pipe
         for event in (*output.new_events(), *events):
             launched = True
             add(event)
-        if time.monotonic() - began > SKIP_SECONDS:
-            show_task()
+        if task and time.monotonic() - began > SHOWN_SECONDS:
+            if not launched:
+                add({"event": "phase", "doing": task})
+            task = ""
         view.tick()
 
     def play(playbook: Playbook) -> Outcome:

@@ -34,6 +34,7 @@ class TrainingRun(Run):
         resume: the runs that it continues, see Job.
         must_resume: see Job.
         generation: see Job.
+        prompts: a file of this machine that gets further prompts while it runs, or "".
         hub_token: what each host downloads model and data with, or "".
     """
 
@@ -45,6 +46,7 @@ class TrainingRun(Run):
     resume: tuple[str, ...] = ()
     must_resume: bool = True
     generation: Mapping[str, Any] = field(default_factory=dict)
+    prompts: str = ""
     hub_token: str = field(default="", repr=False)
 
     kind: ClassVar[str] = "train"
@@ -80,7 +82,7 @@ class TrainingRun(Run):
 
     def playbook(self, events: RunEvents, launch: Launched) -> Train:
         folders = [{"source": source, "path": path} for source, path in self.folders]
-        return Train(events, launch, folders, self.hub_token)
+        return Train(events, launch, folders, self.hub_token, self.prompts)
 
     def record(self) -> dict[str, Any]:
         return {"recipe": asdict(self.recipe)}

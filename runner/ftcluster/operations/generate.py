@@ -1,6 +1,8 @@
 """Has a trained language model write texts, on the head of a cluster."""
 
-from collections.abc import Callable
+import json
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +80,8 @@ class GenerateRequest:
         model: a run that has trained it, a folder of this machine, or a name of the Hub.
         prompts: each is answered by itself, by the model's chat template if it has one.
         hub_token: whether the head may use the user's token for the Hugging Face Hub.
+        more: gives further prompts, each once the one before is answered. The model stays loaded
+            until it ends.
     """
 
     model: str
@@ -86,6 +90,7 @@ class GenerateRequest:
     hub_token: bool = False
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=0))
     connection: Connection = field(default_factory=Connection)
+    more: Iterator[str] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has nothing to answer.
@@ -153,11 +158,20 @@ def generate(
     run = _prepared(request, cluster)
 
     def on_event(event: dict[str, Any]) -> None:
-        if event["event"] == "text":
+        if event["event"] in ("text", "answered"):
             view.close()  # the live picture would be drawn over the text
+        if event["event"] == "text":
             take(event["prompt"], event["text"])
+        elif event["event"] == "answered" and request.more:
+            line = json.dumps(next(request.more, None))  # without more: null, the end
+            with typed.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
 
-    progress = training_run.train(run, view, request.connection.to(cluster), on_event=on_event)
+    with tempfile.TemporaryDirectory() as folder:
+        typed = Path(folder) / "prompts"
+        typed.touch()
+        run = replace(run, prompts=str(typed) if request.more else "")
+        progress = training_run.train(run, view, request.connection.to(cluster), on_event=on_event)
     return GenerateResult(request, progress)
 
 
@@ -170,13 +184,16 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
     )
     run_id = new_run_id(NAME)
     launch = render(plan, run_id, slurm_job=cluster.slurm_job)
-    generation = {"prompts": list(request.prompts), **asdict(request.sampling)}
+    generation = {
+        "prompts": list(request.prompts), "more": bool(request.more), **asdict(request.sampling),
+    }  # fmt: skip
     token = find_token() if request.hub_token else ""
     run = TrainingRun(
         run_id, cluster, plan, launch, recipe, folders, purpose=GENERATE, generation=generation,
         hub_token=token,
     )  # fmt: skip
-    return request.launch.applied_to(run)
+    limit = 0.0 if request.more else request.launch.hang_seconds  # somebody types in between
+    return replace(request.launch, hang_seconds=limit).applied_to(run)
 
 
 def _recipe(
@@ -195,7 +212,7 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not isinstance(job.recipe.options, DecoderTuning | CausalLm):
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, which writes no text",
+            f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
             "ftcluster predict, with the model that ftcluster fetch copies here, uses it",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"

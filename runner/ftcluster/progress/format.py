@@ -6,6 +6,25 @@ from datetime import datetime
 from ftcluster.progress.state import HostProgress, RunProgress
 from ftcluster.text.plural import counted
 
+# of setup, check and teardown, what each stage does
+STAGES = {
+    "preflight": "what the hosts are",
+    "system": "allocator, limits and firewall",
+    "stack": "Python, torch and transformers",
+    "mesh": "how the head reaches the hosts",
+    "verify": "whether all of it works",
+    "teardown": "removing what setup made",
+}
+
+
+def stage_line(stage: str) -> str:
+    """A stage that begins.
+
+    >>> stage_line("mesh")
+    'mesh: how the head reaches the hosts ...'
+    """
+    return f"{stage}: {STAGES[stage]} ..." if stage in STAGES else f"{stage} ..."
+
 
 def duration(seconds: float) -> str:
     """7 s, 1:05 or 2:03:04."""

@@ -163,7 +163,7 @@ class _PlainView(TerminalView):
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
         if event.stage != self._stage:
             self._stage = event.stage
-            self.say(f"{event.stage} ...")
+            self.say(format.stage_line(event.stage))
         # why a task failed stands in the command's error, or in the notice of what went on without
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):

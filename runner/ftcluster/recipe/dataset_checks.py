@@ -158,7 +158,8 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
                 ]  # fmt: skip
     except DataError as error:
         problems.append(str(error))
-    return problems if problems or check else [f"{file} is empty"]
+    without = "has no rows" if file.stat().st_size else "is empty"  # a line of names is no row
+    return problems if problems or check else [f"{file} {without}"]
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:

@@ -28,6 +28,7 @@ from ftcluster_common.recipe import (
     DecoderTuning,
     Recipe,
     SentenceSimilarity,
+    Seq2SeqLm,
     split_revision,
 )
 from ftcluster_common.sentence_modules import read_modules
@@ -221,6 +222,11 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
             f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
             "the tokens that it should predict",
             "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
+        )
+    if isinstance(recipe.options, Seq2SeqLm) and kind in ENCODERS:
+        raise InputError(
+            f"model {folder} is a {kind} model, an encoder: it has nothing that writes a text",
+            "use an encoder with a decoder, such as google/flan-t5-small or facebook/bart-base",
         )
     if not recipe.tokenizer and isinstance(recipe.options, DecoderTuning):
         check_tokenizer_folder(folder, recipe)

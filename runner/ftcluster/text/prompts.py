@@ -1,6 +1,7 @@
 """Prompts that are typed on a terminal, or piped."""
 
 import contextlib
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -18,11 +19,11 @@ def is_terminal() -> bool:
 
 
 def typed_lines() -> Iterator[str]:
-    """Each line that is typed, until Ctrl-D; Ctrl-C begins the line anew."""
+    """Each line that is typed, until Ctrl-D or a request to end; Ctrl-C begins the line anew."""
     print("A prompt a line, each answered by itself; Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
-            line = input("> ")
+            line = _line()
         except EOFError:
             print()
             return
@@ -31,6 +32,26 @@ def typed_lines() -> Iterator[str]:
             continue
         if line.strip():
             yield line
+
+
+def _line() -> str:
+    """A line, whatever takes signals otherwise.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+        EOFError: Ctrl-D was, or this command was asked to end.
+    """
+
+    def end(*_: object) -> None:
+        raise EOFError
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return input("> ")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def all_of_stdin() -> str:

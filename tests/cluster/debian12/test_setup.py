@@ -63,7 +63,7 @@ def test_the_second_of_two_setups_is_refused_by_name(cluster: Cluster) -> None:
     first = control.start("setup", cluster.inventory, "--tags", "system,mesh")
     assert first.stderr is not None
     for line in first.stderr:
-        if line.startswith("system ..."):
+        if line.startswith("system:"):
             break
     signal_all((first.pid, *descendants(first.pid)), signal.SIGSTOP)  # so that it is not over soon
     try:

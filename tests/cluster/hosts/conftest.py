@@ -41,7 +41,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         setup = control.start("setup", inventory)
         assert setup.stderr is not None
         for line in setup.stderr:
-            if line.startswith("stack ..."):  # from here on a host needs no way out
+            if line.startswith("stack:"):  # from here on a host needs no way out
                 control.shell(OTHER, "ip route del default")
                 break
         out, said = setup.communicate(timeout=SECONDS)

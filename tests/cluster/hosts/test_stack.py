@@ -116,7 +116,7 @@ def test_another_stack_from_a_bundle_becomes_current_on_all_hosts_or_on_none(
         options = ("--bundle", bundle, "--tags", "stack,verify", *more)
         process = control.start("setup", *newer, *options, **nowhere)
         assert process.stderr is not None
-        assert any(line.startswith("stack ...") for line in process.stderr)
+        assert any(line.startswith("stack:") for line in process.stderr)
         return process
 
     def current() -> set[str]:

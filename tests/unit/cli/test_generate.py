@@ -1,6 +1,9 @@
 """The command `generate`; what the host does is in tests/engine/test_generation.py."""
 
 import io
+import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +49,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[TrainingRu
         runs.append(run)
         for number, text in ((0, "Two"), (0, ".\x1b[2J"), (1, "Three.")):
             on_event({"event": "text", "prompt": number, "text": text})
+        on_event({"event": "answered", "prompt": 1})
         return RunProgress(run.id, state="done", result=RESULT, seconds=7.0)
 
     def find(_hosts: object, name: str) -> FoundJob:
@@ -63,8 +67,8 @@ def test_text_is_printed_as_it_comes(shell: Shell, launched: list[TrainingRun]) 
     assert said.out == "> a prime\nTwo.\\x1b[2J\n> another\nThree.\n"
     [run] = launched
     assert run.job["generation"] == {
-        "prompts": ["a prime", "another"], "system": "Be brief.", "max_new_tokens": 256,
-        "temperature": 0.0, "top_p": 0.95, "seed": 3,
+        "prompts": ["a prime", "another"], "more": False, "system": "Be brief.",
+        "max_new_tokens": 256, "temperature": 0.0, "top_p": 0.95, "seed": 3,
     }  # fmt: skip
     assert (run.plan.world_size, run.job["purpose"]) == (1, "generate")
     assert [source for source, _ in run.folders] == [f"{Path.cwd()}/model"]
@@ -82,35 +86,48 @@ def test_a_run_s_model_is_used_where_it_is(
     assert run.folders == ()
 
 
+@pytest.mark.parametrize("end", [EOFError, signal.SIGTERM])
 def test_prompts_are_typed_on_a_terminal(
-    shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch
+    shell: Shell, launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, end: Any
 ) -> None:
-    """Until Ctrl-D; Ctrl-C ends an answer, or leaves a line."""
-    typed = iter(["a prime", KeyboardInterrupt, " ", "stop", "another", EOFError])
+    """Until Ctrl-D, by one run; Ctrl-C leaves a line, or ends an answer and the run."""
+    typed = iter(["a prime", KeyboardInterrupt, " ", "ümlaut", "stop", "another", end])
 
     def type_next(_: str) -> str:
         one = next(typed)
         if isinstance(one, str):
             return one
-        raise one
+        if isinstance(one, signal.Signals):
+            os.kill(os.getpid(), one)
+        else:
+            raise one
+        return "not typed"
 
-    plain = training_run.train
+    asked = []
 
-    def train(run: TrainingRun, *others: Any, **more: Any) -> RunProgress:
-        progress = plain(run, *others, **more)
-        if run.job["generation"]["prompts"] == ["stop"]:
-            raise Interrupted("stopped at step 0")
-        return progress
+    def train(run: TrainingRun, _view: object, _: object, on_event: Any) -> RunProgress:
+        launched.append(run)
+        file, [prompt] = Path(run.prompts), run.job["generation"]["prompts"]
+        while prompt:
+            asked.append(prompt)
+            on_event({"event": "text", "prompt": 0, "text": "Two."})
+            if prompt == "stop":
+                raise Interrupted("stopped at step 0")
+            on_event({"event": "answered", "prompt": 0})
+            prompt = json.loads(file.read_text().splitlines()[-1])
+        return RunProgress(run.id, state="done", result=RESULT, seconds=7.0)
 
     monkeypatch.setattr(training_run, "train", train)
     monkeypatch.setattr("builtins.input", type_next)
     monkeypatch.setattr(command, "is_terminal", lambda: True)
     found = shell("generate model")
-    assert [run.job["generation"]["prompts"] for run in launched] == [
-        ["a prime"], ["stop"], ["another"]
-    ]  # fmt: skip
+    assert asked == ["a prime", "ümlaut", "stop", "another"]
+    assert len(launched) == 2
+    assert all(run.job["generation"]["more"] for run in launched)
+    assert {run.launch.hang_seconds for run in launched} == {0}
+    assert not any(Path(run.prompts).exists() for run in launched)
     assert "stopped at step 0" in found.err
-    assert found.out.count("Two.") == 3
+    assert found.out.count("Two.\n") == 3
 
 
 @pytest.mark.parametrize(
@@ -119,7 +136,7 @@ def test_prompts_are_typed_on_a_terminal(
         ("generate", 2, "no model is named"),
         (["generate", "model", " "], 2, "there is no prompt"),
         ("generate model a --top-p 0 --temperature -1", 2, "top_p=0.0: it is above 0"),
-        ("generate mrpc-1 a", 2, "writes no text"),
+        ("generate mrpc-1 a", 2, "for text-classification, and this tries decoders alone"),
         ("generate ./nothing a", 1, "does not exist"),
     ],
 )

@@ -154,3 +154,6 @@ def test_spans_of_doccano_and_prodigy() -> None:
     )  # fmt: skip
     with pytest.raises(DataError, match="no columns of words and their tags, or of a text"):
         tagged_columns(TokenClassification(), ["id", "text"])
+    with pytest.raises(DataError, match="tokens alone, and no tags"):  # as of CoNLL
+        tagged_columns(TokenClassification(), ["tokens"])
+    assert tagged_columns(TokenClassification(), ["tokens"], labelled=False).tokens == "tokens"

@@ -127,28 +127,25 @@ def test_a_head_that_stays_away_is_lost(
     assert len(played) == 1
 
 
-def test_a_task_is_shown_unless_all_hosts_skip_it(
+def test_a_task_is_shown_if_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    tasks = [
-        TaskEvent(kind, "prepare", name, host)
-        for name, kind in (("Copy", "changed"), ("Refuse", "skipped"), ("Start", "ok"))
-        for kind, host in (("task", ""), ("started", "head"), (kind, "head"))
-    ]
-    play(monkeypatch, played, ("", [*tasks, TaskEvent("task", "run", "Last")], Outcome("done", "")))
+    tasks = [TaskEvent("task", "prepare", "Copy"), TaskEvent("changed", "prepare", "Copy", "head")]
+    play(monkeypatch, played, ("", tasks, Outcome("done", "")))
     shown: list[str] = []
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
-    assert shown == ["copy", "start"]
-    monkeypatch.setattr(follow, "SKIP_SECONDS", 0.0)  # one that takes long
+    assert shown == []
+    monkeypatch.setattr(follow, "SHOWN_SECONDS", 0.0)
 
     def run_playbook(*arguments: Any, on_tick: Callable[[], None], **_: object) -> Outcome:
-        arguments[3](tasks[0])
-        on_tick()
+        for task in tasks:
+            arguments[3](task)
+            on_tick()
         return Outcome("failed", "")
 
     monkeypatch.setattr(follow, "run_playbook", run_playbook)
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
-    assert shown == ["copy", "start", "copy"]
+    assert shown == ["copy"]
 
 
 def test_what_refuses_needs_no_name() -> None:

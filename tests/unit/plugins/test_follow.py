@@ -15,7 +15,7 @@ import pytest
 from ansible.errors import AnsibleActionFail
 from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.action import follow
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils import samples
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import samples, typed
 
 from ftcluster.launch.events import EventReader, OutputPipe
 from ftcluster_train.host import monitors, mpi_output
@@ -107,6 +107,42 @@ def test_of_a_long_log_the_end_comes_and_what_is_left_out_is_said(
     first, *lines = copy.read_text().splitlines()
     assert first == f"[earlier lines are in {run_dir}/logs on the head]"
     assert lines == [f"line {number}" for number in range(94, 100)]
+
+
+def test_what_is_typed_reaches_a_run_that_waits_for_it(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line once, and a sign where none comes; nothing once the run has ended."""
+    monkeypatch.setattr(typed, "SIGN_SECONDS", 0.4)
+    local, remote, events = (run_dir / n for n in ("typed", typed.NAME, "events.jsonl"))
+    action = follower(run_dir, run_dir / "copy", prompts=str(local))
+    run = action._low_level_execute_command
+
+    def execute(command: str, in_data: bytes = b"", **_: Any) -> dict[str, Any]:
+        if "cat >>" in command:
+            subprocess.run(["sh", "-c", command], input=in_data, check=True)
+        found: dict[str, Any] = run(command)
+        return found
+
+    action._low_level_execute_command = execute
+    local.touch()
+    remote.touch()
+    following = threading.Thread(target=action.run)
+    following.start()
+    events.write_text('{"event": "answered"}\n')
+    wait_for(lambda: remote.read_bytes() == b"\n", 10)
+    for line in ('"a\'b"', "null"):
+        with local.open("a") as file:
+            file.write(f"{line}\n")
+        wait_for(lambda line=line: remote.read_text().rstrip("\n").endswith(line), 10)
+        with events.open("a") as file:
+            file.write('{"event": "answered"}\n')
+    remote.unlink()
+    with events.open("a") as file:
+        file.write('{"event": "end"}\n')
+    following.join(10)
+    assert not following.is_alive()
+    assert not remote.exists()
 
 
 def _script_watch(run_dir: Path) -> monitors.Watch:

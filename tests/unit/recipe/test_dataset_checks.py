@@ -216,6 +216,7 @@ def test_formats_with_columns_found_by_name(tmp_path: Path, name: str, text: str
         ("a.csv", "review,sentiment\ngood\nbad,neg\n"),
         ("a.csv", "review,review\na,b\n"),
         ("a.csv", "review,sentiment\n"),
+        ("a.csv", ""),
         ("a.json", '[{"review": "good"\n"a": 1}]'),
         ("a.parquet", "no"),
         ("a.xlsx", ""),

@@ -1,7 +1,9 @@
 """Texts that a decoder writes: answers to prompts, and samples beside their references."""
 
+import json
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +21,51 @@ from ftcluster_train.engine.data.token_store import Inputs, Samples
 from ftcluster_train.engine.models import dtype_keyword, load_tokenizer
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.errors import TrainError, TrainingStopped, first_line
 
 SAMPLES, SAMPLE_TOKENS = 3, 64
 SHOWN_CHARACTERS = 600
+PROMPTS = "prompts.jsonl"  # of the run's folder: prompts that are typed, null for the end
+SESSION_SECONDS = 60.0  # without a line in it; an empty one says that somebody is still there
+PAUSE_SECONDS = 0.1
 
 
 class _Pieces(TextStreamer):  # type: ignore[misc]
-    """Passes on whole words as they are generated."""
+    """Passes on whole words as they are generated, and looks after each token for a stop."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None]) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, take: Callable[[str], None],
+        stop_asked: Callable[[], bool],
+    ) -> None:  # fmt: skip
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._take = take
+        self._take, self._stop_asked = take, stop_asked
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._stop_asked():
+            raise TrainingStopped
+        super().put(value)
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:  # noqa: ARG002
         if text:
             self._take(text)
 
 
-def generate(job: Job, inputs: Inputs, log: ProgressLog) -> None:
+def generate(
+    job: Job, inputs: Inputs, log: ProgressLog, stop_asked: Callable[[], bool] = lambda: False
+) -> None:
     """Answer the job's prompts one after the other, and log the texts as they are generated.
 
     Raises:
         TrainError: the model cannot be loaded, or its chat template takes no such message.
+        TrainingStopped: it was asked to stop.
     """
     asked, began = job.generation, time.perf_counter()
     tokenizer = load_tokenizer(inputs.tokenizer)
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
     model = load_decoder(inputs.model, job.prefix / "models", dtype)
-    log.write("phase", doing=f"answering {len(asked['prompts'])} prompts")
+    log.write("phase", doing="answering")
     answers, tokens, spent = [], 0, 0.0
-    for number, prompt in enumerate(asked["prompts"]):
+    for number, prompt in enumerate(_prompts(job, stop_asked)):
         ids = prompt_ids(tokenizer, prompt, asked.get("system") or "")
         started = time.perf_counter()
 
@@ -57,14 +73,60 @@ def generate(job: Job, inputs: Inputs, log: ProgressLog) -> None:
             log.write("text", prompt=number, text=text)
 
         set_seed(asked["seed"])
-        answer = answer_of(model, ids, asked, _Pieces(tokenizer, take))
+        answer = answer_of(model, ids, asked, _Pieces(tokenizer, take, stop_asked))
         spent += time.perf_counter() - started
         tokens += len(answer)
         answers.append(str(tokenizer.decode(answer, skip_special_tokens=True)))
+        log.write("answered", prompt=number)
     log.write(
         "result", model="", metrics={}, world_size=1, train_seconds=time.perf_counter() - began,
         samples_per_second=tokens / max(spent, 1e-9), answers=answers, tokens=tokens,
     )  # fmt: skip
+
+
+def _prompts(job: Job, stop_asked: Callable[[], bool]) -> Iterator[str]:
+    """The job's prompts; where it says so, those as well that are typed until the session ends."""
+    given, path = job.generation["prompts"], job.run_dir / PROMPTS
+    if not job.generation.get("more"):
+        yield from given
+        return
+    path.touch()
+    try:
+        yield from given
+        yield from _typed(path, stop_asked)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _typed(path: Path, stop_asked: Callable[[], bool]) -> Iterator[str]:
+    """Each prompt that is added to a file, until null or SESSION_SECONDS without anything."""
+    with path.open("rb") as file:
+        while time.time() - os.fstat(file.fileno()).st_mtime < SESSION_SECONDS:
+            if stop_asked():
+                raise TrainingStopped
+            line = file.readline()
+            if not line.endswith(b"\n"):
+                file.seek(-len(line), os.SEEK_CUR)
+                time.sleep(PAUSE_SECONDS)
+            elif line.strip():
+                if (prompt := read_prompt(line)) is None:
+                    return
+                yield prompt
+
+
+def read_prompt(line: bytes) -> str | None:
+    """What a line of PROMPTS has: a prompt, or None for the end.
+
+    Raises:
+        TrainError: it has neither.
+    """
+    try:
+        prompt = json.loads(line)
+        if prompt is None or isinstance(prompt, str):
+            return prompt
+    except (ValueError, RecursionError):
+        pass
+    raise TrainError(f"what came as a prompt is none: {line[:100]!a}", "type it again")
 
 
 def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -88,7 +88,7 @@ def run(job: Job) -> None:
     report(0, "loading")
     if job.purpose == GENERATE:
         log.write("phase", doing="loading the model")
-        generate(job, inputs, log)
+        generate(job, inputs, log, stop_asked)
         leave_world()
         return
     log.write("phase", doing="loading model and data")

@@ -1,0 +1,52 @@
+# Apache-2.0 (see LICENSE)
+"""What is typed on the control node for a run that waits for it, such as prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+NAME = "prompts.jsonl"  # in the run's folder; the rank makes it, and removes it at its end
+AWAITED = "answered"  # the event after which a run waits
+SIGN_SECONDS = 15.0  # between two signs that somebody is still there, see `SESSION_SECONDS`
+SIGN = b"\n"
+LOOK_SECONDS = 0.1
+
+
+class Typed:
+    """Lines that are added to a file of the control node, each to be sent once.
+
+    Attributes:
+        awaited: whether the run waits for one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self._sent = time.monotonic()
+        self.awaited = False
+
+    def see(self, kinds: Iterable[str]) -> None:
+        """Take the kinds of the run's new events."""
+        for kind in kinds:
+            self.awaited = kind == AWAITED
+
+    def to_send(self) -> bytes:
+        """New lines, SIGN where one is due, or nothing; comes back late while the run waits."""
+        until = self._sent + SIGN_SECONDS
+        while not (data := self._new_lines()) and self.awaited and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        if data:
+            self.awaited = False
+        elif time.monotonic() >= until:
+            data = SIGN
+        self._sent = time.monotonic() if data else self._sent
+        return data
+
+    def _new_lines(self) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        data = data[: data.rfind(b"\n") + 1]
+        self._offset += len(data)
+        return data

@@ -1,0 +1,124 @@
+"""What sentence-transformers makes of a trained model's folder is what predict and evaluate say."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ftcluster_common.job import EVALUATE, PREDICT, Job, Purpose
+from ftcluster_common.trained_model import read_trained
+from tests.engine.beside import COMPARED
+from tests.engine.jobs import result_of
+from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, write_model
+
+pytestmark = pytest.mark.usefixtures("one_world")
+EMBED, RERANK = "sentence-similarity", "text-ranking"
+# longer than any limit here; of a reranker the words behind the cut make a text a wrong one
+LONG = " ".join(WORDS[number] for number in (*range(9), *range(20, 30), *range(50, 90)))
+TEXTS = ["w7 w8", "w5", LONG, "w9 w60 w61"]
+PROMPTS = {"query_prompt": "w20 w21 ", "text_prompt": "w22 "}
+
+
+@pytest.fixture(autouse=True)
+def _sentence_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(COMPARED)
+
+
+def told(
+    job: Job, model: str, purpose: Purpose, folder: Path, rows: list[Row], **options: Any
+) -> dict[str, Any]:
+    """The result of evaluate or predict of a trained model, on rows of its own."""
+    data = write_data(folder / "rows", {"test" if purpose == PREDICT else "validation": rows})
+    kept = {
+        name: value
+        for name, value in read_trained(Path(model))["options"].items()
+        if not name.endswith(("_column", "_columns"))  # the rows have others
+    }
+    changed = replace(job.recipe.options, **{**kept, **options})
+    recipe = replace(job.recipe, model=model, data=data, options=changed)
+    run = replace(job, run_dir=folder / "run", recipe=recipe, purpose=purpose)
+    run.run_dir.mkdir(parents=True)
+    return result_of(run)
+
+
+def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: Any) -> list[Any]:
+    found = told(job, model, PREDICT, folder, rows, **options)
+    [file] = Path(found["predictions"]).iterdir()
+    return [json.loads(line)["prediction"] for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PROMPTS,
+        {**PROMPTS, "matryoshka_dims": (32, 16, 8)},
+        {**PROMPTS, "lora_r": 4, "merge_adapters": True},
+        {"pooling": "cls"},
+    ],
+    ids=["prompts", "matryoshka", "adapters", "cls"],
+)
+def test_an_embedder(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Its encode gives the vectors of predict, its evaluator the metrics of evaluate."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.evaluation import InformationRetrievalEvaluator
+
+    train, searched = triplets(60, 1), triplets(20, 2)
+    data = write_data(tmp_path / "data", {"train": train})
+    job = make_whole_job(
+        tmp_path / "runs/one", EMBED, data, write_model(tmp_path / "model", "bert", EMBED),
+        {**options, "max_length": 24}, batch_size=20, max_steps=3, learning_rate=5e-3,
+    )  # fmt: skip
+    saved = result_of(job)["model"]
+    model = SentenceTransformer(saved, device="cpu")
+    rows = [{"query": text} for text in TEXTS]
+    queries = torch.tensor(predictions(job, saved, tmp_path / "queries", rows))
+    texts = torch.tensor(predictions(
+        job, saved, tmp_path / "texts", rows, query_prompt=options.get("text_prompt")
+    ))  # fmt: skip
+    assert torch.allclose(torch.tensor(model.encode_query(TEXTS)), queries, atol=1e-5)
+    assert torch.allclose(torch.tensor(model.encode_document(TEXTS)), texts, atol=1e-5)
+    named = model.encode(TEXTS, prompt_name="query" if model.prompts.get("query") else None)
+    assert torch.allclose(torch.tensor(named), queries, atol=1e-5)
+    assert torch.allclose(queries, texts, atol=1e-2) == ("query_prompt" not in options)
+    corpus = {row["positive"]: row["positive"] for row in searched}
+    asked = {row["query"]: row["query"] for row in searched}
+    relevant: dict[str, set[str]] = {}
+    for row in searched:
+        relevant.setdefault(row["query"], set()).add(row["positive"])
+    found = told(job, saved, EVALUATE, tmp_path / "measured", [
+        {"query": row["query"], "positive": row["positive"]} for row in searched
+    ])["metrics"]  # fmt: skip
+    evaluator = InformationRetrievalEvaluator(
+        asked, corpus, relevant, accuracy_at_k=[1],
+        precision_recall_at_k=[10, 100], mrr_at_k=[10], ndcg_at_k=[10], name="x",
+    )  # fmt: skip
+    theirs = {name.rpartition("cosine_")[2].replace("@", "_at_"): value
+              for name, value in evaluator(model).items()}  # fmt: skip
+    names = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100")
+    assert {n: found[n] for n in names} == pytest.approx({n: theirs[n] for n in names}, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"lora_r": 4, "merge_adapters": True}], ids=["plain", "adapters"]
+)
+def test_a_reranker(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Its predict gives our scores, also of pairs that max_length cuts."""
+    from sentence_transformers import CrossEncoder
+
+    data = write_data(tmp_path / "data", {"train": triplets(60, 1)})
+    job = make_whole_job(
+        tmp_path / "runs/one", RERANK, data, write_model(tmp_path / "model", "bert", RERANK),
+        {**options, "max_length": 16}, batch_size=20, max_steps=30, learning_rate=5e-3,
+    )  # fmt: skip
+    saved = result_of(job)["model"]
+    rows = [{"query": "w7 w8", "text": text} for text in TEXTS]
+    ours = predictions(job, saved, tmp_path / "new", rows)
+    model = CrossEncoder(saved, device="cpu")
+    pairs = [(row["query"], row["text"]) for row in rows]
+    assert model.max_length == 16
+    assert model.predict(pairs).tolist() == pytest.approx(ours, abs=1e-5)
+    model.max_length = 32
+    assert abs(model.predict(pairs[2:3])[0] - ours[2]) > 1e-4
