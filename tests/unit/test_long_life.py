@@ -31,7 +31,7 @@ from ftcluster_train.io.rank_status import hello_of
 
 MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2  # the part before the first look
 MOST_BYTES = 3 << 20  # less than 40 bytes a message
-HOURS_MEGABYTES, WEEKS_MEGABYTES = 2, 20  # of events; of more than 8 MiB parts are read
+HOURS_MEGABYTES, WEEKS_MEGABYTES = 1, 12  # of events; of more than 8 MiB parts are read
 BEAT = {"step": 7, "doing": "forward", "state": "R", "sleep": None, "cpu": 1.5, "wire": 10}
 
 
