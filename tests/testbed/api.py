@@ -281,7 +281,6 @@ class Testbed:
             booting = [pool.submit(host.boot, node, settings, public_key) for node in nodes]
             for boot in booting:
                 boot.result()
-            cgroups.share_cpu(settings.nodes)
             access.write_known_hosts(settings)
             deadline = time.monotonic() + 60 + 3 * len(nodes)
             waiting = [pool.submit(access.wait_for_ssh, settings, node, deadline) for node in nodes]

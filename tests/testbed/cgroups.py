@@ -15,9 +15,6 @@ from .settings import GROUP
 from .shell import TestbedError
 
 PERIOD = 100_000  # microseconds over which a CPU quota counts
-# the weight of a process, and the largest: cpu.shares of v1, cpu.weight of v2
-SHARE_V1, MOST_V1 = 1024, 1 << 18
-SHARE_V2, MOST_V2 = 100, 10_000
 
 # A shell program: join the cgroups listed in $1, then become the rest of the arguments.
 JOIN = 'for f in $1; do echo $$ > "$f" || exit 1; done; shift; exec "$@"'
@@ -147,15 +144,6 @@ class Group:
         else:  # of the group that is the host's root, so that the host sees it
             (self.path / "cgroup.subtree_control").write_text("+memory")
             (self.path / "payload/memory.max").write_text(str(size or "max"))
-
-
-def share_cpu(hosts: int) -> None:
-    """Have each host weigh as much as a process beside them; by itself only all together do."""
-    if "cpu" in legacy():
-        shares = min(SHARE_V1 * hosts, MOST_V1)
-        (legacy()["cpu"] / GROUP / "cpu.shares").write_text(str(shares))
-    else:
-        (unified() / GROUP / "cpu.weight").write_text(str(min(SHARE_V2 * hosts, MOST_V2)))
 
 
 def host_names() -> set[str]:
