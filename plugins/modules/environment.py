@@ -354,9 +354,12 @@ def main() -> None:
     if code != 0:
         module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
     version = ".".join(out.strip().split(".")[:2])
+    digest = digest_found(path, module.params["layer"] or "", module.check_mode)
+    if digest and not module.check_mode and path.stat().st_uid == os.geteuid():
+        protect(path)  # the account may be younger than the stack
     module.exit_json(
         changed=False,
-        digest=digest_found(path, module.params["layer"] or "", module.check_mode),
+        digest=digest,
         python_version=version,
         glibc=libc().partition("glibc ")[2],
         machine=platform.machine(),

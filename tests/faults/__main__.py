@@ -58,9 +58,22 @@ def on_testbed(
         with bare_hosts("bookworm", folder, names) as control:
             done = control.run("setup", control.inventory("inventory.ini", names))
             assert done.returncode == 0, done.stderr
+            if ranks_per_host > 1:
+                plan_with_cores(folder / "state/ftcluster/cluster.json", ranks_per_host)
             yield Hosts(control, name, ranks_per_host)
 
     return place
+
+
+def plan_with_cores(saved: Path, cores: int) -> None:
+    """Have hosts planned as if they had so many cores; ranks share those that there are."""
+    document = json.loads(saved.read_text())
+    cpus = f"0-{cores - 1}"
+    for host in document["facts"]["hosts"]:
+        [node] = host["numa"]
+        node |= {"cores": cores, "cpus": cpus, "socket_cpus": {"0": cpus}}
+        host |= {"cores": cores, "threads": cores, "cpu_quota": None}
+    saved.write_text(json.dumps(document))
 
 
 PLACES = {

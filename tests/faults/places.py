@@ -30,12 +30,14 @@ class Place(ABC):
         name: localhost or hosts.
         hosts: names of its hosts, the head first.
         launch: options of `ftcluster train` that say on which hosts and ranks.
+        patience_seconds: without a step, an error or an end, after a fault was undone.
     """
 
     name: str
     hosts: tuple[str, ...]
     prefix: Path
     launch: tuple[str, ...]
+    patience_seconds = 150.0
 
     @abstractmethod
     def command(self, *arguments: str) -> Command:
@@ -101,6 +103,8 @@ class Hosts(Place):
         self.control, self.bed = control, control.bed
         self.name, self.hosts = name, control.hosts
         self.launch = ("--ranks-per-host", str(ranks_per_host))
+        # all of them import torch with the cores of one machine
+        self.patience_seconds *= ranks_per_host
 
     def command(self, *arguments: str) -> Command:
         argv = self.bed.run_argv([str(FTCLUSTER), *arguments])

@@ -10,7 +10,6 @@ from tests.faults.observe import Process, processes_of
 from tests.faults.training import Training
 
 PAUSE_SECONDS = 0.25
-STUCK_SECONDS = 150.0  # without a step, an error or an end, after a fault was undone
 UNDISTURBED_SECONDS = 17.0  # of steps: longer than anything takes to be noticed
 DEAD_SECONDS = 5.0  # without any process of the run
 CLEAN_SECONDS = 60.0
@@ -64,7 +63,7 @@ def watch(training: Training, struck: Struck) -> Outcome:
             return _with_leftovers(training, Outcome("died", noticed, cause=cause, named=named))
         if training.step() != last_step or not healed:
             last_step, moved_at = training.step(), now
-        if now - moved_at > STUCK_SECONDS:
+        if now - moved_at > training.place.patience_seconds:
             return Outcome("stuck", cause=_last_line(training.said()), named=False)
 
 

@@ -41,7 +41,7 @@ def boot(node: Node, settings: Settings, authorized_key: Path) -> None:
         add_names(node, everyone)
         return
     power_off(node)  # what an interrupted boot left, or a poweroff from inside
-    mount_disk(node, settings.base.resolve())
+    mount_disk(node, (*settings.layers, settings.base.resolve()))
     if not node.host_key.exists():
         personalize(node, authorized_key)
     add_names(node, everyone)
@@ -91,12 +91,12 @@ def power_off(node: Node) -> None:
 
 
 # ---------------------------------------------------------------- disk
-def mount_disk(node: Node, base: Path) -> None:
-    """Mount the host's own layer over `base`, which must never change under a layer."""
+def mount_disk(node: Node, below: Iterable[str | Path]) -> None:
+    """Mount the host's own layer over others, the lowest last, which must never change."""
     for sub in ("upper", "work", "root"):
         (node.folder / sub).mkdir(parents=True, exist_ok=True)
     upper, work = node.folder / "upper", node.folder / "work"
-    layers = f"lowerdir={base},upperdir={upper},workdir={work}"
+    layers = f"lowerdir={':'.join(map(str, below))},upperdir={upper},workdir={work}"
     run("mount", "-t", "overlay", OVERLAY, "-o", layers, node.root)
 
 

@@ -71,6 +71,8 @@ class Settings:
     # paths of this machine that every host sees, read-only; after a colon their place in the hosts
     bind_ro: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()  # and may write, as a network file system that all mount
+    # folders of this machine whose trees lie over the root file system, each host's changes apart
+    layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z]+", self.suite):
@@ -142,4 +144,5 @@ class Settings:
             extra=tuple(saved["extra"]),
             bind_ro=tuple(saved["bind_ro"]),
             shared=tuple(saved.get("shared", ())),
+            layers=tuple(saved.get("layers", ())),
         )

@@ -18,8 +18,9 @@ def test_a_suite_that_is_no_code_name_is_refused() -> None:
 
 def test_a_record_brings_the_settings_back(tmp_path: Path) -> None:
     written = Settings(
-        dir=tmp_path, nodes=5, suite="trixie", extra=("gcc",), bind_ro=("/opt",), shared=("/srv",)
-    )
+        dir=tmp_path, nodes=5, suite="trixie", extra=("gcc",), bind_ro=("/opt",), shared=("/srv",),
+        layers=("/var/tmp/stack",),
+    )  # fmt: skip
     assert Settings(dir=tmp_path).recorded() is None
     written.write_record()
     assert Settings(dir=tmp_path).recorded() == written

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,12 +24,14 @@ from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.host.guardian import _Guardian
 from ftcluster_train.host.heartbeats import Heartbeats
 from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_train.host.runs import read_run
 from ftcluster_train.host.slow_hosts import SlowHostWatch
-from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.events import EVENTS, EventWriter
 from ftcluster_train.io.rank_status import hello_of
 
 MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2  # the part before the first look
 MOST_BYTES = 3 << 20  # less than 40 bytes a message
+HOURS_MEGABYTES, WEEKS_MEGABYTES = 1, 12  # of events; of more than 8 MiB parts are read
 BEAT = {"step": 7, "doing": "forward", "state": "R", "sleep": None, "cpu": 1.5, "wire": 10}
 
 
@@ -105,6 +108,41 @@ def test_the_supervisor(run_dir: Path) -> None:
     finally:
         guardian.close()
         beats.close()
+
+
+def test_what_reads_a_run_of_weeks_reads_as_much_as_of_one_of_hours(run_dir: Path) -> None:
+    """`ps`, the metrics of a run that is taken up, and `attach` and `report` of its copy."""
+    host = RankHost("head", "127.0.0.1", (RankCores("0", 1),))
+    launch = Launch(
+        run_dir=str(run_dir), program=("x",), env={}, ssh_config="", stack="/s", hosts=(host,)
+    )
+    start = {"event": "start", "time": 1.0, "steps": 9, "world_size": 1, "epochs": 1.0}
+    line = json.dumps({"event": "step", "time": 2.0, **STEP}) + "\n"
+    end = {"event": "end", "time": 3.0, "state": "done", "exit_code": 0, "seconds": 2.0}
+    readers: dict[str, Callable[[], object]] = {
+        "ps": lambda: read_run(run_dir, alive=False),
+        "metrics": lambda: MetricsFile(run_dir).write(launch),
+        "attach, report": lambda: EventReader(run_dir / EVENTS).new_events(),
+    }
+
+    def peaks(megabytes: int) -> dict[str, int]:
+        with (run_dir / EVENTS).open("w") as file:
+            file.write(json.dumps(start) + "\n")
+            for _ in range(megabytes):
+                file.write(line * ((1 << 20) // len(line)))
+            file.write(json.dumps(end) + "\n")
+        found = {}
+        tracemalloc.start()
+        for name, read in readers.items():
+            tracemalloc.reset_peak()
+            read()
+            found[name] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    hours, weeks = peaks(HOURS_MEGABYTES), peaks(WEEKS_MEGABYTES)
+    for name, peak in weeks.items():
+        assert peak < 1.1 * hours[name] + MOST_BYTES, name
 
 
 def test_a_guardian(monkeypatch: pytest.MonkeyPatch) -> None:

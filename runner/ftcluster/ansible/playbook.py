@@ -10,6 +10,7 @@ import os
 import queue
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from ftcluster.ansible.private_ansible import command_file, write_runner_setting
 from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
 from ftcluster.ansible.settings import ansible_environment
+from ftcluster.ansible.signals import Interrupts
 from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key, of_sshd
 from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
@@ -194,21 +196,24 @@ def _run(
         *("--extra-vars", f"@{given}"),
         *_through_pipes(options, scratch, pipes),
     ]
-    thread, runner = ansible_runner.run_async(
-        private_data_dir=str(scratch),
-        project_dir=str(Path.cwd()),
-        ident="run",
-        binary=sys.executable,
-        cmdline=shlex.join(arguments),
-        inventory=[str(path) for path in inventories],
-        # where pipelining is off, Ansible writes there what a task is given, such as a token
-        envvars=ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"}),
-        event_handler=receive,
-        cancel_callback=cancel,
-        quiet=True,
-        suppress_env_files=True,
-    )
+    # where pipelining is off, Ansible writes there what a task is given, such as a token
+    environment = ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
+    thread: threading.Thread | None = None
     try:
+        with Interrupts():  # a signal in the midst of it would leave a thread that nobody ends
+            thread, runner = ansible_runner.run_async(
+                private_data_dir=str(scratch),
+                project_dir=str(Path.cwd()),
+                ident="run",
+                binary=sys.executable,
+                cmdline=shlex.join(arguments),
+                inventory=[str(path) for path in inventories],
+                envvars=environment,
+                event_handler=receive,
+                cancel_callback=cancel,
+                quiet=True,
+                suppress_env_files=True,
+            )
         while thread.is_alive() or not events.empty():
             with contextlib.suppress(queue.Empty):
                 event = events.get(timeout=POLL_SECONDS)
@@ -219,7 +224,8 @@ def _run(
     except BaseException:
         ended = "stopped"
         end_descendants()
-        thread.join()
+        if thread:
+            thread.join()
         raise
     state = ended or ("done" if runner.status == "successful" else "failed")
     return Outcome(state, "\n".join(messages), tuple(failures))

@@ -3,8 +3,12 @@
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from types import FrameType
+from typing import Any
+
+AGAIN_SECONDS = 0.02  # until a signal whose exception Python has dropped is raised once more
 
 
 @contextlib.contextmanager
@@ -24,18 +28,46 @@ def warnings_shown() -> Iterator[None]:
 def ended_in_order() -> Iterator[None]:
     """SIGHUP and SIGTERM end the process as an exception does, so that it cleans up.
 
-    What the process was told to ignore (nohup) it goes on ignoring.
+    What the process was told to ignore (nohup) it goes on ignoring. Python drops an exception that
+    comes in the midst of a fork, of a `__del__` or of another callback; it is raised once more
+    then, as that of Ctrl-C is.
     """
+    dropped: list[BaseException] = []
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    ends = (signal.SIGHUP, signal.SIGTERM)
-    changed = [number for number in ends if signal.getsignal(number) == signal.SIG_DFL]
-    for number in changed:
-        signal.signal(number, end)
+    def hook(unraisable: Any) -> None:
+        if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
+            dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
+        else:
+            hook_before(unraisable)
+
+    def again(_number: int, _frame: FrameType | None) -> None:
+        raise dropped[-1]
+
+    wanted = {signal.SIGHUP: end, signal.SIGTERM: end, signal.SIGALRM: again}
+    ours = {one: call for one, call in wanted.items() if signal.getsignal(one) == signal.SIG_DFL}
+    with _held(ours):
+        hook_before, sys.unraisablehook = sys.unraisablehook, hook
+        for number, handler in ours.items():
+            signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in changed:
-            signal.signal(number, signal.SIG_DFL)
+        with _held(ours):
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            sys.unraisablehook = hook_before
+            for number in ours:
+                signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _held(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Signals that come meanwhile come afterwards: Python drops one whose handler is exchanged."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

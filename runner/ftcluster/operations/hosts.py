@@ -21,7 +21,8 @@ from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-HEAD, READY, DRAINED, NEW = "head", "ready", "drained", "not set up"
+# as of the last setup: no host is asked
+HEAD, SET_UP, DRAINED, NEW = "head", "set up", "drained", "not set up"
 MOST_RUNNING = 200  # runs at once
 NO_REASON = "no reason was given"
 
@@ -194,7 +195,7 @@ def _rows(cluster: Cluster) -> list[dict[str, Any]]:
     rows = []
     for host in cluster.facts.hosts:
         drained = cluster.drained.get(host.name)
-        state = HEAD if host is cluster.facts.head else DRAINED if drained else READY
+        state = HEAD if host is cluster.facts.head else DRAINED if drained else SET_UP
         generation = host.cpu_generation
         rows.append(
             {

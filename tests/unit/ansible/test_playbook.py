@@ -1,6 +1,7 @@
 import contextlib
 import getpass
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -10,12 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ansible_runner
 import pytest
 
 from ftcluster.ansible import playbook
 from ftcluster.ansible.playbook import TaskEvent, read_event, run_playbook
 from ftcluster.ansible.processes import descendants, end_descendants, is_running
 from ftcluster.cli.connection import ask_passwords
+from ftcluster.cli.process import ended_in_order
 
 
 def raw(event: str, **data: object) -> dict[str, object]:
@@ -205,6 +208,25 @@ def test_ansible_ends_with_the_command_that_is_killed(tmp_path: Path) -> None:
     while commands_with(path):  # ansible-playbook and its workers
         time.sleep(0.05)
     running.unlink()
+
+
+def test_a_signal_in_the_midst_of_its_start_ends_a_playbook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, inventory = write_playbook(tmp_path, "sleep 300")
+    start, threads = ansible_runner.run_async, threading.active_count()
+
+    def signalled(**words: Any) -> Any:
+        started = start(**words)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started
+
+    monkeypatch.setattr(ansible_runner, "run_async", signalled)
+    with pytest.raises(SystemExit) as ended, ended_in_order():
+        run_playbook(path, (inventory,), {}, lambda _: None, time_limit_seconds=100)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert threading.active_count() == threads
+    assert [pid for pid in descendants(os.getpid()) if is_running(pid)] == []
 
 
 def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_drained_host_is_left_out_of_new_plans_until_it_returns(shell: Shell) 
     assert [row["state"] for row in run(shell)["hosts"]] == [
         "head",
         "drained",
-        "ready",
+        "set up",
         "not set up",
     ]
     run(shell, "return", "xeon2")

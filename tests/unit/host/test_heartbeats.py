@@ -72,6 +72,14 @@ def test_ranks_at_work_are_no_trouble() -> None:
         ({"rank3": {"stopped": NOW - 5}}, [("stopped", "node1", 3)]),
         ({"rank3": {"stopped": NOW - 1}}, []),
         ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11}}, [("host", "node1", None)]),
+        # one of them was heard a little later than the other
+        ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 9.9}}, [("host", "node1", None)]),
+        ({"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 4}}, [("stopped", "node1", 2)]),
+        (
+            {"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 9.9, "acked": NOW - 1}},
+            [("stopped", "node1", 2)],
+        ),
+        ({"rank2": {"heard": NOW - 11}, "rank3": {"exit": 0}}, [("host", "node1", None)]),
         # their host acknowledges what is sent to it
         (
             {"rank2": {"heard": NOW - 11}, "rank3": {"heard": NOW - 11, "acked": NOW - 1}},

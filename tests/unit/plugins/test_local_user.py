@@ -3,15 +3,18 @@
 import os
 import pwd
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
-from ansible_collections.ftcluster.cluster.plugins.modules.environment import protect
+from ansible_collections.ftcluster.cluster.plugins.modules import environment
+from ansible_collections.ftcluster.cluster.plugins.modules.environment import finish, protect
 
 from ftcluster_train.host.stack import hold_stack
 from tests.rights import PYTHON
@@ -96,9 +99,14 @@ def test_the_lock_of_a_stack_is_not_his(prefix: Path) -> None:
     subprocess.run(program, user=NOBODY.pw_uid, group=NOBODY.pw_gid, cwd="/", check=True)
 
 
-def test_the_account_that_trains_can_lock_its_stack(prefix: Path) -> None:
+def test_the_account_that_trains_can_lock_a_stack_that_is_older(
+    prefix: Path, run_module: Callable[..., dict[str, Any]]
+) -> None:
     stack = prefix / "stacks/native-1"
-    os.chown(prefix / "runs", NOBODY.pw_uid, NOBODY.pw_gid)
     protect(stack)
+    os.chown(prefix / "runs", NOBODY.pw_uid, NOBODY.pw_gid)
+    finish(stack, "", "d1")
+    found = run_module(environment.main, path=str(stack), python=sys.executable)
+    assert found["digest"] == "d1"
     with everything_locked(prefix) as locked:
         assert "stacks/native-1" in locked

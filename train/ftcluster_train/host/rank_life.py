@@ -171,14 +171,17 @@ def _ended(life: RankLife) -> Trouble:
     return _trouble(life, "exit", f"ended with exit code {code}")
 
 
-def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], acked: float) -> list[Trouble]:
-    """A host whose kernel has acknowledged nothing since `acked` is lost."""
+def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], since: float) -> list[Trouble]:
+    """A host is lost of which neither a guardian nor the kernel has said anything `since`.
+
+    Of several ranks there, one is the first that has been silent for too long.
+    """
     trouble = []
     for host in dict.fromkeys(life.host for life in silent):
-        there = [life for life in lives if life.host == host]
+        there = [life for life in lives if life.host == host and life.exit is None]
         gone = [life for life in silent if life.host == host]
-        up = all(life.lost for life in gone) or any(life.acked > acked for life in gone)
-        if len(gone) == len(there) and not up:
+        said = max(max(life.acked, life.heard or -math.inf) for life in there)
+        if said <= since and not all(life.lost for life in gone):
             message = f"{host} ({gone[0].address}) was lost{at_step(gone[0])}: no answer"
             hint = "check that it is on and that the head reaches it: ftcluster check"
             trouble.append(Trouble(host, None, gone[0].step, "host", message, hint))

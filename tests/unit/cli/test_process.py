@@ -1,0 +1,140 @@
+"""Signals that end a command, at moments at which Python drops what a handler raises."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ftcluster.ansible.signals import Interrupts
+from ftcluster.cli.process import ended_in_order
+
+FORKING: list[Callable[[], None]] = []  # Python keeps what is registered for ever
+os.register_at_fork(before=lambda: [call() for call in FORKING])
+SECONDS = 10
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    before = {one: signal.getsignal(one) for one in signal.valid_signals()}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    FORKING.clear()
+    for number, handler in before.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def strike(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def while_it_forks(number: signal.Signals) -> None:
+    FORKING.append(lambda: strike(number))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def in_a_finalizer(number: signal.Signals) -> None:
+    class Ends:
+        def __del__(self) -> None:
+            strike(number)
+
+    Ends()
+
+
+@pytest.mark.parametrize("moment", [strike, while_it_forks, in_a_finalizer])
+@pytest.mark.parametrize(
+    ("number", "ends"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_a_signal_ends_a_command_whatever_python_is_doing(
+    moment: Callable[[signal.Signals], None],
+    number: signal.Signals,
+    ends: type[BaseException],
+) -> None:
+    did = []
+
+    def command() -> None:
+        with ended_in_order():
+            try:
+                moment(number)
+                time.sleep(SECONDS)
+                did.append("went on")
+            finally:
+                time.sleep(0.1)  # is not disturbed a second time
+                did.append("cleaned up")
+
+    with pytest.raises(ends) as raised:
+        command()
+    assert did == ["cleaned up"]
+    if isinstance(raised.value, SystemExit):
+        assert raised.value.code == 128 + number
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_what_is_dropped_of_others_is_shown_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __del__(self) -> None:
+            raise ValueError
+
+    shown: list[type[BaseException]] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda one: shown.append(one.exc_type))
+    with ended_in_order():
+        Broken()
+    assert shown == [ValueError]
+
+
+def test_a_signal_that_nobody_looked_at_is_for_the_handler_before() -> None:
+    did = []
+
+    def command() -> None:
+        with ended_in_order():
+            with Interrupts() as interrupts:
+                assert interrupts.count == 0
+                strike(signal.SIGTERM)
+                did.append("ended")
+            did.append("went on")
+
+    with pytest.raises(SystemExit) as raised:
+        command()
+    assert did == ["ended"]
+    assert raised.value.code == 128 + signal.SIGTERM
+
+
+def test_a_signal_that_was_looked_at_is_for_nobody_else() -> None:
+    with ended_in_order():
+        with Interrupts() as outer:
+            with Interrupts() as inner:
+                strike(signal.SIGTERM)
+                assert inner.count == 1
+            assert outer.count == 0
+        time.sleep(0.1)
+
+
+def test_handlers_are_exchanged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange, struck = signal.signal, False
+
+    def exchanged(number: signal.Signals, handler: Any) -> Any:
+        nonlocal struck
+        before = exchange(number, handler)
+        if not struck:
+            struck = True
+            strike(signal.SIGTERM)
+        return before
+
+    def command() -> None:
+        with ended_in_order():
+            monkeypatch.setattr(signal, "signal", exchanged)
+            with Interrupts():
+                pass
+
+    with pytest.raises(SystemExit):
+        command()
+    assert struck
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
