@@ -185,8 +185,8 @@ def measure(bed: Testbed, folder: Path, count: int) -> dict[str, Any]:
     found: dict[str, Any] = {"hosts": count, "up": round(time.monotonic() - began, 1)}
     hosts = Hosts(bed, folder / str(count), count)
     found["first"] = hosts.setup()
-    found["again"] = {stage: hosts.setup("--tags", stage) for stage in STAGES}
     found["run"] = measure_run(hosts, folder / "script" / "light_rank.py")
+    found["again"] = {stage: hosts.setup("--tags", stage) for stage in STAGES}
     found["load"] = os.getloadavg()[0]
     return found
 

@@ -2,14 +2,13 @@
 
     .venv-dev/bin/python -m bench.scale_page
 
-from the repository's root, after `bench.scale`, `bench.scale_commands` and `bench.light_hosts`.
-RESULTS and LIGHT are what they have measured.
+from the repository's root, after `bench.scale` and `bench.scale_commands`. RESULTS is what they
+have measured.
 """
 
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import altair as alt
@@ -19,14 +18,13 @@ from bench.runs import ROOT
 from ftcluster.report.charts import THEME
 
 RESULTS = ROOT / "bench/results/2026-11-26-scale.json"
-LIGHT = ROOT / "bench/results/2026-11-27-light-hosts.json"
 PICTURE = ROOT / "docs/scale.svg"
 Rows = Sequence[dict[str, Any]]
 
 
-def read(path: Path = RESULTS) -> dict[str, Any]:
+def read() -> dict[str, Any]:
     """What was measured."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     return found
 
 
@@ -87,27 +85,6 @@ def tables(found: dict[str, Any]) -> str:
         ),
     ]  # fmt: skip
     return "\n\n".join(parts)
-
-
-def light_hosts(found: dict[str, Any]) -> str:
-    """The table of runs on many light hosts, with the machine that it is of."""
-    rows = [(one["hosts"], one["load"], one["run"]) for one in found["rows"]]
-    machine = found["machine"]
-    return "\n\n".join((
-        f"Measured on {machine['cores']} cores of {machine['cpu']}, which all hosts share:",
-        table(
-            ("hosts", "mpirun alone, s", "all ranks began after, s", "supervisor, of a core",
-             "one that hangs is named after, s", "all began again after, s",
-             "a host without power is named after, s", "the others began again after, s",
-             "stopped after, s", "load"),
-            [
-                (hosts, run["mpirun_alone"], run["all_began"], f"{run['supervisor_cpu']:.2%}",
-                 run["hung"]["seconds"], run["hung"]["again"], run["lost"]["seconds"],
-                 run["lost"]["again"], run["stop"]["seconds"], f"{load:.0f}")
-                for hosts, load, run in rows
-            ],
-        ),
-    ))  # fmt: skip
 
 
 def _with(row: dict[str, Any]) -> str:

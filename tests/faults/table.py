@@ -50,7 +50,6 @@ def page(results: Results) -> str:
     runs = [one for one in results if one["kind"] == "run"]
     return template.format(
         scale=scale_page.tables(scale_page.read()),
-        light=scale_page.light_hosts(scale_page.read(scale_page.LIGHT)),
         machine="; later ".join(dict.fromkeys(map(_machine, machines))),
         faults=len(faults),
         notes="".join(f"- {one['text']}\n" for one in results if one["kind"] == "note"),
