@@ -5,6 +5,7 @@ parser's, whatever the file is. The reason that counts is that of the plugin whi
 """
 
 import codecs
+import os
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -37,7 +38,8 @@ def refuse_files(paths: Sequence[Path]) -> None:
                 f"inventory {path} is a pipe, which cannot be read several times",
                 "write what it gives into a file",
             )
-        start = path.read_bytes()[:3] if path.is_file() else b""
+        readable = path.is_file() and os.access(path, os.R_OK)
+        start = path.read_bytes()[:3] if readable else b""
         if start.startswith(UTF16_MARKS) or (start == UTF8_MARK and path.suffix not in YAML):
             raise InventoryError(
                 f"inventory {path} begins with a byte order mark",
@@ -61,7 +63,7 @@ def refuse_options(given: Iterable[tuple[str, str]]) -> None:
         if name == "--extra-vars" and value.startswith(("{", "[")):
             try:
                 yaml.compose(value, yaml.SafeLoader)
-            except yaml.YAMLError as error:
+            except (yaml.YAMLError, RecursionError) as error:
                 problem = getattr(error, "problem", None) or "it cannot be read"
                 raise UsageError(
                     f"--extra-vars: this is no JSON: {problem}",
