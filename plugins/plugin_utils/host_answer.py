@@ -87,7 +87,7 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
         wrong = [(facts["cores"], len(cpus))]
     if wrong:
         return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"]
-    numbers = [node.get("node") for node in nodes]
+    numbers = [node["node"] for node in nodes if "node" in node]
     said = [f"node {one} is there twice" for one in {*numbers} if numbers.count(one) > 1]
     if facts["threads"] < len(cpus):
         said.append(f"threads is {facts['threads']}, of {len(cpus)} cores")

@@ -15,6 +15,7 @@ from ftcluster.ansible.inventory_errors import (
     named,
     plugins_of,
     refuse_files,
+    refuse_options,
     seen_by,
     unreadable,
     warnings,
@@ -101,6 +102,7 @@ def read_inventory(
     Raises:
         InventoryError: one does not exist, is a pipe or cannot be parsed (with file and line), no
             host is left, or ftcluster_hosts is not one pattern.
+        UsageError: the value of an option is none that Ansible takes.
     """
     for path in paths:
         if not path.exists():
@@ -108,6 +110,7 @@ def read_inventory(
             raise InventoryError(f"inventory {path} does not exist", hint)
     refuse_files(paths)
     given = list(pairwise(options))
+    refuse_options(given)
     more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
     listing, said = _listing(paths, more)
     where = named(paths)

@@ -5,14 +5,17 @@ parser's, whatever the file is. The reason that counts is that of the plugin whi
 """
 
 import codecs
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import yaml
+
 from ftcluster.ansible.ansible_words import hint_of
 from ftcluster.ansible.private_ansible import ini_line
-from ftcluster.errors import InventoryError
+from ftcluster.errors import InventoryError, UsageError
 from ftcluster.text.printable import printable
 
 SOURCE = "Completely failed to parse inventory source "
@@ -35,12 +38,37 @@ def refuse_files(paths: Sequence[Path]) -> None:
                 f"inventory {path} is a pipe, which cannot be read several times",
                 "write what it gives into a file",
             )
-        start = path.read_bytes()[:3] if path.is_file() else b""
+        readable = path.is_file() and os.access(path, os.R_OK)
+        start = path.read_bytes()[:3] if readable else b""
         if start.startswith(UTF16_MARKS) or (start == UTF8_MARK and path.suffix not in YAML):
             raise InventoryError(
                 f"inventory {path} begins with a byte order mark",
                 "save it as UTF-8 without one (BOM)",
             )
+
+
+def refuse_options(given: Iterable[tuple[str, str]]) -> None:
+    """Raise for values of options that Ansible would find fault with in the inventory's name.
+
+    Args:
+        given: names and values. A value is not shown, as it may be a password.
+    """
+    for name, value in given:
+        if name == "--forks" and not (value.isdecimal() and int(value)):
+            raise UsageError(f"--forks: {value!r} is not a whole number of at least 1")
+        if name not in ("--limit", "--extra-vars"):
+            continue
+        if value.startswith("@") and not Path(value[1:]).expanduser().exists():
+            raise UsageError(f"{name} {value}: there is no such file")
+        if name == "--extra-vars" and value.startswith(("{", "[")):
+            try:
+                yaml.compose(value, yaml.SafeLoader)
+            except (yaml.YAMLError, RecursionError) as error:
+                problem = getattr(error, "problem", None) or "it cannot be read"
+                raise UsageError(
+                    f"--extra-vars: this is no JSON: {problem}",
+                    "write NAME=VALUE, or JSON in single quotes",
+                ) from None
 
 
 def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:

@@ -9,7 +9,7 @@ from ftcluster.ansible.inventory import Inventory, read_inventory
 from ftcluster.ansible.processes import is_running
 from ftcluster.ansible.programs import program
 from ftcluster.ansible.settings import ansible_environment
-from ftcluster.errors import InventoryError
+from ftcluster.errors import InventoryError, UsageError
 
 COMPANY = """
 [databases]
@@ -388,6 +388,33 @@ def test_marks_that_windows_editors_write(tmp_path: Path, name: str, encoding: s
     assert f"{path} begins with a byte order mark\n  save it as UTF-8" in error_of(path)
     path.write_bytes(text.encode())
     assert read(path).hosts == ("h1",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("--limit", "@gone.retry", "--limit @gone.retry: there is no such file"),
+        ("--extra-vars", "@gone.yml", "--extra-vars @gone.yml: there is no such file"),
+        ("--extra-vars", "{secret: 1", "--extra-vars: this is no JSON: "),
+        ("--extra-vars", '["secret"', "--extra-vars: this is no JSON: "),
+        ("--forks", "0", "--forks: '0' is not a whole number of at least 1"),
+        ("--forks", "many", "--forks: 'many' is not a whole number of at least 1"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_not_the_inventorys(
+    company: Path, name: str, value: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(company, "--limit", "x1", name, value)
+    assert caught.value.message.startswith(said)
+    assert "secret" not in str(caught.value)
+
+
+def test_values_of_options_as_ansible_takes_them(company: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.retry").write_text("x1\n")
+    (tmp_path / "x.yml").write_text("ftcluster_hosts: xeons\n")
+    found = read(company, "--extra-vars", f"@{tmp_path}/x.yml", "--limit", f"@{tmp_path}/x.retry")
+    assert (found.cluster, found.hosts) == (("x3", "x1", "x2"), ("x1",))
 
 
 def test_what_is_no_inventory(tmp_path: Path) -> None:

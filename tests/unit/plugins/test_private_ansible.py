@@ -9,6 +9,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
     for_any_shell,
 )
 
+from tests.programs import ROOT
+
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
@@ -51,3 +53,9 @@ def test_a_command_is_one_line_without_what_csh_takes_for_its_own(command: str) 
     assert not set(line) & set("\n!")
     assert run(line) == run(command) != (0, b"")
     assert (line == command) == (not set(command) & set("\n!"))
+
+
+def test_no_action_sends_the_login_shell_another_command() -> None:
+    plugins = [*(ROOT / "plugins").rglob("*.py")]
+    senders = [path.stem for path in plugins if "_low_level_execute_command" in path.read_text()]
+    assert senders == ["private_ansible"]
