@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ftcluster.ansible.answers import CLUSTER_CHANGED, RUNS_LISTED, take
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.answers import CLUSTER_CHANGED, RUNS_LISTED, SET_FACT, take
+from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
@@ -51,6 +51,8 @@ from ftcluster_common.run_state import RunState
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
+# what does nothing on a host; of a run that follows, its events say more
+NO_WORK = (FOLLOW, REFUSE, "ansible.builtin.debug", SET_FACT)
 SHOWN_SECONDS = 1.0  # a task that takes longer is shown
 
 
@@ -216,8 +218,8 @@ def _follow(
         goes_on = goes_on or event.action == FOLLOW
         if event.host == run_hosts.head and (answer := take(CLUSTER_CHANGED, event)):
             (changed,) = answer
-        if event.kind == "task":  # of a run that follows, its own events say more
-            task = "" if event.action == FOLLOW else event.task[:1].lower() + event.task[1:]
+        if event.kind == "task":
+            task = "" if event.action in NO_WORK else event.task[:1].lower() + event.task[1:]
             began = time.monotonic()
         view.task_event(event)
 

@@ -130,7 +130,10 @@ def test_a_head_that_stays_away_is_lost(
 def test_a_task_is_shown_if_it_takes_long(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    tasks = [TaskEvent("task", "prepare", "Copy"), TaskEvent("changed", "prepare", "Copy", "head")]
+    tasks = [
+        TaskEvent("task", "prepare", "Copy"), TaskEvent("changed", "prepare", "Copy", "head"),
+        TaskEvent("task", "prepare", "Stop if", action=REFUSE),
+    ]  # fmt: skip
     play(monkeypatch, played, ("", tasks, Outcome("done", "")))
     shown: list[str] = []
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
