@@ -99,7 +99,8 @@ def start_and_kill(machine: Machine, planted: Secrets, kill: Kill, temporary: Pa
     process.expect("BECOME password: ")
     process.sendline(planted.become)
     for _ in range(kill.lines):
-        process.expect(["\n", pexpect.EOF])
+        if process.expect(["\n", pexpect.EOF, RANKS_RUN]) == 2:  # which say no more
+            break
     if kill.lines < 0:
         process.expect(RANKS_RUN)
     time.sleep(kill.seconds)
