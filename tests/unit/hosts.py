@@ -1,8 +1,16 @@
 """This machine in the place of a host, for action plugins that ask with a shell command."""
 
+import base64
+import re
 import subprocess
 from types import ModuleType, SimpleNamespace
 from typing import Any
+
+
+def as_run(command: str) -> str:
+    """What a command runs, also where the login shell gets it on one line."""
+    hidden = re.fullmatch(r'sh -c "\$\(echo (\S+) \| base64 -d\)"', command)
+    return base64.b64decode(hidden[1]).decode() if hidden else command
 
 
 def plugin(module: ModuleType, arguments: dict[str, Any], check: bool = False) -> Any:

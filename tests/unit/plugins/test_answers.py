@@ -16,6 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import M
 from jinja2 import Environment
 
 from tests.programs import ROOT
+from tests.unit.hosts import as_run
 
 # a login script's line without an end, a terminal's carriage returns, sudo's warning and lecture
 NOISE = (
@@ -131,7 +132,7 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
     action._run_dir = "/runs/a b"
     alive, pieces = action._poll([_Log("events.jsonl", bytes, offset=5)], 0)
     assert (alive, pieces) == (False, [_Piece("7", 5, 9, b"\n{}\n")])
-    assert TELL in asked[0]
+    assert TELL in as_run(asked[0])
 
 
 def test_two_commands_follow_a_run_into_the_same_file(

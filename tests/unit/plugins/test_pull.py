@@ -18,7 +18,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import M
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.hosts import Action
+from tests.unit.hosts import Action, as_run
 
 DIGEST = hashlib.sha256(b"abc").hexdigest()
 
@@ -36,7 +36,7 @@ def action_of(module: Any, host: Callable[[str], str] | None, **arguments: str) 
     def execute(command: str, sudoable: bool, in_data: bytes) -> dict[str, Any]:
         if host is None:
             return Action()._low_level_execute_command(command, sudoable, in_data)
-        return {"rc": 0, "stdout": host(command)}
+        return {"rc": 0, "stdout": host(as_run(command))}
 
     action._low_level_execute_command = execute
     return action
