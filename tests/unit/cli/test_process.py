@@ -1,6 +1,7 @@
 """Signals that end a command, at moments at which Python drops what a handler raises."""
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -24,6 +25,9 @@ def handlers() -> Iterator[None]:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     FORKING.clear()
+    with contextlib.suppress(RuntimeError):  # it is free; an exception in a fork may have left it
+        while True:
+            logging._lock.release()  # type: ignore[attr-defined]
     for number, handler in before.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)
