@@ -22,8 +22,11 @@ SECONDS = 10
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     before = {one: signal.getsignal(one) for one in signal.valid_signals()}
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)  # programs that later tests start have it
     FORKING.clear()
     with contextlib.suppress(RuntimeError):  # it is free; an exception in a fork may have left it
         while True:
@@ -128,6 +131,7 @@ def test_a_signal_that_was_looked_at_is_for_nobody_else() -> None:
 
 def test_handlers_are_exchanged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     exchange, struck = signal.signal, False
+    of_ctrl_c = signal.getsignal(signal.SIGINT)
 
     def exchanged(number: signal.Signals, handler: Any) -> Any:
         nonlocal struck
@@ -146,4 +150,4 @@ def test_handlers_are_exchanged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit):
         command()
     assert struck
-    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) == of_ctrl_c
