@@ -211,7 +211,13 @@ def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_sums(torch.empty(64, 32), BF16)
     odd = make_sums(torch.empty(64, 40), BF16)
     assert odd
-    assert not odd.takes_products
+    narrow, wide = torch.empty(3, 40, dtype=BF16), torch.empty(3, 64, dtype=BF16)
+    assert not odd.takes(wide, narrow)
+    even = make_sums(torch.empty(64, 64), BF16)
+    assert even
+    assert even.takes(wide, wide)
+    assert not even.takes(wide.float(), wide.float())  # weights that were given back in fp32
+    assert not even.takes(wide[:, :32], wide)
     for shape, dtype in (((64,), BF16), ((64, 32), torch.float32)):
         assert make_sums(torch.empty(shape), dtype) is None
 

@@ -16,12 +16,16 @@ class GradientSums:
     Attributes:
         values: fp32, of the weight's shape.
         filled: whether they have a part of the step's gradient; otherwise they may be anything.
-        takes_products: whether `add_product` may be called.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
         self.values, self.filled = values, False
-        self.takes_products = fits_tiles(*values.shape)
+
+    def takes(self, left: torch.Tensor, right: torch.Tensor) -> bool:
+        """Whether `add_product` computes with these factors."""
+        of_weight = self.values.shape == (left.shape[1], right.shape[1])
+        fits = of_weight and fits_tiles(*self.values.shape)
+        return fits and left.dtype == right.dtype == torch.bfloat16
 
     def add(self, gradient: torch.Tensor, factor: float) -> None:
         """Add the factor times a gradient in fp32."""

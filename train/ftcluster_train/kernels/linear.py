@@ -103,7 +103,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         if of_weight:  # in the weight's order in memory
             in_order, sums = weight.is_contiguous(), sums_of(weight)
             factors = (grad, rows) if in_order else (rows, grad)
-            if sums is not None and sums.takes_products:
+            if sums is not None and sums.takes(*factors):
                 sums.add_product(*factors)
             else:
                 product = product_of_columns(*factors)
