@@ -8,6 +8,9 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any
 
+# what gives logging's lock back behind a fork, in Python up to 3.12: a function, so that a signal's
+# handler can end it at its beginning
+AFTER_FORK = getattr(logging, "_releaseLock", None)
 AGAIN_SECONDS = 0.02  # until a signal whose exception Python has dropped is raised once more
 
 
@@ -40,6 +43,9 @@ def ended_in_order() -> Iterator[None]:
     def hook(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
             dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
+            if unraisable.object is AFTER_FORK:  # else all threads but this one would wait for it
+                with contextlib.suppress(RuntimeError):  # it was given back before
+                    AFTER_FORK()
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
         else:
             hook_before(unraisable)

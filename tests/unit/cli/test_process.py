@@ -5,8 +5,10 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,3 +153,27 @@ def test_handlers_are_exchanged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
         command()
     assert struck
     assert signal.getsignal(signal.SIGINT) == of_ctrl_c
+
+
+def test_a_signal_in_a_fork_leaves_no_lock_taken() -> None:
+    free: list[bool] = []
+
+    def look() -> None:
+        if taken := logging._lock.acquire(timeout=SECONDS):  # type: ignore[attr-defined]
+            logging._lock.release()  # type: ignore[attr-defined]
+        free.append(taken)
+
+    def interrupted() -> None:
+        raise SystemExit(143)
+
+    with ended_in_order():
+        release = getattr(logging, "_releaseLock", interrupted)
+        logging._lock.acquire()  # type: ignore[attr-defined]
+        sys.unraisablehook(SimpleNamespace(exc_value=SystemExit(143), object=release))  # type: ignore[arg-type]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if release is interrupted:  # this Python gives it back without a function
+            logging._lock.release()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert free == [True]
