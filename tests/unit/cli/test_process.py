@@ -131,28 +131,45 @@ def test_a_signal_that_was_looked_at_is_for_nobody_else() -> None:
         time.sleep(0.1)
 
 
-def test_handlers_are_exchanged_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    exchange, struck = signal.signal, False
-    of_ctrl_c = signal.getsignal(signal.SIGINT)
+@pytest.mark.parametrize("nth", range(1, 7))
+@pytest.mark.parametrize("threads", [0, 3])
+def test_handlers_are_exchanged_whole(
+    nth: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange, exchanges, done = signal.signal, 0, threading.Event()
+    others = [threading.Thread(target=done.wait) for _ in range(threads)]  # may receive a signal
+    of_ctrl_c, of_hangup = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGHUP)
 
     def exchanged(number: signal.Signals, handler: Any) -> Any:
-        nonlocal struck
+        nonlocal exchanges
+        exchanges += 1
         before = exchange(number, handler)
-        if not struck:
-            struck = True
+        if exchanges == nth:
             strike(signal.SIGTERM)
         return before
 
     def command() -> None:
         with ended_in_order():
             monkeypatch.setattr(signal, "signal", exchanged)
-            with Interrupts():
-                pass
+            try:
+                with Interrupts():
+                    pass
+            finally:
+                monkeypatch.undo()
 
-    with pytest.raises(SystemExit):
-        command()
-    assert struck
+    for one in others:
+        one.start()
+    try:
+        with pytest.raises(SystemExit):
+            command()
+    finally:
+        done.set()
+        for one in others:
+            one.join()
+    assert exchanges >= nth
     assert signal.getsignal(signal.SIGINT) == of_ctrl_c
+    assert signal.getsignal(signal.SIGHUP) == of_hangup
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_signal_in_a_fork_leaves_no_lock_taken() -> None:
