@@ -1,7 +1,7 @@
 """The engine against transformers' Trainer, side by side on this machine.
 
     .venv-dev/bin/python -m bench.engine --data DIR --encoder DIR [CASE ...] [--turns N] [--steps N]
-        [--ablation] [--profile] [--threads N] [--prefix DIR] [--results FILE]
+        [--precision fp32] [--ablation] [--profile] [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR has the folders mrpc, squad and shakespeare; ner learns which words of mrpc's
@@ -53,11 +53,24 @@ class Case:
     shapes: tuple[tuple[int, int, int], ...]
 
 
+BERT = ("model=config:bert", "from_scratch=true", "tokenizer={encoder}")
+LARGE = (
+    "{{hidden_size: 1024, num_hidden_layers: 24, num_attention_heads: 16, intermediate_size: 4096}}"
+)
 DISTILBERT = ("model=config:distilbert", "from_scratch=true", "tokenizer={encoder}")
 CASES = {
     "mrpc": Case(
         ("mrpc", *DISTILBERT, "data={data}/mrpc", "batch_size=32"),
         13, 6, ((1728, 768, 768), (1728, 768, 3072), (1728, 3072, 768)),
+    ),
+    # the models of recipes that others have published minutes of
+    "mrpc-bert": Case(
+        ("mrpc", *BERT, "data={data}/mrpc", "batch_size=32"),
+        9, 5, ((1728, 768, 768), (1728, 768, 3072), (1728, 3072, 768)),
+    ),
+    "squad-bert-large": Case(
+        ("squad", *BERT, f"config_overrides={LARGE}", "data={data}/squad", "batch_size=12"),
+        5, 4, ((2052, 1024, 1024), (2052, 1024, 4096), (2052, 4096, 1024)),
     ),
     "squad": Case(
         ("squad", *DISTILBERT, "data={data}/squad", "batch_size=16"),
@@ -93,6 +106,7 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, help="at most so many in each run; more than 3")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
     parser.add_argument("--ablation", action="store_true")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
@@ -100,14 +114,20 @@ def main() -> int:
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
     with tempfile.TemporaryDirectory() as folder:
-        results: dict[str, Any] = {"machine": machine(options.prefix, options.threads), "speed": {}}
+        of_machine = {**machine(options.prefix, options.threads), "precision": options.precision}
+        results: dict[str, Any] = {"machine": of_machine, "speed": {}}
         tagged = write_tagged(options.data / "mrpc/train.jsonl", Path(folder) / "tagged")
         for name in options.cases or CASES:
             case = CASES[name]
             recipe = tuple(word.replace("{tagged}", str(tagged)) for word in case.recipe)
             run_dir = bench.prepare(Path(folder) / name, recipe)
-            chosen = variants(case, options.steps, options.ablation, options.profile)
-            found = measure(bench, run_dir, case, chosen, options.turns)
+            chosen = {
+                variant: {"precision": options.precision, **of}
+                for variant, of in variants(
+                    case, options.steps, options.ablation, options.profile
+                ).items()
+            }
+            found = measure(bench, run_dir, case, chosen, options.turns, options.precision)
             if options.profile:
                 add_profiles(bench, run_dir, chosen, found)
             results["speed"][name] = found
@@ -161,7 +181,12 @@ def variants(
 
 
 def measure(
-    bench: Bench, run_dir: Path, case: Case, chosen: dict[str, dict[str, Any]], turns: int
+    bench: Bench,
+    run_dir: Path,
+    case: Case,
+    chosen: dict[str, dict[str, Any]],
+    turns: int,
+    dtype: str,
 ) -> dict[str, dict[str, Any]]:
     """Run each variant `turns` times, interleaved; the medians by name."""
     found: dict[str, list[dict[str, Any]]] = {}
@@ -171,7 +196,7 @@ def measure(
             found.setdefault(name, []).append(bench.run(run_dir, **options))
             speed = found[name][-1]["samples_per_second"]
             print(f"{name}: {speed:.2f} samples/s", file=sys.stderr)
-        words = bench.run(run_dir, shapes=case.shapes, precision=precision())
+        words = bench.run(run_dir, shapes=case.shapes, precision=dtype)
         limits.append(words["operations_per_second"])
     limit = statistics.median(limits)
     speeds = {name: [one["samples_per_second"] for one in runs] for name, runs in found.items()}

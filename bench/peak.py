@@ -11,47 +11,21 @@ is warmed up.
 """
 
 import argparse
-import ctypes
 import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
 from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import simd
 
-KERNELS = Path(simd.__file__).parent
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
-ROUNDS, SECONDS = 20_000, 0.2
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A loop of native/peak.c.
-
-    Attributes:
-        kind: its number there.
-        operations: of a round, multiplications and additions.
-        dtype: that its products have in torch.
-    """
-
-    library: str
-    kind: int
-    operations: int
-    dtype: torch.dtype
-
-
-LOOPS = {
-    "amx_bf16": Loop("libavx512.so", 2, 4 * 16 * 16 * 32 * 2, torch.bfloat16),
-    "avx512_bf16": Loop("libavx512.so", 1, 12 * 16 * 2 * 2, torch.bfloat16),
-    "avx512f": Loop("libavx512.so", 0, 12 * 16 * 2, torch.float32),
-    "avx2": Loop("libavx2.so", 0, 12 * 8 * 2, torch.float32),
-}
+SECONDS = 0.2  # of a turn
 
 
 def main() -> int:
@@ -62,17 +36,15 @@ def main() -> int:
     parser.add_argument("--results", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    here = [name for name in LOOPS if name in cpuinfo_field("flags").split()]
-    if "amx_bf16" in here and not simd.has_amx():
-        here.remove("amx_bf16")
-    peaks = {name: rate(LOOPS[name], options.threads, options.turns) for name in here}
+    seconds = SECONDS * (options.turns + 1)
+    peaks = {name: peak_rate(name, options.threads, seconds) for name in instruction_sets()}
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"), "cpu": cpuinfo_field("model name"),
         "threads": options.threads, "torch": torch.__version__, "peaks": peaks, "products": {},
     }  # fmt: skip
     for dtype in (torch.bfloat16, torch.float32):
-        if dtype == torch.float32 or {"amx_bf16", "avx512_bf16"} & {*here}:
-            found = products(dtype, options.turns)
+        if dtype == torch.float32 or any(LOOPS[name].bf16 for name in peaks):
+            found = products(dtype, seconds)
             results["products"][str(dtype).removeprefix("torch.")] = found
     print(table(results))
     if options.results:
@@ -80,35 +52,7 @@ def main() -> int:
     return 0
 
 
-def rate(loop: Loop, threads: int, turns: int) -> float:
-    """Operations per second of a loop on so many threads."""
-    library, openmp = ctypes.CDLL(str(KERNELS / loop.library)), ctypes.CDLL(None)
-    library.use_openmp(
-        *(ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in simd.OPENMP)
-    )
-    numbers, sums = torch.randn(1024), torch.empty(1024 * threads)
-
-    def turn() -> None:
-        library.peak(
-            ctypes.c_uint64(loop.kind), ctypes.c_void_p(numbers.data_ptr()),
-            ctypes.c_void_p(sums.data_ptr()), ctypes.c_uint64(ROUNDS), ctypes.c_int(threads),
-        )  # fmt: skip
-
-    return ROUNDS * loop.operations * threads / best(turn, turns)
-
-
-def best(function: Callable[[], Any], turns: int) -> float:
-    """The least seconds of a call, in so many turns of SECONDS after one more."""
-    least = float("inf")
-    end = time.perf_counter() + SECONDS * (turns + 1)
-    while time.perf_counter() < end:
-        began = time.perf_counter()
-        function()
-        least = min(least, time.perf_counter() - began)
-    return least
-
-
-def products(dtype: torch.dtype, turns: int) -> dict[str, dict[str, float]]:
+def products(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
     """Operations per second by shape and kind of product."""
     found = {}
     for outputs, inputs in SHAPES:
@@ -128,7 +72,7 @@ def products(dtype: torch.dtype, turns: int) -> dict[str, dict[str, float]]:
             )
         work = 2.0 * ROWS * outputs * inputs
         found[f"{ROWS} x {inputs} x {outputs}"] = {
-            name: work / best(function, turns) for name, function in kinds.items()
+            name: work / best_seconds(function, seconds) for name, function in kinds.items()
         }
     return found
 
@@ -139,11 +83,7 @@ def table(results: dict[str, Any]) -> str:
     peaks = results["peaks"]
     lines += [f"| {name} | {value / 1e12:.3f} |" for name, value in peaks.items()]
     for dtype, found in results["products"].items():
-        able = [
-            value
-            for name, value in peaks.items()
-            if (LOOPS[name].dtype == torch.bfloat16) == (dtype == "bfloat16")
-        ]
+        able = [value for name, value in peaks.items() if LOOPS[name].bf16 == (dtype == "bfloat16")]
         kinds = next(iter(found.values()))
         lines += ["", f"| {dtype} | {' | '.join(kinds)} |", "|---" * (len(kinds) + 1) + "|"]
         for shape, rates in found.items():

@@ -16,6 +16,7 @@ import vl_convert
 
 from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
+from bench.published import table as of_published
 from bench.quality import table as of_quality
 from bench.runs import ROOT
 from ftcluster.report.charts import THEME
@@ -24,6 +25,7 @@ RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
     "engine": ("2026-11-26-engine.json",),
+    "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
     "embed": ("2026-11-26-embed.json",),
@@ -40,6 +42,7 @@ SCRIPTS = {
     "qa": "run_qa.py on SQuAD, DistilBERT-base",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
 }
+CORES = 2  # of the engine's measurements
 TUNED, AS_IT_COMES = "tuned", "as it comes, because tuned was not measured"
 PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
 
@@ -86,6 +89,8 @@ def speeds(name: str) -> dict[str, Any]:
 def comparisons() -> Iterator[Comparison]:
     """All that were measured."""
     for name, found in speeds("engine").items():
+        if name not in ENGINE:
+            continue  # for predictions alone
         stock, tuned, ours = (
             found.get(way, {}).get("samples_per_second") for way in ("stock", "tuned", "ours")
         )
@@ -226,6 +231,15 @@ def shown(row: dict[str, Any]) -> bool:
     return {"trainer", "ours"} <= row.keys() and row["metric"] != "perplexity"
 
 
+def by_precision() -> dict[tuple[str, str], Any]:
+    """The engine's measurements by case and precision."""
+    return {
+        (case, precision): found
+        for name, precision in (("engine", "bf16"), ("engine-fp32", "fp32"))
+        for case, found in speeds(name).items()
+    }
+
+
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
@@ -233,6 +247,7 @@ def tables(found: list[Comparison]) -> dict[str, str]:
         "machines": machines(),
         "quality": of_quality([row for row in read("quality")[-1]["quality"] if shown(row)]),
         "time": times_to_a_metric(),
+        "published": of_published(by_precision(), CORES),
     }
 
 

@@ -30,6 +30,8 @@ class Speed:
 
     bf16_gflops: float | None
     fp32_gflops: float | None
+    bf16_of_peak: float | None
+    fp32_of_peak: float | None
     memory_gb_per_second: float | None
     disk_mb_per_second: float | None
     cpu: str

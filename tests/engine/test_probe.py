@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from ftcluster_common.launch import Host
 from ftcluster_train.health.consistency import expected_kernel
-from ftcluster_train.health.host_benchmark import kernel_used
+from ftcluster_train.health.host_benchmark import kernel_used, measure_speed, share_of_peak
+from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 from ftcluster_train.health.probe import Request, cpu_flags, examine
 from ftcluster_train.host.supervisor import free_port
 from tests.engine.forks import start
@@ -46,3 +48,18 @@ def test_each_precision_has_the_kernel_that_this_cpu_promises() -> None:
                 assert expected_kernel(flags) in kernel_used(bf16=True)
     finally:
         torch.set_num_threads(before)
+
+
+def test_products_are_put_beside_what_the_instructions_do_at_most(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = instruction_sets()
+    assert {"avx2", "avx512f"} & {*here}
+    assert all(peak_rate(name, 1, 0.01) > 1e9 for name in here)
+    bf16 = any(LOOPS[name].bf16 for name in here)
+    speed = measure_speed(1, bf16)
+    assert 0 < speed["fp32_of_peak"] < 2
+    assert bool(speed["bf16_of_peak"]) == bf16
+    # a stack that was built without a C compiler
+    monkeypatch.setattr("ftcluster_train.health.peak.KERNELS", tmp_path)
+    assert share_of_peak(100.0, "fp32", 1) is None

@@ -11,7 +11,8 @@ MATRIX_HOSTS = 8  # more would not fit a terminal's width
 WORST_PAIRS = 3
 HEADS = (
     "host", "address", "CPU", "cores", "memory", "network", "torch", "computes with",
-    "bf16 GFLOP/s", "fp32 GFLOP/s", "of median", "memory GB/s", "disk MB/s", "of own", "load",
+    "bf16 GFLOP/s", "of peak", "fp32 GFLOP/s", "of peak", "of median",
+    "memory GB/s", "disk MB/s", "of own", "load",
 )  # fmt: skip
 
 Document = Mapping[str, Any]
@@ -93,7 +94,7 @@ def _row(host: Document, failed: bool) -> tuple[str, ...]:
         host["interface"] + (f" {mbits / 1000:g} Gbit/s" if mbits else ""),
         host["versions"].get("torch", ""),
         host["computes_with"],
-        *(f"{speed[key]:.0f}" if speed.get(key) else "" for key in ("bf16_gflops", "fp32_gflops")),
+        *_rates(speed),
         f"{relative:.2f}" if relative else "",
         *(
             f"{speed[key]:.0f}" if speed.get(key) else ""
@@ -102,6 +103,14 @@ def _row(host: Document, failed: bool) -> tuple[str, ...]:
         f"{host['of_own_median']:.2f}" if host.get("of_own_median") else "",
         f"{speed['load_average']:.1f}" if speed else "",
     )
+
+
+def _rates(speed: Document) -> Iterator[str]:
+    """GFLOP/s of each precision, and which part of the CPU's peak that is."""
+    for precision in ("bf16", "fp32"):
+        rate, share = speed.get(f"{precision}_gflops"), speed.get(f"{precision}_of_peak")
+        yield f"{rate:.0f}" if rate else ""
+        yield f"{share:.0%}" if share else ""
 
 
 def _network(document: Document) -> Iterator[str]:

@@ -6,6 +6,7 @@ import pytest
 from ftcluster_common.finding import Finding
 from ftcluster_train.health.outliers import (
     MAX_LINKS,
+    below_peak,
     relative_speeds,
     slow_hosts,
     slow_links,
@@ -32,6 +33,20 @@ def four(**changes: Any) -> list[dict[str, Any]]:
 def hint(**changes: Any) -> str:
     (finding,) = slow_hosts(four(bf16_gflops=2000.0, **changes))
     return finding.hint
+
+
+def test_a_lone_host_far_below_its_own_peak_is_named() -> None:
+    def findings(**changes: Any) -> list[Finding]:
+        return below_peak([host("alone", **changes)])
+
+    (finding,) = findings(fp32_of_peak=0.41, bf16_of_peak=0.4)
+    assert (finding.host, finding.kind) == ("alone", "kernel")
+    assert finding.what.startswith("products in fp32 reach 41% of what its instructions do")
+    # AMX products are at a fifth to a half; and a thread that had no CPU says nothing of kernels
+    assert findings(fp32_of_peak=0.9, bf16_of_peak=0.2) == []
+    assert findings(fp32_of_peak=0.41, cpu_share=0.5) == []
+    assert findings(fp32_of_peak=None) == []
+    assert findings() == below_peak([{"name": "silent", "speed": None}]) == []
 
 
 # --- hosts

@@ -29,6 +29,7 @@ ROWS, INNER, COLUMNS = 2048, 768, 3072
 # A CPU quota counts over 0.1 s: the rate over a window shows it, the fastest product would not. The
 # best of several windows leaves out short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
+PEAK_SECONDS = 0.05  # of each loop
 # together larger than the caches of two sockets (Xeon 6900: 504 MB of L3 each), if there is room
 COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8  # of each of two
 COPIES = 3
@@ -69,11 +70,16 @@ def measure_speed(cores: int, bf16: bool) -> dict[str, Any]:
         "bf16_gflops": gflops(torch.bfloat16) if bf16 else None,
         "fp32_gflops": gflops(torch.float32),
     }
+    shares = {
+        f"{precision}_of_peak": share_of_peak(found[f"{precision}_gflops"], precision, threads)
+        for precision in ("bf16", "fp32")
+    }
     seconds, used = time.perf_counter() - began, time.process_time() - cpu
     mhz, after = megahertz(one_per_core), counters()
     torch.set_num_threads(1)
     return {
         **found,
+        **shares,
         "cpu": cpuinfo_field("model name"),
         "threads": threads,
         "load_average": round(load, 2),
@@ -104,6 +110,22 @@ def gflops(dtype: Any) -> float:
             seconds = time.perf_counter() - began
         best = max(best, products * 2e-9 * ROWS * INNER * COLUMNS / seconds)
     return round(best, 1)
+
+
+def share_of_peak(gflops: float | None, precision: str, threads: int) -> float | None:
+    """Which part of the rate of registers alone this is; None where there is no loop for it.
+
+    The loops count by their best few milliseconds, products by a quarter of a second: a CPU quota
+    shows, too.
+    """
+    from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
+
+    peaks = [
+        peak_rate(name, threads, PEAK_SECONDS)
+        for name in instruction_sets()
+        if LOOPS[name].bf16 == (precision == "bf16")
+    ]
+    return round(gflops * 1e9 / max(peaks), 3) if gflops and peaks else None
 
 
 def measure_memory(threads: int) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 from ftcluster_common.finding import Finding
 
 SLOW_HOST = 0.8  # of the median of hosts with the same CPU
+SLOW_OF_PEAK = 0.6  # of what fp32 instructions do at most; 0.8 to 0.95 is usual
 SLOW_DISK = 0.5  # of the median of the other hosts
 LOW_CPU_SHARE = 0.85  # of the CPU time that the threads asked for
 HIGH_LOAD = 0.5  # load average per thread, before the measurement
@@ -63,6 +64,29 @@ def slow_hosts(hosts: Sequence[Row]) -> list[Finding]:
             hint = "; ".join(reasons(host, others))
             findings.append(Finding(host["name"], what, hint, "straggler"))
     return findings
+
+
+def below_peak(hosts: Sequence[Row]) -> list[Finding]:
+    """Hosts whose fp32 products are far below what their instructions do, though they had the CPU.
+
+    A host needs no others for this. Products in bf16 are not judged: with AMX they are at a fifth
+    to a half.
+    """
+    return [
+        Finding(
+            host["name"],
+            f"products in fp32 reach {share:.0%} of what its instructions do at most "
+            f"({host['speed']['fp32_gflops']:.0f} GFLOP/s); 80 to 95 % is usual",
+            "look for limits on instructions (ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), for "
+            "other programs that use the caches or the other hardware threads (top), and check "
+            "again",
+            "kernel",
+        )
+        for host in hosts
+        if (share := (host["speed"] or {}).get("fp32_of_peak"))
+        and share < SLOW_OF_PEAK
+        and host["speed"]["cpu_share"] >= LOW_CPU_SHARE
+    ]
 
 
 def slow_memory_and_disks(hosts: Sequence[Row]) -> list[Finding]:

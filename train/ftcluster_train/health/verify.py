@@ -34,6 +34,7 @@ from ftcluster_train.health.consistency import (
 )
 from ftcluster_train.health.open_ports import firewall_advice
 from ftcluster_train.health.outliers import (
+    below_peak,
     slow_hosts,
     slow_links,
     slow_memory_and_disks,
@@ -105,6 +106,7 @@ def verify(request: Request) -> Report:
         *([] if request.firewall else open_hosts),
         *(busy_hosts(request.hosts, answers) if request.measure or report.links else []),
         *slow_hosts(report.hosts),
+        *below_peak(report.hosts),
         *slow_memory_and_disks(report.hosts),
         *slow_links(report.links, mbits),
         *without_impi(request.hosts, answers),

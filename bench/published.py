@@ -1,0 +1,117 @@
+"""Trainings that others have published the minutes of, predicted from samples/s of this machine.
+
+The speed of Trainer as it comes, per core, times their cores and hosts, as if nothing were lost
+between cores or hosts. How far that is from what they have published is the error of the method; it
+is the range of what is predicted for ftcluster in the same way.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ICE_LAKE, SAPPHIRE_RAPIDS = (
+    "[2021](https://huggingface.co/blog/accelerating-pytorch)",
+    "[2022](https://huggingface.co/blog/intel-sapphire-rapids)",
+)
+MRPC, QQP, SQUAD = 3668, 363_846, 88_524  # training samples; of SQuAD, parts of 384 tokens
+
+
+@dataclass(frozen=True)
+class Published:
+    """A training.
+
+    Attributes:
+        case: of `bench.engine`.
+        samples: of all epochs.
+        cores: of a host.
+        minutes: published; None: nobody has.
+        ours: whether the case's mean length is that of these samples, too. Trainer pads all to the
+            maximum, so its time does not depend on that.
+    """
+
+    work: str
+    case: str
+    precision: str
+    samples: int
+    hosts: int
+    cores: int
+    minutes: float | None
+    source: str = ""
+    ours: bool = True
+
+
+TRAININGS = (
+    Published("BERT-base, MRPC, 3 epochs", "mrpc-bert", "fp32", 3 * MRPC, 1, 32, 7 + 46 / 60,
+              ICE_LAKE),
+    Published("DistilBERT, MRPC, 3 epochs", "mrpc", "fp32", 3 * MRPC, 2, 32, 4 + 39 / 60, ICE_LAKE),
+    Published("DistilBERT, MRPC, 3 epochs", "mrpc", "fp32", 3 * MRPC, 4, 32, 2 + 36 / 60, ICE_LAKE),
+    Published("BERT-base, QQP, 3 epochs", "mrpc-bert", "fp32", 3 * QQP, 1, 32, 11 * 60 + 22,
+              ICE_LAKE, ours=False),
+    Published("DistilBERT, SQuAD, 1 epoch", "squad", "fp32", SQUAD, 1, 32, 210, SAPPHIRE_RAPIDS),
+    Published("DistilBERT, SQuAD, 1 epoch", "squad", "bf16", SQUAD, 1, 32, 26, SAPPHIRE_RAPIDS),
+    Published("DistilBERT, SQuAD, 1 epoch", "squad", "bf16", SQUAD, 4, 32, 7.5, SAPPHIRE_RAPIDS),
+    Published("BERT-base, MRPC, 3 epochs", "mrpc-bert", "fp32", 3 * MRPC, 4, 32, None),
+    Published("BERT-base, MRPC, 3 epochs", "mrpc-bert", "bf16", 3 * MRPC, 4, 32, None),
+    Published("BERT-large, SQuAD, 2 epochs", "squad-bert-large", "fp32", 2 * SQUAD, 4, 32, None),
+    Published("BERT-large, SQuAD, 2 epochs", "squad-bert-large", "bf16", 2 * SQUAD, 4, 32, None),
+)  # fmt: skip
+CPUS = {"fp32": "Ice Lake", "bf16": "Sapphire Rapids"}
+
+
+def minutes(training: Published, samples_per_second: float, cores: int) -> float:
+    """Predicted minutes.
+
+    Args:
+        samples_per_second: on so many cores.
+    """
+    speed = samples_per_second / cores * training.cores * training.hosts
+    return training.samples / speed / 60
+
+
+def errors(results: Mapping[tuple[str, str], Any], cores: int) -> list[float]:
+    """Predicted over published minutes of Trainer, of each training that was published."""
+    return [
+        minutes(one, found["stock"]["samples_per_second"], cores) / one.minutes
+        for one in TRAININGS
+        if one.minutes and (found := results.get((one.case, one.precision)))
+    ]
+
+
+def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
+    """All that were measured here, as a Markdown table.
+
+    Args:
+        results: of `bench.engine`, by case and precision.
+        cores: that they were measured on.
+    """
+    off = errors(results, cores)
+    lines = [
+        "| training | hosts of 32 cores | published | Trainer, predicted | error "
+        "| ftcluster, predicted |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in TRAININGS:
+        found = results.get((one.case, one.precision))
+        if not found:
+            continue
+        theirs = minutes(one, found["stock"]["samples_per_second"], cores)
+        ours = minutes(one, found["ours"]["samples_per_second"], cores)
+        cells = (
+            one.work,
+            f"{one.hosts} {CPUS[one.precision]}, {one.precision}",
+            f"{_text(one.minutes)}, {one.source}" if one.minutes else "",
+            _text(theirs),
+            f"{theirs / one.minutes - 1:+.0%}" if one.minutes else "",
+            _range(ours, off) if one.ours else "",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _range(value: float, off: Sequence[float]) -> str:
+    """A prediction with what it would be with the least and the largest error."""
+    return f"**{_text(value)}** ({_text(value / max(off))} to {_text(value / min(off))})"
+
+
+def _text(value: float) -> str:
+    return f"{value:.1f} min" if value < 100 else f"{value / 60:.1f} h"

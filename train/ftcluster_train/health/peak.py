@@ -1,0 +1,80 @@
+"""What multiply-adds of this CPU reach at most: loops of registers that wait for nothing.
+
+Products of matrices stay below it; by how much tells whether their kernels suit the CPU.
+"""
+
+import ctypes
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_train.kernels import simd
+
+KERNELS = Path(simd.__file__).parent
+ROUNDS = 20_000  # some 0.5 ms to 5 ms
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of native/peak.c.
+
+    Attributes:
+        kind: its number there.
+        operations: of a round, multiplications and additions.
+        bf16: whether it multiplies bf16 numbers, else fp32.
+    """
+
+    library: str
+    kind: int
+    operations: int
+    bf16: bool
+
+
+LOOPS = {
+    "amx_bf16": Loop("libavx512.so", 2, 4 * 16 * 16 * 32 * 2, True),
+    "avx512_bf16": Loop("libavx512.so", 1, 12 * 16 * 2 * 2, True),
+    "avx512f": Loop("libavx512.so", 0, 12 * 16 * 2, False),
+    "avx2": Loop("libavx2.so", 0, 12 * 8 * 2, False),
+}
+
+
+def instruction_sets() -> list[str]:
+    """The names of LOOPS that run here, the fastest first."""
+    here = [name for name in LOOPS if name in cpuinfo_field("flags").split()]
+    if "amx_bf16" in here and not simd.has_amx():  # needs the kernel's leave
+        here.remove("amx_bf16")
+    return [name for name in here if (KERNELS / LOOPS[name].library).exists()]
+
+
+def peak_rate(name: str, threads: int, seconds: float) -> float:
+    """Operations per second of a loop on so many threads, the best round within so many seconds.
+
+    CPUs compute slower while tiles are new to them, so the first rounds count little.
+    """
+    import torch
+
+    loop = LOOPS[name]
+    library, openmp = ctypes.CDLL(str(KERNELS / loop.library)), ctypes.CDLL(None)
+    library.use_openmp(*(ctypes.cast(getattr(openmp, one), ctypes.c_void_p) for one in simd.OPENMP))
+    numbers, sums = torch.randn(1024), torch.empty(1024 * threads)  # zeros take less power
+
+    def turn() -> None:
+        library.peak(
+            ctypes.c_uint64(loop.kind), ctypes.c_void_p(numbers.data_ptr()),
+            ctypes.c_void_p(sums.data_ptr()), ctypes.c_uint64(ROUNDS), ctypes.c_int(threads),
+        )  # fmt: skip
+
+    return ROUNDS * loop.operations * threads / best_seconds(turn, seconds)
+
+
+def best_seconds(function: Callable[[], Any], seconds: float) -> float:
+    """The least seconds of a call, of all that fit in so many."""
+    least, end = math.inf, time.perf_counter() + seconds
+    while (began := time.perf_counter()) < end:
+        function()
+        least = min(least, time.perf_counter() - began)
+    return least
