@@ -2,7 +2,7 @@
 
 The speed of Trainer as it comes, per core, times their cores and hosts, as if nothing were lost
 between cores or hosts. How far that is from what they have published is the error of the method; it
-is the range of what is predicted for ftcluster in the same way.
+in a precision is the range of what is predicted for ftcluster in the same way.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,12 +68,13 @@ def minutes(training: Published, samples_per_second: float, cores: int) -> float
     return training.samples / speed / 60
 
 
-def errors(results: Mapping[tuple[str, str], Any], cores: int) -> list[float]:
-    """Predicted over published minutes of Trainer, of each training that was published."""
+def errors(results: Mapping[tuple[str, str], Any], cores: int, precision: str) -> list[float]:
+    """Predicted over published minutes of Trainer, of all that were published in a precision."""
     return [
         minutes(one, found["stock"]["samples_per_second"], cores) / one.minutes
         for one in TRAININGS
-        if one.minutes and (found := results.get((one.case, one.precision)))
+        if one.minutes and one.precision == precision
+        if (found := results.get((one.case, one.precision)))
     ]
 
 
@@ -84,7 +85,7 @@ def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
         results: of `bench.engine`, by case and precision.
         cores: that they were measured on.
     """
-    off = errors(results, cores)
+    off = {precision: errors(results, cores, precision) for precision in CPUS}
     lines = [
         "| training | hosts of 32 cores | published | Trainer, predicted | error "
         "| ftcluster, predicted |",
@@ -102,15 +103,16 @@ def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
             f"{_text(one.minutes)}, {one.source}" if one.minutes else "",
             _text(theirs),
             f"{theirs / one.minutes - 1:+.0%}" if one.minutes else "",
-            _range(ours, off) if one.ours else "",
+            _range(ours, off[one.precision]) if one.ours else "",
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def _range(value: float, off: Sequence[float]) -> str:
-    """A prediction with what it would be with the least and the largest error."""
-    return f"**{_text(value)}** ({_text(value / max(off))} to {_text(value / min(off))})"
+    """A prediction with what it would be with the largest and the least error, or none."""
+    least, most = value / max(1.0, *off), value / min(1.0, *off)
+    return f"**{_text(value)}** ({_text(least)} to {_text(most)})"
 
 
 def _text(value: float) -> str:

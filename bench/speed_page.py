@@ -24,7 +24,7 @@ from ftcluster.report.charts import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
-    "engine": ("2026-11-26-engine.json",),
+    "engine": ("2026-11-27-engine.json",),
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
@@ -36,6 +36,8 @@ ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
     "squad": "SQuAD, DistilBERT-base, batch 16",
     "gpt2": "Shakespeare, GPT-2 124M, 4 x 512 tokens",
+    "mrpc-bert": "MRPC, BERT-base, batch 32",
+    "squad-bert-large": "SQuAD, BERT-large, batch 12",
 }
 SCRIPTS = {
     "glue": "run_glue.py on MRPC, DistilBERT-base",
@@ -89,8 +91,6 @@ def speeds(name: str) -> dict[str, Any]:
 def comparisons() -> Iterator[Comparison]:
     """All that were measured."""
     for name, found in speeds("engine").items():
-        if name not in ENGINE:
-            continue  # for predictions alone
         stock, tuned, ours = (
             found.get(way, {}).get("samples_per_second") for way in ("stock", "tuned", "ours")
         )

@@ -1,7 +1,8 @@
 """The time of a recipe's epoch on some hosts, from trainings that were measured."""
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from statistics import median
 from typing import Any
@@ -11,6 +12,8 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import read_record, recorded_runs
 from ftcluster.paths import read_state, state_dir
 from ftcluster.planning.plan import LaunchPlan
+from ftcluster.recipe.recipe import load_recipe
+from ftcluster.report import shipped_rates as shipped
 from ftcluster.report.analysis import OPERATIONS, step_parts
 from ftcluster.report.files import ended_here
 from ftcluster.report.history import History, history_of, totals
@@ -91,7 +94,9 @@ def epoch_time(
     the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
     rank computes its samples' matrix products at the speed that was measured for a thread of its
     CPU, and the step takes as much longer as that training's. A CPU that was not measured counts as
-    the median of those that were, and the reason has how far that may be off.
+    others of its generation do, else as the median of those that were, and the reason has how far
+    that may be off. Where the recipe with its own model and data was never trained here, what its
+    authors measured stands in.
 
     Args:
         fields: those of the recipe.
@@ -108,19 +113,23 @@ def epoch_time(
             why = f"run {run.run}: {run.samples_per_second:.1f} samples/s on the same ranks"
             return EpochTime(run.epoch_samples / run.samples_per_second, MEASURED, why, run.run)
     measure = f"measure it there: ftcluster bench scaling {recipe.name}"
-    if not same:
-        return EpochTime(None, "", f"no training of this recipe is recorded here; {measure}")
     source = next((run for run in same if run.limit_share and run.how[:2] == how[:2]), None)
+    source = source or _shipped(recipe.name, fields, how)
     if not source:
-        return EpochTime(
-            None, "", f"no training of this recipe in {plan.precision} is recorded here; {measure}"
-        )
+        said = f" in {plan.precision}" if same else ""
+        return EpochTime(None, "", f"no training of this recipe{said} is recorded here; {measure}")
     rates = thread_rates([source, *runs], plan.precision) | own_rates(plan.precision)
     unknown = sorted({cpu for cpu, _ in ranks} - rates.keys())
-    if not rates:
+    of_generation = {
+        host.cpu_model: rate
+        for host in hosts
+        if (rate := shipped.RATES.get(host.cpu_generation, {}).get(plan.precision))
+    }
+    if not rates and unknown != sorted({*unknown} & of_generation.keys()):
         return EpochTime(None, "", f"the speed of no CPU in {plan.precision} is known; {measure}")
-    usual = median(rates.values())
-    rates |= dict.fromkeys(unknown, usual)
+    usual = median(rates.values()) if rates else 0.0
+    spread = max([GUESSED_WITHIN, *(max(rate / usual, usual / rate) for rate in rates.values())])
+    rates |= {cpu: of_generation.get(cpu, usual) for cpu in unknown}
     shares = [rank.samples or 0 for host in plan.hosts for rank in host.placement]
     operations = OPERATIONS * source.weights * source.tokens  # of a sample
     step = max(
@@ -128,18 +137,39 @@ def epoch_time(
         for samples, (cpu, threads) in zip(shares, ranks, strict=True)
     )
     seconds = source.epoch_samples / batch * step / source.limit_share
+    reached = f"run {source.run}" if source.run else "this recipe where ftcluster is developed"
     why = (
-        f"by the speed of matrix products on these CPUs, of which run {source.run} reached "
+        f"by the speed of matrix products on these CPUs, of which {reached} reached "
         f"{source.limit_share:.0%}; what another network costs is not in it"
     )
     if unknown:
-        spread = max(GUESSED_WITHIN, max(rates.values()) / usual, usual / min(rates.values()))
+        counts = "the median of those that were"
+        if of_generation.keys() >= {*unknown}:
+            spread, counts = GUESSED_WITHIN, "others of its generation"
+        why += f". {', '.join(unknown)} was not measured and counts as {counts}"
+    guessed = bool(unknown) or not source.run
+    if guessed:
         why += (
-            f". {', '.join(unknown)} was not measured and counts as the median of those that were: "
-            f"{seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand in "
-            f"{state_dir() / RATES}"
+            f": {seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand "
+            f"in {state_dir() / RATES}; {measure}"
         )
-    return EpochTime(seconds, GUESSED if unknown else ESTIMATED, why, source.run)
+    return EpochTime(seconds, GUESSED if guessed else ESTIMATED, why, source.run)
+
+
+def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> PastRun | None:
+    """What is known of a recipe with its own model and data without a run here."""
+    known = shipped.RUNS.get(name)
+    share = known.limit_share.get(how[0]) if known else None
+    if not known or not share:
+        return None
+    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # as a record has it
+    if not is_same(as_it_is, fields):
+        return None
+    return PastRun(
+        run="", recipe=fields, ranks=(), how=how, samples_per_second=0.0,
+        epoch_samples=known.epoch_samples, tokens=known.tokens, weights=known.weights, gflops=(),
+        limit_share=share,
+    )  # fmt: skip
 
 
 def batch_of(plan: LaunchPlan) -> int:
