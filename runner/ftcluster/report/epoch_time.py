@@ -145,7 +145,7 @@ def epoch_time(
     if unknown:
         counts = "the median of those that were"
         if of_generation.keys() >= {*unknown}:
-            spread, counts = GUESSED_WITHIN, "others of its generation"
+            spread, counts = shipped.WITHIN, "others of its generation"
         why += f". {', '.join(unknown)} was not measured and counts as {counts}"
     guessed = bool(unknown) or not source.run
     if guessed:

@@ -11,9 +11,11 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import Price, price_of
 from ftcluster.launch.record import begin_events, begin_record, events_file
+from ftcluster.operations.common_hosts import common_hosts
+from ftcluster.paths import state_dir
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster.report.epoch_time import PastRun, epoch_time, past_run, past_runs
+from ftcluster.report.epoch_time import RATES, PastRun, epoch_time, past_run, past_runs
 from ftcluster.report.history import history_of
 from tests.unit.clusters import STACKS, cluster, host
 from tests.unit.report.runs import BATCH, STEPS, events
@@ -57,6 +59,11 @@ def test_a_training_of_the_recipe_on_the_same_ranks_was_measured() -> None:
     assert seconds(hosts(2), past(hosts(2))) == (pytest.approx(MEASURED), "measured")
 
 
+def write_rates(rates: dict[str, dict[str, float]]) -> None:
+    state_dir().mkdir(parents=True, exist_ok=True)
+    (state_dir() / RATES).write_text(json.dumps(rates))
+
+
 @pytest.mark.parametrize(
     ("facts", "times"),
     [
@@ -73,7 +80,7 @@ def test_on_other_hosts_it_is_estimated_by_the_products(facts: ClusterFacts, tim
 
 
 def test_the_rate_of_another_cpu_comes_from_any_training_on_it() -> None:
-    other = hosts(2, cpu_model="Xeon 6248")
+    other = hosts(2, cpu_model="Xeon 6248", cpu_generation="Cascade Lake")
     unknown = epoch_time(
         plan(other, RECIPE, STACKS), RECIPE, fields(), other.hosts, [past(hosts(2))]
     )
@@ -92,6 +99,36 @@ def test_the_rate_of_another_cpu_comes_from_any_training_on_it() -> None:
 )
 def test_a_training_of_another_recipe_says_nothing(changes: dict[str, Any]) -> None:
     assert seconds(hosts(2), past(hosts(2)), **changes) == (None, "")
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    # by hand: 6 operations for each of 85.5e6 weights and 53.9 tokens, 3,668 times; 32 cores of 125
+    # GFLOP/s at 71 %, and with AMX 515 at 46 %; one core may be for communication
+    [("m6i.16xlarge", 35, 37), ("m7i.16xlarge", 13, 14)],
+)
+def test_before_anything_ran_what_is_shipped_stands_in(
+    kind: str, least: float, most: float
+) -> None:
+    facts = common_hosts(kind)
+    assert facts
+    found = epoch_time(plan(facts, RECIPE, STACKS), RECIPE, fields(), facts.hosts, [])
+    assert found.source == "guessed"
+    assert least < (found.seconds or 0) < most
+    assert f": {found.seconds / 2.7:.3g} to {2.7 * found.seconds:.3g} seconds;" in found.why  # type: ignore[operator]
+    assert "counts as others of its generation" in found.why
+    assert seconds(hosts(2, cpu_model="EPYC", cpu_generation="other")) == (None, "")
+    # one's own table, and a training that ran on such a CPU, say more
+    write_rates({facts.hosts[0].cpu_model: {"fp32": 250, "bf16": 1030}})
+    again = epoch_time(plan(facts, RECIPE, STACKS), RECIPE, fields(), facts.hosts, [])
+    assert again.seconds == pytest.approx((found.seconds or 0) / 2)
+    # its data is another, or nothing is known of such CPUs
+    assert (
+        epoch_time(
+            plan(facts, RECIPE, STACKS), RECIPE, fields(data="/d/mine"), facts.hosts, []
+        ).source
+        == ""
+    )
 
 
 def test_folders_are_the_same_in_clusters_with_other_prefixes() -> None:
@@ -148,7 +185,9 @@ def test_plan_compares_clusters_by_time_and_by_money(
         tmp_path,
         two=hosts(2, price_per_hour="4.08 USD"),
         four=hosts(4, price_per_hour="7 USD"),
-        other=hosts(1, cpu_model="Xeon 6248", price_per_hour="1 USD"),
+        other=hosts(
+            1, cpu_model="Xeon 6248", cpu_generation="Cascade Lake", price_per_hour="1 USD"
+        ),
         free=hosts(2, cores=4),
     )
     words = ["plan", "mrpc", f"batch_size={BATCH}", *dear]
