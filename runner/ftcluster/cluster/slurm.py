@@ -24,6 +24,7 @@ from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster_common.given_files import parse_json
 from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
+from ftcluster_common.slurm import SQUEUE, Queued, queued
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
 AT_ONCE = 32
@@ -187,18 +188,22 @@ def cluster_of_job(job: Allocation) -> Cluster:
     )
 
 
-def state_of(job: str) -> str:
-    """The state of a job, such as RUNNING."""
-    return _output(["squeue", "--noheader", f"--jobs={job}", "--format=%T"]).strip()
+def job_in_queue(job: str) -> Queued:
+    """What Slurm says of a job.
+
+    Raises:
+        FtclusterError: squeue fails.
+    """
+    return queued(_output([*SQUEUE, f"--jobs={job}"]), job)
 
 
-def requeue(job: str) -> None:
-    """Have Slurm end a job and start it again.
+def requeue(name: str) -> None:
+    """Have Slurm end a job, or a task of an array, and start it again.
 
     Raises:
         FtclusterError: it may not, as without sbatch's --requeue where jobs are not by default.
     """
-    _output(["scontrol", "requeue", job])
+    _output(["scontrol", "requeue", name])
 
 
 def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:

@@ -4,10 +4,11 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
-from ftcluster.cluster.slurm import Allocation, allocation, on_first_node, requeue, state_of
+from ftcluster.cluster.slurm import Allocation, allocation, job_in_queue, on_first_node, requeue
 from ftcluster.errors import Interrupted
 from ftcluster.launch.record import read_record, recorded_runs
 from ftcluster.progress.view import View
+from ftcluster_common.slurm import RUNNING
 
 
 def current_job() -> Allocation | None:
@@ -38,9 +39,9 @@ def requeued(job: Allocation, view: View) -> Iterator[None]:
     try:
         yield
     except Interrupted as error:
-        if error.details.get("steps") and state_of(job.job) == "RUNNING":
-            view.say(f"requeueing Slurm job {job.job}, which continues the training")
-            requeue(job.job)
+        if error.details.get("steps") and (seen := job_in_queue(job.job)).state == RUNNING:
+            view.say(f"requeueing Slurm job {seen.name}, which continues the training")
+            requeue(seen.name)
         raise
 
 

@@ -20,6 +20,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import slurm_job, train
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.slurm import Queued
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Shell
 
@@ -129,7 +130,7 @@ def test_a_job_that_is_stopped_is_requeued(
 
     requeued: list[str] = []
     monkeypatch.setattr(training_run, "train", stopped)
-    monkeypatch.setattr(slurm_job, "state_of", lambda _: state)
+    monkeypatch.setattr(slurm_job, "job_in_queue", lambda job: Queued(job, state))
     monkeypatch.setattr(slurm_job, "requeue", requeued.append)
     assert main([*WORDS, *words]) == 130
     assert requeued == expected

@@ -212,11 +212,16 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     (runs / "r-1/launch.json").write_text(json.dumps({"slurm_job": "12"}))
     assert [one.state for one in list_runs(runs)[0]] == ["failed"]  # there is no squeue
     programs.mkdir()
-    (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && echo RUNNING\n')
+    (programs / "squeue").write_text('#!/bin/sh\n[ "$3" = --jobs=12 ] && cat "$0.txt"\n')
     (programs / "squeue").chmod(0o755)
+    # the last task of an array has the array's id; squeue lists the others too
+    (programs / "squeue.txt").write_text("11 12_0 COMPLETED\n12 12_1 RUNNING\n")
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     assert [one.state for one in list_runs(runs)[0]] == ["running"]
     assert remove_runs(runs, ["r-1"]) == []
+    (programs / "squeue.txt").write_text("11 12_0 RUNNING\n")
+    assert [one.state for one in list_runs(runs)[0]] == ["failed"]
+    (programs / "squeue.txt").write_text("12 12 RUNNING\n")
     EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
     assert [one.state for one in list_runs(runs)[0]] == ["stopped"]
     assert remove_runs(runs, ["r-1"]) == ["r-1"]

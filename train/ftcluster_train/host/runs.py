@@ -36,6 +36,7 @@ from ftcluster_common.run_state import (
     pack,
     run_state_of,
 )
+from ftcluster_common.slurm import RUNNING, SQUEUE, Queued, queued
 from ftcluster_train.host.processes import run_of
 from ftcluster_train.io.events import EVENTS, has_ended, last_events
 from ftcluster_train.io.fsync import GROUP_READS, remove
@@ -224,11 +225,18 @@ def in_slurm(path: Path) -> bool:
     job = _document(path / "launch.json").get("slurm_job")
     if not job or has_ended(path):
         return False
-    command = ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]
+    return job_in_queue(job).state in (RUNNING, "COMPLETING", "SUSPENDED")
+
+
+def job_in_queue(job: str) -> Queued:
+    """What Slurm says of a job; nothing where there is no Slurm."""
+    command = [*SQUEUE, f"--jobs={job}"]
     with contextlib.suppress(OSError):
-        done = subprocess.run(command, capture_output=True, check=False)
-        return done.stdout.strip() in (b"RUNNING", b"COMPLETING", b"SUSPENDED")
-    return False
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+        return queued(done.stdout, job)
+    return Queued()
 
 
 def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:

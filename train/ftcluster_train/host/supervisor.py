@@ -47,6 +47,7 @@ from ftcluster_train.host.rank_environment import (
 from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import run_with_restarts
+from ftcluster_train.host.runs import job_in_queue
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
@@ -154,10 +155,11 @@ def slurm_elsewhere(run_dir: Path) -> str:
     here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
     if here == (launch.slurm_job, launch.hosts[0].name):
         return ""
+    name = job_in_queue(launch.slurm_job).name or launch.slurm_job
     step = f"srun --jobid={launch.slurm_job} --overlap --nodes=1 --nodelist={launch.hosts[0].name}"
     return (
         f"{launch.run} is a run of Slurm job {launch.slurm_job}; follow it by {step} --pty "
-        f"ftcluster attach {launch.run}, or stop it by scancel {launch.slurm_job}"
+        f"ftcluster attach {launch.run}, or stop it by scancel {name}"
     )
 
 

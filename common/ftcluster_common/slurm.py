@@ -1,0 +1,31 @@
+"""What squeue says of one job.
+
+`squeue --jobs=ID` lists all tasks of an array where ID is the array's own, which its last task has,
+too: the line is that whose own id (%A) it is. %i is the name by which that task alone is meant:
+12_7 (squeue(1), scancel(1)).
+"""
+
+from typing import NamedTuple
+
+SQUEUE = ("squeue", "--noheader", "--format=%A %i %T")
+RUNNING = "RUNNING"
+
+
+class Queued(NamedTuple):
+    """A job in the queue; fields are "" where it is not there."""
+
+    name: str = ""
+    state: str = ""
+
+
+def queued(output: str, job: str) -> Queued:
+    """Find a job in what SQUEUE with --jobs prints.
+
+    >>> queued("11 12_0 RUNNING\\n12 12_7 COMPLETING\\n", "12")
+    Queued(name='12_7', state='COMPLETING')
+    """
+    for line in output.splitlines():
+        words = line.split()
+        if len(words) == 3 and words[0] == job:
+            return Queued(words[1], words[2])
+    return Queued()
