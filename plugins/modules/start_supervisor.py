@@ -63,7 +63,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     refuse_unowned,
 )
 
-RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # as ftcluster_common.run_state has it
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 PROGRAM = "ftcluster_train/host/supervisor.py"
 AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages before the program

@@ -19,6 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.start_supervisor impo
     stack_of,
 )
 
+from ftcluster_common.run_state import RUN_ID
 from tests.programs import ROOT
 
 STRANGER = pwd.getpwnam("nobody")
@@ -101,6 +102,10 @@ def test_python_of_another_user_is_refused_where_the_link_is_roots(
 )
 def test_what_is_no_id_of_a_run_is_refused(run: str) -> None:
     assert not RUN.fullmatch(run)
+
+
+def test_what_is_one_everywhere_is_one_here() -> None:
+    assert RUN.pattern == RUN_ID.pattern  # "_train-...", of _train.py, had no unit
 
 
 PLANTED = """

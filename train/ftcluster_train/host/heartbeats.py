@@ -96,7 +96,10 @@ class Heartbeats:
         self._ungreeted: dict[_Connection, None] = {}
         self._guardians: dict[_Connection, None] = {}
         self._strangers, self._say_at = 0, now
-        self._sent = self._polled = now
+        self._sent = now
+        self._polled: float | None = (
+            None  # at first other hosts may be asked, for as long as it takes
+        )
         self._stopped = 0.0  # for how long the supervisor has not come to poll
 
     @property
@@ -107,7 +110,9 @@ class Heartbeats:
 
     def poll(self, now: float) -> None:
         """Take what has come, and send a beat a second; never waits."""
-        self._stopped, self._polled = max(self._stopped, now - self._polled), now
+        if self._polled is not None:
+            self._stopped = max(self._stopped, now - self._polled)
+        self._polled = now
         for key, _ in self._selector.select(0):
             if key.data is None:
                 self._accept(now)

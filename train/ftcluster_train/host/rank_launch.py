@@ -114,6 +114,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
+    _refuse(give_secrets(run.secrets, launch))  # before: it may take longer than ranks may to start
     beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
     command = mpirun_command(launch)
     write_atomically(Path(launch.hostfile_path), command.hostfile)
@@ -122,7 +123,6 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     environment = rank_environment(variables, launch.stack, sourced, rendezvous)
     environment[RESTART_VARIABLE] = str(launch.restarts)
     environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
-    _refuse(give_secrets(run.secrets, launch))
     watch = watch_of(launch, events)
     ending, heard_out = Ending("failed", 1, []), False
     events.write("phase", doing="starting the ranks")
