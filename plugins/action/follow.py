@@ -22,7 +22,11 @@ from typing import Any
 from ansible.errors import AnsibleActionFail
 from ansible.module_utils.parsing.convert_bool import boolean
 from ansible.plugins.action import ActionBase
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK, TELL
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import (
+    MARK,
+    SUPERVISOR_GONE,
+    TELL,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible import execute
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import WHOLE_BYTES, samples
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import NAME as PROMPTS
@@ -181,13 +185,39 @@ class ActionModule(ActionBase):
 
     def _follow_log(self, log: _Log, once: bool) -> None:
         """Copy a log until the run has ended, or once, whatever its rotation does meanwhile."""
+        gone_since = None
         while True:
             alive, (found,) = self._poll([log], 0 if once else WAIT_SECONDS)
             if self._take(log, found):
                 continue
-            if not found.full and (once or not (alive or found.data)):
+            if once and not found.full:
                 return
+            now = time.monotonic()
+            if alive or found.data:
+                gone_since = None
+            elif (state := self._state()) == "ended":
+                return
+            elif state != "elsewhere":
+                gone_since = gone_since or now
+                if now - gone_since > GONE_SECONDS:
+                    raise AnsibleActionFail(self._last_words())
             self._sleep([found])
+
+    def _state(self) -> str:
+        """What a run is without a supervisor on this host: ended, elsewhere (of a Slurm job), gone.
+
+        The job is in the queue while it runs; of an array each task has an id of its own.
+        """
+        words, _ = self._answer(
+            f"{TELL}; cd {shlex.quote(self._run_dir)} && state=gone; "
+            f"""job=$(sed -n 's/.*"slurm_job": "\\([0-9][0-9]*\\)".*/\\1/p' launch.json); """
+            'if [ "$job" ] && squeue --noheader --format=%A --jobs="$job" | grep -qx "$job"; then '
+            "state=elsewhere; fi; "
+            f"if tail -c {TAIL_BYTES} {EVENTS} | "
+            """grep -q '"event": "end"'; then state=ended; fi; """
+            "tell $state"
+        )
+        return words
 
     def _take(self, log: _Log, found: _Piece) -> bool:
         """Write what has come of a log; returns whether it was another file, and is to be read."""
@@ -311,9 +341,8 @@ class ActionModule(ActionBase):
     def _last_words(self) -> str:
         folder = shlex.quote(self._run_dir)
         answer = execute(self, f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
-        return (
-            f"the supervisor ended without an end event; its logs in {self._run_dir} end with:\n"
-            + (answer["stdout"].strip() or "(nothing)")
+        return f"{SUPERVISOR_GONE}; its logs in {self._run_dir} end with:\n" + (
+            answer["stdout"].strip() or "(nothing)"
         )
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 # Not part of a banner, a login script's or sudo's output. The shell assembles it when it prints, so
 # a trace of the commands or an error that quotes them does not contain it.
 MARK = "ftcluster-answer:"
+# how a failure begins that a new supervisor may end
+SUPERVISOR_GONE = "the supervisor ended without an end event"
 # a shell function that prints a key and a value
 TELL = "tell() { printf 'ftcluster-%s: %s\\n' answer \"$*\"; }"
 

@@ -19,6 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
+
 from ftcluster.ansible.answers import CLUSTER_CHANGED, RUNS_LISTED, SET_FACT, take
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
@@ -269,9 +271,11 @@ def _follow(
             return (
                 f"{run_hosts.head} does not answer; the run continues there. Connecting again ..."
             )
-        gone = (FOLLOW, run_hosts.head) in [
-            (failure.action, failure.host) for failure in outcome.failures
-        ]
+        gone = any(
+            (failure.action, failure.host) == (FOLLOW, run_hosts.head)
+            and SUPERVISOR_GONE in failure.message  # else it is this machine's trouble
+            for failure in outcome.failures
+        )
         return f"the supervisor on {run_hosts.head} is gone. Starting it again ..." if gone else ""
 
     detached = False

@@ -151,7 +151,7 @@ def epoch_time(
     if guessed:
         why += (
             f": {seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand "
-            f"in {state_dir() / RATES}; {measure}"
+            f"in {RATES} (docs/plan.md); {measure}"
         )
     return EpochTime(seconds, GUESSED if guessed else ESTIMATED, why, source.run)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 from rich.console import Console
 
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
@@ -56,7 +57,8 @@ def event(kind: str, **fields: Any) -> str:
     return json.dumps({"event": kind, "time": 1.0, **fields}) + "\n"
 
 
-GONE = TaskEvent("failed", "launch", "Follow the run", "head", "its end", follow.FOLLOW)
+NO_ROOM = TaskEvent("failed", "launch", "Follow the run", "head", "no room", follow.FOLLOW)
+GONE = replace(NO_ROOM, message=f"{SUPERVISOR_GONE}; its logs end with")
 UNREACHABLE = TaskEvent("unreachable", "attach", "Follow the run", "head", "timed out")
 
 
@@ -117,6 +119,20 @@ def test_a_lost_connection_is_taken_up_again(
     assert played[0][1]["train_run_dir"] == f"/opt/ftcluster/runs/{RUN}"
 
 
+def test_what_fails_on_this_machine_starts_no_supervisor(
+    monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Its disk is full, or the host sends what was not asked for: the same again."""
+    phase = event("phase", doing="starting the ranks")
+    play(monkeypatch, played, (phase, [NO_ROOM], Outcome("failed", "")))
+    begin_record(RUN, {})
+    view = Said()
+    followed = follow.attach(RUN_HOSTS, RUN, view)
+    assert [name for name, _ in played] == ["attach"]
+    assert view.said == []
+    assert followed.outcome.failures == (NO_ROOM,)
+
+
 def test_a_head_that_stays_away_is_lost(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
@@ -154,7 +170,7 @@ def test_a_task_is_shown_if_it_takes_long(
 def test_what_refuses_needs_no_name() -> None:
     refusal = TaskEvent("failed", "prepare", "Stop if", "head", "it is used", REFUSE)
     assert refusal.problem == "it is used"
-    assert GONE.problem == "Follow the run: its end"
+    assert GONE.problem == f"Follow the run: {GONE.message}"
 
 
 @pytest.mark.parametrize("text", ["", event("end", state="failed", seconds=1.0, exit_code=1)])

@@ -1,5 +1,6 @@
 """A log that is rotated while it is followed, by the real shell command and the real writer."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,66 @@ def follower(run_dir: Path, copy: Path, **given: str) -> Any:
     return action
 
 
+def end(run_dir: Path) -> None:
+    EventWriter(run_dir).write("end", state="done", exit_code=0, seconds=1.0)
+    (run_dir / "supervisor.pid").write_text("0")
+
+
+def test_a_log_is_followed_past_a_supervisor_that_is_started_again(run_dir: Path) -> None:
+    """It was killed: for a second there is none, which is not the run's end."""
+    pid, log, copy = (run_dir / name for name in ("supervisor.pid", "ranks.log", "copy"))
+    alive = pid.read_text()
+    append_to_log(log, b"before\n")
+    pid.write_text("0")
+    following = threading.Thread(target=follower(run_dir, copy).run)
+    following.start()
+    wait_for(copy.exists)
+    time.sleep(0.5)
+    assert following.is_alive()
+    pid.write_text(alive)
+    append_to_log(log, b"after\n")
+    wait_for(lambda: b"after" in copy.read_bytes())
+    end(run_dir)
+    following.join()
+    assert copy.read_bytes() == b"before\nafter\n"
+
+
+def test_a_log_without_a_supervisor_is_no_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose start was not seen yet, or that is gone for good."""
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
+    (run_dir / "supervisor.pid").unlink()
+    with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
+        follower(run_dir, run_dir / "copy").run()
+
+
+def test_the_log_of_a_slurm_job_is_followed_from_another_node(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
+    squeue, log, copy = tmp_path / "bin/squeue", run_dir / "ranks.log", run_dir / "copy"
+    squeue.parent.mkdir()
+    squeue.write_text("#!/bin/sh\n[ $3 = --jobs=12 ] && printf '11\\n12\\n'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
+    (run_dir / "supervisor.pid").write_text("0")  # of the other node
+    (run_dir / "launch.json").write_text(json.dumps({"run": "r-1", "slurm_job": "12", "x": 1}))
+    following = threading.Thread(target=follower(run_dir, copy).run)
+    following.start()
+    time.sleep(1)
+    append_to_log(log, b"late\n")
+    wait_for(copy.exists)
+    end(run_dir)
+    following.join()
+    assert copy.read_bytes() == b"late\n"
+    # the job has ended without a word
+    (run_dir / "launch.json").write_text(json.dumps({"slurm_job": "13"}))
+    (run_dir / "events.jsonl").unlink()
+    with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
+        follower(run_dir, copy).run()
+
+
 def test_no_line_is_lost_or_doubled_when_the_log_is_rotated(run_dir: Path) -> None:
     lines = [f"line {number}\n".encode() for number in range(1500)]
 
@@ -58,7 +119,7 @@ def test_no_line_is_lost_or_doubled_when_the_log_is_rotated(run_dir: Path) -> No
         for line in lines:
             append_to_log(run_dir / "ranks.log", line, limit_bytes=4000)
             time.sleep(0.001)
-        (run_dir / "supervisor.pid").write_text("0")  # the run has ended
+        end(run_dir)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -78,7 +139,7 @@ def test_lines_that_are_lost_are_said(run_dir: Path) -> None:
         if found[1][0].data == b"1111\n":
             for text in (b"2222\n", b"3333\n"):
                 append_to_log(log, text, limit_bytes=5)
-            (run_dir / "supervisor.pid").write_text("0")
+            end(run_dir)
         return found
 
     action._poll = poll
