@@ -252,19 +252,26 @@ def read_data(
     return found[head.head]
 
 
-def clean_runs(run_hosts: RunHosts, runs: tuple[str, ...]) -> list[str]:
+def clean_runs(
+    run_hosts: RunHosts, runs: tuple[str, ...], on_removed: Callable[[str], None] = lambda _: None
+) -> list[str]:
     """Remove the folders of ended runs from all hosts; returns the ids of those removed.
+
+    Args:
+        on_removed: gets each id as soon as it is known; a later part may fail.
 
     Raises:
         FtclusterError: a host does not answer.
+        Interrupted: the user stopped it.
     """
     removed: list[str] = []
     for first in range(0, len(runs), CLEAN_RUNS):
         some = runs[first : first + CLEAN_RUNS]
         playbook = Clean(run_hosts.at(), list(some))
-        removed += play(playbook, run_hosts, SHORT_SECONDS, clean_removed(some)).get(
-            run_hosts.head, []
-        )
+        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # of slow disks
+        for run in found.get(run_hosts.head, []):
+            on_removed(run)
+            removed.append(run)
     return removed
 
 
@@ -279,9 +286,7 @@ def clear_caches(
     Raises:
         FtclusterError: a host does not answer.
     """
-    return play(
-        Caches(run_hosts.at(), clear, list(running)), run_hosts, SHORT_SECONDS, CACHES_FOUND
-    )
+    return play(Caches(run_hosts.at(), clear, list(running)), run_hosts, LONG_SECONDS, CACHES_FOUND)
 
 
 def play(

@@ -98,10 +98,12 @@ def remove(selection: Selection) -> Selection:
     Raises:
         FtclusterError: a host does not answer.
     """
-    removed = tuple(clean_runs(selection.run_hosts, selection.runs)) if selection.runs else ()
-    for name in removed:
-        shutil.rmtree(record_dir(name), ignore_errors=True)
-    return Selection(selection.run_hosts, removed)
+
+    def forget(run: str) -> None:
+        shutil.rmtree(record_dir(run), ignore_errors=True)
+
+    removed = clean_runs(selection.run_hosts, selection.runs, forget)
+    return Selection(selection.run_hosts, tuple(removed))
 
 
 def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:

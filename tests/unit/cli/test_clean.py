@@ -4,7 +4,7 @@ import fcntl
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,12 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was removed on the hosts."""
     gone: list[str] = []
 
-    def clean_runs(_run_hosts: RunHosts, runs: Sequence[str]) -> list[str]:
+    def clean_runs(
+        _run_hosts: RunHosts, runs: Sequence[str], on_removed: Callable[[str], None]
+    ) -> list[str]:
         gone.extend(runs)
+        for run in runs:
+            on_removed(run)
         return list(runs)
 
     record_dir("recorded-1").mkdir(parents=True)

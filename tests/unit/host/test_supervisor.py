@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import rank_environment
+from ftcluster_train.host.background import has_space, wait_for_space
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)
@@ -154,6 +156,25 @@ def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
         filler.unlink()
         assert until_end(run_dir)["state"] == "failed"
         assert not [*run_dir.glob(".*.partial")]
+    finally:
+        subprocess.run(["umount", "--lazy", run_dir], check=True)
+
+
+@pytest.mark.needs("mount")
+def test_a_disk_without_inodes_is_full_too(run_dir: Path) -> None:
+    """As one whose user has reached a quota: bytes are free."""
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=4", "tmpfs", run_dir], check=True
+    )
+    try:
+        assert has_space(run_dir)
+        for name in "abc":
+            (run_dir / name).touch()
+        assert not has_space(run_dir)
+        threading.Timer(1, (run_dir / "a").unlink).start()
+        began = time.monotonic()
+        wait_for_space(run_dir)
+        assert time.monotonic() - began > 0.9
     finally:
         subprocess.run(["umount", "--lazy", run_dir], check=True)
 

@@ -12,6 +12,7 @@ import pytest
 from ftcluster.ansible.answers import JOBS_FOUND, SET_FACT
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST
 from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbooks import Clean
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import runs
 from ftcluster.launch.run_hosts import RunHosts
@@ -148,3 +149,21 @@ def test_runs_of_this_machine_are_listed_without_ansible(tmp_path: Path) -> None
 def test_what_its_stack_says_wrongly_is_an_error(tmp_path: Path, python: str, said: str) -> None:
     with pytest.raises(FtclusterError, match=said):
         runs.list_runs(here(tmp_path, python))
+
+
+def test_what_was_removed_before_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands of runs in parts: their records here go with them."""
+    monkeypatch.setattr(runs, "CLEAN_RUNS", 2)
+    parts: list[list[str]] = []
+
+    def play(playbook: Clean, *_: object) -> dict[str, list[str]]:
+        parts.append(playbook.clean_runs)
+        if len(parts) > 1:
+            raise FtclusterError("node2 does not answer")
+        return {RUN_HOSTS.head: playbook.clean_runs}
+
+    monkeypatch.setattr(runs, "play", play)
+    removed: list[str] = []
+    with pytest.raises(FtclusterError):
+        runs.clean_runs(RUN_HOSTS, ("a-1", "a-2", "a-3"), removed.append)
+    assert (parts, removed) == ([["a-1", "a-2"], ["a-3"]], ["a-1", "a-2"])

@@ -12,16 +12,17 @@ Standard library only.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import pwd
 import resource
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import syslog
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -294,15 +295,26 @@ def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
         syslog.syslog(LOGGED[event], f"{run}: {event}: {where if not number else '  '}{line}")
 
 
+def has_space(folder: Path) -> bool:
+    """Whether SPACE_BYTES can be written: a quota and inodes are in no number of free bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(SPACE_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
+
+
 def wait_for_space(run_dir: Path) -> None:
     """Wait while a run's disk is full to the last: its end, or its restart, would be lost.
 
     For the supervisor while it has no ranks: theirs would miss it.
     """
     deadline, said = time.monotonic() + SPACE_SECONDS, False
-    while shutil.disk_usage(run_dir).free < SPACE_BYTES and time.monotonic() < deadline:
+    while not has_space(run_dir) and time.monotonic() < deadline:
         if not said:
-            message = f"the disk of {run_dir} is full: waiting for space"
+            message = f"the disk of {run_dir} is full, or its quota or inodes: waiting for space"
             log_event(run_dir.name, "notice", {"message": message})
         said = True
         time.sleep(LOOK_SECONDS)
