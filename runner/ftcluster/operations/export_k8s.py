@@ -24,7 +24,13 @@ READABLE = 0o644
 KINDS = (PYTORCH, TRAIN)
 CLAIM = "ftcluster"
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
-DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")  # RFC 1123
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
+DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
+NAMES = {  # by option: the form of its name, in words as well
+    "namespace": (re.compile(DNS_LABEL), "at most 63 of a-z, 0-9 and -"),
+    "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
+    "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
+}
 LONGEST_NAME = 40  # operators add to it: -node-0-99, -worker-99; a pod's name has 63 letters
 # "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
 OF_LABEL = (
@@ -32,7 +38,7 @@ OF_LABEL = (
 )
 LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 SELECTOR = re.compile(
-    rf"((?=[^/]{{1,253}}/){DNS_NAME.pattern}/)?{LABEL_PART}=({LABEL_PART})?", re.ASCII
+    rf"((?=[^/]{{1,253}}/){DNS_LABEL}(\.{DNS_LABEL})*/)?{LABEL_PART}=({LABEL_PART})?", re.ASCII
 )
 
 
@@ -152,11 +158,11 @@ def _wrong(request: KubernetesRequest) -> list[str]:
         problems.append(
             f"--name: {name!r} is not at most {LONGEST_NAME} of a-z, 0-9 and -, from a letter on"
         )
-    for option in ("namespace", "claim", "token_secret"):
+    for option, (form, words) in NAMES.items():
         value = getattr(request, option)
-        if (value or option == "claim") and not DNS_NAME.fullmatch(value):
+        if (value or option == "claim") and not form.fullmatch(value):
             flag = f"--{option.replace('_', '-')}"
-            problems.append(f"{flag}: {value!r} is not a name of Kubernetes: a-z, 0-9 and -")
+            problems.append(f"{flag}: {value!r} is not a name of Kubernetes: {words}")
     for text in request.node_selector:
         if not SELECTOR.fullmatch(text):
             problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")

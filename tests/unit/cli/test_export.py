@@ -49,6 +49,8 @@ def k8s(
         "mrpc --image x --min-nodes 3",
         "mrpc --image x --node-selector spr",
         "mrpc --image x --node-selector gen=spr --node-selector gen=gnr --claim=",
+        f"mrpc --image x --namespace ml.team --claim a..b --token-secret {'s' * 64}",
+        f"mrpc --image x --namespace {'n' * 64} --claim {'.'.join(['c' * 60] * 5)}",
         "unknown --image=",
         "mrpc --image x --facts missing.json",
     ],
