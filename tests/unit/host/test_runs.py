@@ -140,6 +140,7 @@ def test_no_answer_grows_with_the_number_of_runs(
     page, left = list_runs(tmp_path, ["r12", "r0001"], most=2)
     assert ([one.run[:5] for one in page], left) == (["r1299", "r1298"], 99)
     assert len(find_jobs(tmp_path, "r")) == 20
+    assert list_runs(tmp_path, skip=1800) == ([], 0)  # `clean` has removed some meanwhile
 
 
 def test_an_ended_run_is_read_once_and_whatever_the_index_says_it_is_right(

@@ -84,7 +84,7 @@ def list_runs(
     some = names[skip : skip + most if most else None]
     page = [index.read(name, name in alive) for name in some]
     index.keep(None if beginnings else names)
-    return page, len(names) - skip - len(page)
+    return page, max(0, len(names) - skip - len(page))  # some may have been removed since page 1
 
 
 def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
