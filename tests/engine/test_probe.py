@@ -58,8 +58,11 @@ def test_products_are_put_beside_what_the_instructions_do_at_most(
     assert all(peak_rate(name, 1, 0.01) > 1e9 for name in here)
     bf16 = any(LOOPS[name].bf16 for name in here)
     speed = measure_speed(1, bf16)
-    assert 0 < speed["fp32_of_peak"] < 2
-    assert bool(speed["bf16_of_peak"]) == bf16
+    assert {"bf16_of_peak", "fp32_of_peak"} < speed.keys()
+    assert speed["bf16_of_peak"] is None or bf16
+    rate = peak_rate("avx2", 1, 0.2) / 1e9
+    assert 0 < (share_of_peak(rate / 2, "fp32", 1) or 0) <= 1
+    assert share_of_peak(100 * rate, "fp32", 1) is None  # the loops were kept from the CPU
     # a stack that was built without a C compiler
     monkeypatch.setattr("ftcluster_train.health.peak.KERNELS", tmp_path)
     assert share_of_peak(100.0, "fp32", 1) is None

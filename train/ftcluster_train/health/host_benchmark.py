@@ -29,7 +29,7 @@ ROWS, INNER, COLUMNS = 2048, 768, 3072
 # A CPU quota counts over 0.1 s: the rate over a window shows it, the fastest product would not. The
 # best of several windows leaves out short disturbances.
 WINDOW_SECONDS, ALL_SECONDS = 0.25, 0.7
-PEAK_SECONDS = 0.05  # of each loop
+PEAK_SECONDS = 0.1  # of each loop
 # together larger than the caches of two sockets (Xeon 6900: 504 MB of L3 each), if there is room
 COPY_BYTES, SHARE_OF_FREE = 512 << 20, 8  # of each of two
 COPIES = 3
@@ -113,10 +113,10 @@ def gflops(dtype: Any) -> float:
 
 
 def share_of_peak(gflops: float | None, precision: str, threads: int) -> float | None:
-    """Which part of the rate of registers alone this is; None where there is no loop for it.
+    """Which part of the rate of registers alone this is.
 
-    The loops count by their best few milliseconds, products by a quarter of a second: a CPU quota
-    shows, too.
+    None where there is no loop for it, or other work has kept the loops from the CPU: no product is
+    faster than they are.
     """
     from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 
@@ -125,7 +125,8 @@ def share_of_peak(gflops: float | None, precision: str, threads: int) -> float |
         for name in instruction_sets()
         if LOOPS[name].bf16 == (precision == "bf16")
     ]
-    return round(gflops * 1e9 / max(peaks), 3) if gflops and peaks else None
+    share = gflops * 1e9 / max(peaks) if gflops and peaks else 0.0
+    return round(share, 3) if 0 < share <= 1 else None
 
 
 def measure_memory(threads: int) -> float:
