@@ -58,6 +58,7 @@ class ClassReport:
         positive: the class that the metric f1 is of; "" where there are more than two.
         several: whether a row may have several classes, or none; as of the entities of a text.
         left_out: classes and cells that are not here.
+        whole: `averages` over all classes, where some are not here.
     """
 
     classes: tuple[ClassScores, ...]
@@ -66,6 +67,7 @@ class ClassReport:
     positive: str = ""
     several: bool = False
     left_out: int = 0
+    whole: Mapping[str, tuple[float, float, float]] | None = None
 
     @property
     def thresholds(self) -> bool:
@@ -84,6 +86,8 @@ class ClassReport:
         As in scikit-learn, classes that are neither predicted nor true do not count where a row
         has one class.
         """
+        if self.whole is not None:
+            return dict(self.whole)
         counted = [c for c in self.classes if self.several or c.support or c.predicted]
         equal, sizes = [1] * len(counted), [one.support for one in counted]
         found = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
@@ -115,6 +119,7 @@ class ClassReport:
             "positive": self.positive,
             "several": self.several,
             "left_out": left,
+            **({"averages": self.averages} if len(kept) < len(self.classes) else {}),
         }
 
     def document(self) -> dict[str, Any]:
@@ -138,6 +143,7 @@ class ClassReport:
             },
             "confusion_matrix": self.matrix,
             "never_predicted": self.never_predicted,
+            "left_out": self.left_out,
             "f1_is_of": self.positive or None,
         }
 
@@ -154,8 +160,16 @@ def read_report(data: Mapping[str, Any]) -> ClassReport:
     )
     confused = tuple((str(a), str(b), _count(n)) for a, b, n in data["confused"])
     several, positive = bool(data["several"]), str(data["positive"])
-    left = _count(data["left_out"])
-    return ClassReport(classes, confused, _count(data["rows"]), positive, several, left)
+    left, averages = _count(data["left_out"]), data.get("averages")
+    whole = {str(name): _three(values) for name, values in averages.items()} if averages else None
+    return ClassReport(classes, confused, _count(data["rows"]), positive, several, left, whole)
+
+
+def _three(values: Sequence[Any]) -> tuple[float, float, float]:
+    one, other, third = (float(value) for value in values)
+    if not all(0 <= value <= 1 for value in (one, other, third)):
+        raise ValueError(f"{values} are no precision, recall and F1")
+    return one, other, third
 
 
 def report_of_classes(

@@ -106,7 +106,8 @@ def texts_of(path: Path) -> dict[str, Files]:
     """The files of text of each split; none where the data are rows.
 
     Args:
-        path: a file, or a folder: all texts but validation.txt are those of `train`.
+        path: a file, or a folder: all texts are those of `train` but those whose name says that
+            they are for validation or tests, such as validation.txt and wiki.test.txt.
     """
     if path.is_file():
         return {TRAIN: (path,)} if kind_of(path) == TEXT else {}
@@ -115,7 +116,7 @@ def texts_of(path: Path) -> dict[str, Files]:
         texts = []
     splits: dict[str, Files] = {}
     for file in texts:
-        split = VALIDATION if WORDS.get(file.stem.lower()) == VALIDATION else TRAIN
+        split = WORDS.get(file.stem.lower().rpartition(".")[2], TRAIN)
         splits[split] = (*splits.get(split, ()), file)
     return splits
 

@@ -35,6 +35,17 @@ LEFT_OUT = (
 )  # fmt: skip
 
 
+def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
+    """The name that transformers and the Hub have for what a model does.
+
+    Args:
+        options: fields of the task.
+    """
+    if task == "seq2seq-lm" and options.get("source_lang"):
+        return "translation"
+    return PIPELINES.get(task, task)
+
+
 def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
     """What the file has: recipe, task, and the task's fields that later uses need.
 

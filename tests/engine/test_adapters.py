@@ -1,6 +1,7 @@
 """Adapters of encoders are those of peft: loss, gradients, merged weights, and what it loads."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,12 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from ftcluster_common.job import EVALUATE, Job
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.adapters import add_adapters, merge_adapters, save_adapters
+from ftcluster_train.engine.adapters import (
+    _plus_adapter,
+    add_adapters,
+    merge_adapters,
+    save_adapters,
+)
 from ftcluster_train.engine.data.token_store import Sample, read_inputs, write_inputs
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
@@ -190,3 +196,15 @@ def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool)
     assert bool(random) == said
     if said:
         assert "no weights cls.predictions.bias and 4 more, " in random[0]
+
+
+def test_adapters_of_fp32_beside_weights_in_bf16() -> None:
+    """As `generate` has them on hosts with instructions for bf16, where nothing casts."""
+    torch.manual_seed(3)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).bfloat16()
+    down, up = torch.randn(2, 8), torch.randn(8, 2)
+    one, x = layers[0], torch.randn(3, 8).bfloat16()
+    plain = one(x)
+    one.register_forward_hook(partial(_plus_adapter, down, up, 2.0))
+    assert torch.equal(one(x), (plain + 2 * (x.float() @ down.T @ up.T)).bfloat16())
+    assert layers(x).dtype == torch.bfloat16

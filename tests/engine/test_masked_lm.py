@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import DataCollatorForLanguageModeling
 
 from ftcluster_train.comm.world import World
@@ -106,6 +107,24 @@ def test_tokens_are_masked_as_often_as_transformers_masks_them() -> None:
     assert ours[1:] == pytest.approx(theirs[1:], abs=0.03)  # of 6,000 tokens
 
 
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+def test_words_whose_space_belongs_to_them_are_words(kind: str) -> None:
+    """Each token ends where the next begins: all of a text would be one word."""
+    text = "one two three, four fivefold sixteen"
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.ByteLevel(add_prefix_space=True, trim_offsets=False)
+    tokenizer.pre_tokenizer = split if kind == "bytes" else pre_tokenizers.Metaspace()
+    tokenizer.train_from_iterator(
+        [text] * 3, trainers.BpeTrainer(vocab_size=32, special_tokens=["[UNK]"])
+    )
+    encoded = tokenizer.encode(text)
+    kinds = kinds_of(text, encoded.special_tokens_mask, encoded.offsets)
+    begins = {begin for begin, kind in zip(encoded.offsets, kinds, strict=True) if kind == BEGINS}
+    spaces = {at for at, letter in enumerate(text) if letter == " "} | {0}
+    assert {begin for begin, _ in begins} == spaces
+    assert any(one == GOES_ON for one in kinds)
+
+
 def test_whole_words_are_those_of_transformers() -> None:
     tokenizer = make_pieces()
     texts = [", ".join(row["tokens"]) for row in tagged(20, 1)]
@@ -118,7 +137,7 @@ def test_whole_words_are_those_of_transformers() -> None:
     )
     masks = Masks(1, len(tokenizer), 0.3, True)
     for number, special in enumerate(encoded["special_tokens_mask"]):
-        kinds = kinds_of(special, encoded["offset_mapping"][number])
+        kinds = kinds_of(texts[number], special, encoded["offset_mapping"][number])
         wanted = np.where(
             np.array(special) == 1, SPECIAL, np.where(not_begins[number], GOES_ON, BEGINS)
         )

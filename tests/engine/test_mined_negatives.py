@@ -35,7 +35,8 @@ def test_negatives_are_those_of_sentence_transformers(result: Any) -> None:
 @pytest.mark.usefixtures("one_world")
 def test_rows_get_the_negatives_of_their_queries(tmp_path: Path) -> None:
     rows = [{"query": f"{WORDS[n]} {WORDS[40]}", "positive": WORDS[n + 1]} for n in range(0, 20, 2)]
-    rows.append({"query": rows[0]["query"], "positive": WORDS[30], "negative": WORDS[31]})
+    more = {"query": rows[0]["query"], "positive": WORDS[30]}
+    rows += [{**more, "negative": row["positive"]} for row in rows[1:4]]
     rows = [{"negative": None, **row} for row in rows]
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:4]})
     model = write_model(tmp_path / "model", "bert", "sentence-similarity")
@@ -61,6 +62,7 @@ def test_rows_get_the_negatives_of_their_queries(tmp_path: Path) -> None:
         assert len({*mined}) == 2
         own = {row["texts"][1] for row in before if row["texts"][0] == old["texts"][0]}
         assert not own & {*mined}
+        assert len({*new["texts"]}) == len(new["texts"])  # nor what the row has itself
         assert {*mined} <= texts_of.keys()
         assert sum(new["lengths"]) == len(new["input_ids"]) == lengths[number]
         assert new["input_ids"][: len(old["input_ids"])] == old["input_ids"]

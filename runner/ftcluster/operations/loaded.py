@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from ftcluster.errors import FtclusterError, InputError
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster_common.sentence_modules import MODULES
-from ftcluster_common.trained_model import PIPELINES, read_trained
+from ftcluster_common.trained_model import pipeline_of, read_trained
 
 # of transformers, by task
 RANKING = "text-ranking"
@@ -69,7 +69,8 @@ def load(folder: Path, **options: Any) -> Any:
     Raises:
         FtclusterError: a package is missing, or has no pipeline for the model's task.
     """
-    task = str(read_trained(folder).get("task", ""))
+    trained = read_trained(folder)
+    task = str(trained.get("task", ""))
     if not folder.is_dir():
         raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
     if (folder / MODULES).is_file() or task == RANKING:
@@ -78,7 +79,7 @@ def load(folder: Path, **options: Any) -> Any:
     if (folder / "adapter_config.json").is_file():
         _package("peft")
     transformers = _package("transformers")
-    name = PIPELINES.get(task, task) or None
+    name = pipeline_of(task, trained.get("options") or {}) or None
     try:
         return transformers.pipeline(name, model=str(folder), **options)
     except KeyError as error:

@@ -78,6 +78,8 @@ def test_of_very_many_classes_the_worst_are_kept() -> None:
     assert len(kept.classes) == MOST_CLASSES
     assert (kept.left_out, kept.matrix) == (50, None)
     assert kept.never_predicted == [f"c{n}" for n in labels[-5:]]
+    assert kept.averages == report.averages  # over all, not over those that are here
+    assert kept.document()["left_out"] == 50
     assert len(text) < 1 << 14  # readers of a run's last events take 64 kB
 
 
@@ -88,6 +90,9 @@ def test_of_very_many_classes_the_worst_are_kept() -> None:
         {"validation": {**ONE.to_dict(), "classes": [["a", 1, 1]]}},
         {"validation": {**ONE.to_dict(), "classes": [["a", True, 1, 1, None]]}},
         {"validation": {**ONE.to_dict(), "confused": [["a", "b", 1 << 70]]}},
+        {"validation": {**ONE.to_dict(), "averages": {"macro": [0.5, 0.5, 1.5]}}},
+        {"validation": {**ONE.to_dict(), "averages": {"macro": [0.5]}}},
+        {"validation": {**ONE.to_dict(), "averages": [0.5]}},
     ],
 )  # fmt: skip
 def test_a_host_cannot_send_anything_else(classes: object) -> None:

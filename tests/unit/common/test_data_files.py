@@ -48,10 +48,15 @@ def test_several_formats_of_a_split(tmp_path: Path) -> None:
 
 
 def test_texts_of_a_folder_are_one_set(tmp_path: Path) -> None:
-    for name in ("test-notes.txt", "b.txt", "validation.txt", "about.json"):
+    for name in ("test-notes.txt", "b.txt", "validation.txt", "about.json", "wiki.valid.txt",
+                 "Test.txt", "wiki.train.txt", "wiki.test.txt"):  # fmt: skip
         (tmp_path / name).touch()
     found = {split: [path.name for path in paths] for split, paths in texts_of(tmp_path).items()}
-    assert found == {"train": ["b.txt", "test-notes.txt"], "validation": ["validation.txt"]}
+    assert found == {
+        "train": ["b.txt", "test-notes.txt", "wiki.train.txt"],
+        "validation": ["validation.txt", "wiki.valid.txt"],
+        "test": ["Test.txt", "wiki.test.txt"],
+    }
     (tmp_path / "train.csv").touch()
     assert texts_of(tmp_path) == {}
     assert list(texts_of(tmp_path / "b.txt")) == ["train"]

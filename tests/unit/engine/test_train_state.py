@@ -19,6 +19,13 @@ NAN = math.nan
         ({"metric_for_best_model": "f1"}, [{"accuracy": -x, "f1": x} for x in (1, 2)], "f1", 2),
         # with transformers' prefix
         ({"metric_for_best_model": "eval_f1"}, [{"f1": 0.1}, {"eval_f1": 0.2}], "f1", 2),
+        # those of MNLI's two sets
+        (
+            {"metric_for_best_model": "loss_matched"},
+            [{"loss_matched": x} for x in (2, 1, 3)],
+            "loss_matched",
+            2,
+        ),
         ({"greater_is_better": False}, [{"f1": x} for x in (9.0, 8.0, 10.0)], "f1", 2),
         # neither a tie nor NaN is better
         ({}, [{"f1": x} for x in (NAN, 0.5, 0.5, NAN)], "f1", 2),

@@ -250,7 +250,8 @@ def _plus_adapter(
 ) -> torch.Tensor:  # fmt: skip
     """A forward hook of a linear layer."""
     low = functional.linear(inputs[0].to(down.dtype), down)
-    return output + scale * functional.linear(low, up)
+    # the next layer may be bf16, and nothing casts where a model is only used
+    return (output + scale * functional.linear(low, up)).to(output.dtype)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -20,7 +20,7 @@ from ftcluster_common.class_report import ClassReport, read_report
 from ftcluster_common.job import Job
 from ftcluster_common.model_package import PACKAGE
 from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
-from ftcluster_common.trained_model import PIPELINES
+from ftcluster_common.trained_model import pipeline_of
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 
@@ -134,7 +134,7 @@ def front_matter(
         kind: peft, cross-encoder, sentence-transformers or transformers.
     """
     recipe = job.recipe
-    pipeline = PIPELINES.get(recipe.task, recipe.task)
+    pipeline = pipeline_of(recipe.task, asdict(recipe.options))
     on_hub = not recipe.from_scratch and of_hub(recipe.model)
     alone = recipe.adapters is not None and not recipe.adapters.merge_adapters
     relation = "adapter" if alone else "finetune"

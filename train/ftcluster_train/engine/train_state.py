@@ -121,7 +121,7 @@ class TrainState:
         first, self.best_metric = not self.best_metric, metric
         greater = training.greater_is_better
         if greater is None:
-            greater = not metric.endswith("loss")
+            greater = "loss" not in metric.split("_")  # loss_matched is one, too
         sign = 1 if greater else -1
         best = self.best_metrics.get(metric, -sign * math.inf)
         better = sign * values[metric] > sign * best

@@ -62,18 +62,21 @@ def _number_of(key: str) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest(), "little")
 
 
-def kinds_of(special: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """What each token is; a word begins where another token does not end.
+def kinds_of(text: str, special: Sequence[int], offsets: Sequence[tuple[int, int]]) -> list[int]:
+    """What each token is; a word begins where another token does not end, and behind a space.
 
     Args:
         special: 1 for each token that is none of the text.
-        offsets: the characters of the tokens.
+        offsets: the characters of the tokens; some tokenizers count the space before a word to it.
 
-    >>> kinds_of([1, 0, 0, 0, 1], [(0, 0), (0, 2), (2, 3), (4, 5), (0, 0)])
+    >>> kinds_of("abc d", [1, 0, 0, 0, 1], [(0, 0), (0, 2), (2, 3), (4, 5), (0, 0)])
     [0, 1, 2, 1, 0]
+    >>> kinds_of("abc d", [0, 0, 0], [(0, 2), (2, 3), (3, 5)])
+    [1, 2, 1]
     """
     found, before = [], None
     for is_special, (begin, end) in zip(special, offsets, strict=True):
-        found.append(SPECIAL if is_special else GOES_ON if begin == before else BEGINS)
+        goes_on = begin == before and not text[begin : begin + 1].isspace()
+        found.append(SPECIAL if is_special else GOES_ON if goes_on else BEGINS)
         before = None if is_special else end
     return found

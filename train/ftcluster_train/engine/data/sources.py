@@ -314,7 +314,12 @@ def load_texts(data: str, config: str | None, options: LanguageModel) -> dict[st
         DataError: it has no column with texts.
     """
     if texts := texts_of(Path(data)):
-        return {split: TextFiles(files) for split, files in texts.items()}
+        if TRAIN not in texts:
+            raise TrainError(
+                f"data '{data}' has no texts to train on; found those of {', '.join(texts)}",
+                "give the files other names: all but test.txt and validation.txt are for training",
+            )
+        return {one: TextFiles(texts[one]) for one in (TRAIN, VALIDATION) if one in texts}
     rows = load_rows(data, config)
     if TRAIN not in rows:
         raise TrainError(

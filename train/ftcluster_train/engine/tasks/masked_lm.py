@@ -92,7 +92,7 @@ class MaskedLmTask(LanguageModelTask):
             for number, ids in enumerate(encoded["input_ids"]):
                 special = [text is None for text in encoded.sequence_ids(number)]
                 offsets = encoded["offset_mapping"][number]
-                yield {"input_ids": ids, "kinds": kinds_of(special, offsets)}
+                yield {"input_ids": ids, "kinds": kinds_of(several[number], special, offsets)}
 
     def draw(self, sample: Sample, number: int, epoch: int | None) -> Sample:
         seed = SEED if epoch is None else self.recipe.training.seed

@@ -1,7 +1,7 @@
 """Hard negatives: texts of other rows that the model, before it is trained, takes for an answer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,27 +133,34 @@ def with_hard_negatives(
     Candidates are all texts of the set that are no query.
     """
     report(0, "evaluating")
-    wanted = task.options.hard_negatives
+    wanted, most_given = task.options.hard_negatives, 0
     queries: dict[int, Place] = {}  # by the number of the text
     documents: dict[int, Place] = {}
     belonging: dict[int, dict[int, None]] = {}
     for number in range(len(rows)):
-        query, positive, *_ = texts = rows[number]["texts"]
+        query, positive, *negatives = rows[number]["texts"]
+        most_given = max(most_given, len(negatives))
         queries.setdefault(query, (number, 0))
         belonging.setdefault(query, {})[positive] = None
-        for place, text in enumerate(texts[1:], start=1):
+        for place, text in enumerate((positive, *negatives), start=1):
             documents.setdefault(text, (number, place))
     log.write("phase", doing=f"mining {wanted} negatives for each of {len(queries)} queries")
     both: Any = _Texts(rows, [*queries.values(), *documents.values()])
     embeddings = functional.normalize(decoded(predict(task, model, both, world, bf16)), dim=-1)
-    found = _mined(embeddings, list(queries), list(documents), belonging, task.options, world)
-    places = list(documents.values())
-    count, few = sum(map(len, found.values())), sum(len(one) < wanted for one in found.values())
+    # as many more as a row may have itself, which would count twice
+    options = replace(task.options, hard_negatives=wanted + most_given)
+    found = _mined(embeddings, list(queries), list(documents), belonging, options, world)
+    texts, places = list(documents), list(documents.values())
+    count = sum(min(wanted, len(one)) for one in found.values())
+    few = sum(len(one) < wanted for one in found.values())
     log.notice(
         f"hard negatives: {count} were mined for {len(queries)} queries; {few} queries have fewer "
         f"than {wanted}, as other texts are too near to those that belong to them"
     )
-    mined = [[places[n] for n in found[rows[i]["texts"][0]]] for i in range(len(rows))]
+    mined = []
+    for number in range(len(rows)):
+        query, *own = rows[number]["texts"]
+        mined.append([places[n] for n in found[query] if texts[n] not in own][:wanted])
     return MinedRows(rows, mined)
 
 
