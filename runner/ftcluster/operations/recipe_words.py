@@ -11,6 +11,7 @@ from ftcluster.errors import InputError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe
+from ftcluster_common.given_files import read_json
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.trained_model import FILE, read_trained
@@ -18,6 +19,17 @@ from ftcluster_common.trained_model import FILE, read_trained
 DEFAULT_RECIPE = "quickstart"
 # fields of a recipe that may name one of this machine
 FOLDERS = ("data", "model", "tokenizer", "teacher")
+# by the end of transformers' names of classes
+OF_CLASSES = {
+    "ForSequenceClassification": ("classify", "glue", "rerank"),
+    "ForTokenClassification": ("ner",),
+    "ForQuestionAnswering": ("squad",),
+    "ForMaskedLM": ("mlm",),
+    "ForConditionalGeneration": ("seq2seq",),
+    "ForCausalLM": ("sft", "clm"),
+    "Model": ("embed",),
+}
+CONFIG = "config.json"
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
 
 
@@ -67,8 +79,14 @@ def trained_recipe(
 
     Args, Raises: as in `training_recipe`.
     """
-    trained = read_trained(Path(model))
-    if trained and not any("=" not in word for word in words):
+    trained, named = read_trained(Path(model)), any("=" not in word for word in words)
+    if not trained and not named:
+        raise UsageError(
+            f"{model} does not say what it was trained for (it has no {FILE}): name a recipe",
+            f"{' or '.join(recipes_for(Path(model)))}, with --data PATH where it is not the "
+            "recipe's own",
+        )
+    if trained and not named:
         name = trained["recipe"]
         is_known = name in known_recipes()
         if not is_known and data is None and not any(word.startswith("data=") for word in words):
@@ -89,6 +107,16 @@ def trained_recipe(
     changed = [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]
     note = f"as the model was trained ({Path(model) / FILE}): {' '.join(changed)}"
     return for_trained_model(recipe), (note,) if changed else ()
+
+
+def recipes_for(model: Path) -> Sequence[str]:
+    """The recipes that may fit a model's folder, by the class that its config.json names."""
+    try:
+        names = [str(name) for name in read_json(model / CONFIG)["architectures"]]
+    except (ValueError, KeyError, TypeError):
+        names = []
+    fit = [ours for end, ours in OF_CLASSES.items() if any(name.endswith(end) for name in names)]
+    return fit[0] if fit else [name for name in known_recipes() if name != DEFAULT_RECIPE]
 
 
 def _no_column(named: Any, columns: Sequence[str]) -> bool:

@@ -168,6 +168,29 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
 
 
 @pytest.mark.parametrize("command", ["evaluate", "predict --output out.csv"])
+@pytest.mark.parametrize(
+    ("architecture", "recipes"),
+    [
+        ("DistilBertForSequenceClassification", "classify or glue or rerank, with"),
+        ("T5ForConditionalGeneration", "seq2seq, with"),
+        ("BertModel", "embed, with"),
+        ("MyOwn", "clm or distill or"),
+        (None, "clm or distill or"),
+    ],
+)
+def test_a_model_of_others_needs_a_recipe(
+    launched: list[TrainingRun], shell: Shell, architecture: str | None, recipes: str
+) -> None:
+    """Else it would be measured on the pairs that quickstart makes up."""
+    config = {"architectures": [architecture]} if architecture else {"architectures": 3}
+    Path("model/config.json").write_text(json.dumps(config))
+    for command in ("evaluate", "predict"):
+        err = shell(f"{command} --model model --data old.csv", 2).err
+        assert "model does not say what it was trained for (it has no ftcluster.json)" in err
+        assert recipes in err.replace("\n", " ")
+    assert launched == []
+
+
 def test_a_run_that_is_detached_from_goes_on(
     monkeypatch: pytest.MonkeyPatch, shell: Shell, command: str
 ) -> None:
