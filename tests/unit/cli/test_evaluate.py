@@ -167,15 +167,14 @@ def test_a_model_of_a_recipe_that_is_not_here_needs_data(
     assert launched[0].recipe.name == "classify"
 
 
-@pytest.mark.parametrize("command", ["evaluate", "predict --output out.csv"])
 @pytest.mark.parametrize(
     ("architecture", "recipes"),
     [
         ("DistilBertForSequenceClassification", "classify or glue or rerank, with"),
         ("T5ForConditionalGeneration", "seq2seq, with"),
         ("BertModel", "embed, with"),
-        ("MyOwn", "clm or distill or"),
-        (None, "clm or distill or"),
+        ("MyOwn", "classify or clm or dist"),
+        (None, "classify or clm or dist"),
     ],
 )
 def test_a_model_of_others_needs_a_recipe(
@@ -184,13 +183,14 @@ def test_a_model_of_others_needs_a_recipe(
     """Else it would be measured on the pairs that quickstart makes up."""
     config = {"architectures": [architecture]} if architecture else {"architectures": 3}
     Path("model/config.json").write_text(json.dumps(config))
-    for command in ("evaluate", "predict"):
-        err = shell(f"{command} --model model --data old.csv", 2).err
+    for words in ("evaluate", "predict -o out.csv"):
+        err = shell(f"{words} --model model --data old.csv", 2).err
         assert "model does not say what it was trained for (it has no ftcluster.json)" in err
         assert recipes in err.replace("\n", " ")
     assert launched == []
 
 
+@pytest.mark.parametrize("command", ["evaluate", "predict --output out.csv"])
 def test_a_run_that_is_detached_from_goes_on(
     monkeypatch: pytest.MonkeyPatch, shell: Shell, command: str
 ) -> None:
