@@ -113,7 +113,7 @@ facts:
         - CPUs' worth of time that the cgroup's quota allows, which may be less than one; none
           without a quota.
       type: float
-      sample: 0.5
+      sample: 48.5
     sockets: {description: CPU packages with at least one usable thread., type: int, sample: 1}
     rank_user_origin:
       description:

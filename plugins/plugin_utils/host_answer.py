@@ -83,10 +83,13 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
     here = [(node["cores"], number_list(node["cpus"])) for node in nodes]
     cpus: set[int] = set().union(*(numbers for _, numbers in here))
     wrong = [(cores, len(numbers)) for cores, numbers in here if cores != len(numbers)]
-    if not 0 < facts["cores"] <= len(cpus):
+    quota = facts.get("cpu_quota")
+    within = len(cpus) if quota is None else min(len(cpus), max(1, int(quota)))
+    if facts["cores"] != within or not cpus:
         wrong = [(facts["cores"], len(cpus))]
     if wrong:
-        return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs"]
+        limit = "" if quota is None else f" with a cpu_quota of {quota:g}"
+        return [f"cores is {wrong[0][0]}, of {wrong[0][1]} CPUs{limit}"]
     numbers = [node["node"] for node in nodes if "node" in node]
     said = [f"node {one} is there twice" for one in {*numbers} if numbers.count(one) > 1]
     if facts["threads"] < len(cpus):

@@ -82,26 +82,32 @@ def memory(host: HostFacts, layout: Layout) -> Reason:
     if len(host.numa) == 1:
         return "as the kernel does", "there is one NUMA node"
     having = any(node.memory_bytes for node in host.numa)
-    without = [str(n.node) for n in host.numa if n.cores and having and not n.memory_bytes]
+    without = [n.node for n in host.numa if n.cores and having and not n.memory_bytes]
     if not any(rank.memory for rank in layout.ranks):
         if without:
-            why = f"node {', '.join(without)} has no memory to use; the kernel takes the nearest"
+            have = "has" if len(without) == 1 else "have"
+            why = f"{_nodes(without)} {have} no memory to use; the kernel takes the nearest"
             return "as the kernel does", why
         return "as the kernel does", "each rank has cores on all nodes, each with its own memory"
-    nodes = " | ".join(",".join(map(str, rank.memory)) or "any" for rank in layout.ranks)
+    texts = [",".join(map(str, rank.memory)) or "any" for rank in layout.ranks]
+    several = len({*texts}) > 1 or "," in texts[0]
+    nodes = f"node{'s' * several} {' | '.join(texts)}"
     fast = [node for node in host.numa if node.hbm]
     if fast:
         size = min(node.memory_bytes for node in fast) / 2**30
-        return f"nodes {nodes}", (
+        return nodes, (
             f"the high-bandwidth memory nearest to the rank's cores; after its {size:.0f} GiB per "
             "node the kernel uses DDR"
         )
     own = "local to the rank's cores"
     if without:
-        own += (
-            f", or nearest to those of node {', '.join(without)}, which has none that may be used"
-        )
-    return f"nodes {nodes}", f"{own}; when a node is full, the others are used"
+        have = "has" if len(without) == 1 else "have"
+        own += f", or nearest to those of {_nodes(without)}, which {have} none that may be used"
+    return nodes, f"{own}; when a node is full, the others are used"
+
+
+def _nodes(numbers: Sequence[int]) -> str:
+    return f"node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
 def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:

@@ -45,7 +45,8 @@ def check_addresses(facts: ClusterFacts) -> None:
     if twice:
         raise PlanError(
             "several hosts have the same address\n  " + "\n  ".join(twice),
-            "remove the duplicates from the inventory and run ftcluster setup again",
+            "remove the duplicates from the inventory and run ftcluster setup again; in facts "
+            "that you write, give each a network_address of its own",
         )
 
 

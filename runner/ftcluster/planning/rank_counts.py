@@ -152,7 +152,7 @@ def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
     """Why a host has this number of ranks."""
     used, unused = topology.used, topology.unused
     if topology.host.cores == 1:
-        return "it has one core"
+        return "its CPU quota is too small for two" if topology.limited else "it has one core"
     if ranks < topology.even_counts[0]:
         words = f"{len(used) // ranks} NUMA nodes each: {why_fewer}"
     elif ranks < len(used):

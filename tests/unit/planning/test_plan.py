@@ -221,6 +221,7 @@ def test_a_quota_says_how_many_cores_and_not_which() -> None:
 def test_half_a_core_is_a_host_of_one() -> None:
     launch = decided(host("a", cores=1, numa=nodes(32, 1), cpu_quota=0.5, threads=64))
     assert (launch.world_size, launch.hosts[0].threads_per_rank) == (1, 1)
+    assert about(launch, "ranks")[0].why == "its CPU quota is too small for two"
 
 
 # --- memory
@@ -233,6 +234,16 @@ def test_high_bandwidth_memory_is_preferred_and_other_memory_without_cores_is_no
         launch = decided(host("max", cores=28, numa=(*cores, *memory)))
         assert [rank.memory for rank in launch.hosts[0].placement] == expected
         assert ("high-bandwidth" in about(launch, "memory")[0].why) == hbm
+
+
+def test_one_node_or_several_are_said_as_such() -> None:
+    whole, cores, more = nodes(48, 3)
+    far = NumaNode(1, 0, 16 * 2**30, "", 0)
+    one = decided(host("a", cores=16, numa=(whole, far)))
+    assert about(one, "memory")[0].value == "node 0"
+    empty = (replace(cores, memory_bytes=0, near=0), replace(more, memory_bytes=0, near=0))
+    said = about(decided(host("a", cores=48, numa=(whole, *empty))), "memory")[0]
+    assert "nodes 1, 2 have no memory to use" in said.why
 
 
 def test_ranks_of_several_nodes_take_memory_from_all_of_them() -> None:
@@ -302,7 +313,7 @@ def test_all_problems_are_reported_at_once(said: Callable[[object], None]) -> No
 
 
 def test_facts_are_the_same_after_json() -> None:
-    facts = cluster(VM, host("b", cpu_quota=0.5, openmp="/opt/libiomp5.so"))
+    facts = cluster(VM, host("b", cores=1, cpu_quota=0.5, openmp="/opt/libiomp5.so"))
     assert ClusterFacts.from_dict(facts.to_dict()) == facts
 
 

@@ -130,6 +130,19 @@ def test_numbers_that_cannot_be_are_refused(way: list[Any], value: object) -> No
     assert len(wrong) < 100
 
 
+def test_cores_are_those_of_the_nodes_within_the_quota() -> None:
+    cores = GOOD["cores"]
+
+    def said(**changes: object) -> list[str]:
+        return known_facts({**GOOD, "cpu_quota": None, **changes})[1]
+
+    assert said() == []
+    assert said(cores=3, cpu_quota=3.9) == []
+    assert said(cores=1, cpu_quota=0.3) == []
+    assert said(cores=cores - 1) == [f"cores is {cores - 1}, of {cores} CPUs"]
+    assert said(cpu_quota=10.0) == [f"cores is {cores}, of {cores} CPUs with a cpu_quota of 10"]
+
+
 def test_a_node_is_there_once() -> None:
     nodes = [{**node, "distances": []} for node in GOOD["numa"]]
     twice = known_facts({**GOOD, "numa": [*nodes, *nodes]})[1]
