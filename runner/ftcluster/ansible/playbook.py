@@ -213,6 +213,7 @@ def _run(
                 cancel_callback=cancel,
                 quiet=True,
                 suppress_env_files=True,
+                fact_cache_type="memory",  # else it sets that of files
             )
         while thread.is_alive() or not events.empty():
             with contextlib.suppress(queue.Empty):

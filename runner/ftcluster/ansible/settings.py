@@ -25,8 +25,9 @@ AT_ONCE, RETRIES = 10, 3
 # Of Ansible's socket below TMPDIR (since 2.21) the whole path may have 107 letters: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
 # Whatever the user has set: else any module's result could set variables, such as which files are
-# sent.
-FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false"}
+# sent, and facts of an earlier day would count. Ansible's cache in files leaves one open each time
+# that facts of a host are set, which is five times in a setup.
+FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false", "ANSIBLE_CACHE_PLUGIN": "memory"}
 # Section and key of a setting in ansible.cfg
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),

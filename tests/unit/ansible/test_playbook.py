@@ -251,3 +251,41 @@ def test_a_playbook_that_is_cancelled_while_it_is_silent_is_ended_at_once(tmp_pa
     assert outcome.state == "stopped", outcome.output
     assert commands_with(f"echo {tmp_path}") == []
     assert [pid for pid in descendants(os.getpid()) if is_running(pid)] == []
+
+
+OPEN_FILES = """
+- name: Open files
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Set facts of each host several times
+      ansible.builtin.set_fact:
+        any: "{{ item }}"
+        cacheable: true
+      loop: [1, 2, 3]
+    - name: Count
+      ansible.builtin.debug:
+        msg: "{{ lookup('ansible.builtin.pipe', 'ls /proc/$PPID/fd | wc -l') }}"
+"""
+
+
+def test_what_ansible_has_open_does_not_grow_with_the_hosts(tmp_path: Path) -> None:
+    (path := tmp_path / "p.yml").write_text(OPEN_FILES)
+    found = []
+    for hosts in (1, 15):
+        inventory = tmp_path / f"{hosts}.ini"
+        lines = [f"host{number} ansible_connection=local" for number in range(hosts)]
+        inventory.write_text("\n".join([*lines, ""]))
+        counts: list[int] = []
+
+        def receive(event: TaskEvent, counts: list[int] = counts) -> None:
+            if event.kind == "ok" and event.task == "Count":
+                counts.append(int(event.message))
+
+        options = ("--forks", "1")
+        outcome = run_playbook(
+            str(path), (inventory,), {}, receive, options=options, time_limit_seconds=100
+        )
+        assert (outcome.state, len(counts)) == ("done", hosts), outcome.output
+        found.append(max(counts))
+    assert found[1] < found[0] + 15, found
