@@ -55,7 +55,7 @@ def test_a_decoder_is_exported_with_its_cache(machine: Machine, tmp_path: Path) 
     done = machine.home.run(
         "train", "clm", "--model", "config:gpt2", "--data", str(tmp_path / "texts"), "--json",
         f"tokenizer={machine.model}", "config_overrides={n_embd: 32, n_layer: 2, n_head: 4}",
-        "block_size=64", "max_steps=4",
+        "block_size=64", "max_steps=4", "from_scratch=true",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     few = tmp_path / "few.jsonl"

@@ -49,8 +49,10 @@ class Key:
         """
         if value is False and _says_no(self.kind):
             return "no"
-        if isinstance(value, dict) and WEIGHTS in typing.get_args(self.kind):
-            value = {str(name): value[name] for name in value}  # 0 and 1 are names of classes
+        if isinstance(value, dict) and WEIGHTS not in typing.get_args(self.kind):
+            wrong = next((name for name in value if not str(name).isidentifier()), None)
+            if wrong is not None:
+                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is no name")
         parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []
         if parts and not _matches(value, self.kind) and _matches(parts, self.kind):
             value = parts  # as in flags of scripts

@@ -17,6 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml imp
 from ftcluster.errors import RecipeError
 
 MAX_WHOLE = 1 << 63
+TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class _Loader(ShallowLoader):
@@ -29,6 +30,10 @@ class _Loader(ShallowLoader):
             yaml.MarkedYAMLError: its text is not what its form or its tag says, or the number is
                 too large.
         """
+        if isinstance(node, yaml.MappingNode):  # keys are names: a class may be called no, or 010
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                    key.tag = TEXT
         try:
             value = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:

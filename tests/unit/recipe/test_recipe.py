@@ -239,3 +239,13 @@ def test_a_recipe_is_a_file_of_text(tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(RecipeError, match=words):
             load_recipe(str(tmp_path / f"{name}.yml"))
+
+
+def test_keys_are_names_whatever_yaml_takes_them_for(tmp_path: Path) -> None:
+    weights = {"yes": 4.0, "no": 1.0, "010": 2.0, "1.50": 3.0, "null": 1.0}
+    text = ", ".join(f"{name}: {weight}" for name, weight in weights.items())
+    given = load_recipe("classify", [f"class_weights={{{text}}}"])
+    assert dict(given.options.class_weights) == weights  # type: ignore[union-attr]
+    path = tmp_path / "mine.yml"
+    path.write_text(f"task: text-classification\nmodel: m\ndata: d\nclass_weights: {{{text}}}\n")
+    assert load_recipe(str(path)).options.class_weights == given.options.class_weights  # type: ignore[union-attr]
