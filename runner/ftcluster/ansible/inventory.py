@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.ansible.inventory_errors import (
+    EXAMPLE,
     named,
-    plugins_of,
     refuse_files,
     refuse_options,
     seen_by,
     unreadable,
     warnings,
+    without_hosts,
 )
 from ftcluster.ansible.processes import end_descendants
 from ftcluster.ansible.programs import program, utf8_locale
@@ -33,7 +34,6 @@ NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
-EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 NO_LIST = "a list of hosts cannot be set up; write them into a file, one a line"
 MOST_SHOWN = 60  # characters of what is no listing
 TIME_LIMIT_SECONDS = 300  # large clouds take a minute
@@ -118,12 +118,7 @@ def read_inventory(
     own_group = OWN_GROUP if _members(listing, OWN_GROUP) else ""
     pattern = _pattern(listing, where) or remembered or own_group
     if not everyone:
-        plugins = plugins_of(paths)
-        hint = f"{' and '.join(plugins)} gave none: look at filters, regions and account"
-        raise InventoryError(
-            f"inventory {where} has no host",
-            f"{hint}{'; Ansible says: ' + said if said else ''}" if plugins else EXAMPLE,
-        )
+        raise without_hosts(paths, said)
     cluster = everyone
     if pattern:
         cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])[0])

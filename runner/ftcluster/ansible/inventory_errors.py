@@ -25,6 +25,8 @@ NOT_LOADED = re.compile(r"Error loading plugin '[\w.]+': (.*)")
 OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
 YAML = (".yml", ".yaml", ".json")
 PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
+NO_PLAYBOOK = "a list is a playbook or its like; name the file or folder that has the hosts"
+EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
 PROGRAMS = (b"#!", b"\x7fE")  # on some file systems every file may be executed
 # "byte order marks" that Windows' editors write, and Ansible takes for a part of a name
 UTF8_MARK, UTF16_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -99,9 +101,13 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
         return _with_line(path, broken, lines)
     if plugin:
         return _of_plugin(path, plugin, reasons, lines)
-    if "script" in reasons and path.read_bytes()[:2] in PROGRAMS:
+    if "script" in reasons and _is_program(path):
         return _of_script(path, reasons["script"], lines)
     if path.suffix in YAML and "yaml" in reasons:
+        if "it should be a dictionary" in reasons["yaml"]:
+            return InventoryError(
+                f"{path} is no inventory, which has groups by name at its top", NO_PLAYBOOK
+            )
         return _with_line(path, reasons["yaml"], lines)
     return _of_ini(
         path, reasons.get("ini") or "nothing in it is what Ansible takes for an inventory"
@@ -113,12 +119,26 @@ def seen_by(paths: Sequence[Path]) -> str:
     return f"to see more: ansible-inventory {' '.join(f'-i {path}' for path in paths)} --list -vvv"
 
 
-def plugins_of(paths: Sequence[Path]) -> list[str]:
-    """The inventory plugins of files, and of those in folders."""
+def without_hosts(paths: Sequence[Path], said: str) -> InventoryError:
+    """The error for inventories that can be read and have no host.
+
+    Args:
+        said: what ansible-inventory warned of.
+    """
     files = [
         file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])
     ]
-    return [plugin for file in files if (plugin := plugin_of(file))]
+    plugins = [plugin for file in files if (plugin := plugin_of(file))]
+    scripts = [file for file in files if _is_program(file)]
+    hint = EXAMPLE
+    if plugins and all(plugin.rpartition(".")[2] == "constructed" for plugin in plugins):
+        hint = f"{plugins[0]} groups the hosts of others: name these before it, each with -i"
+    elif plugins:
+        hint = f"{' and '.join(plugins)} gave none: look at filters, regions and account"
+        hint += f"; Ansible says: {said}" if said else ""
+    elif scripts:
+        hint = f"look at the script's output: {scripts[0]} --list"
+    return InventoryError(f"inventory {named(paths)} has no host", hint)
 
 
 def plugin_of(path: Path) -> str:
@@ -161,6 +181,11 @@ def _of_plugin(
     return InventoryError(f"{path}: {said}", hint)
 
 
+def _is_program(path: Path) -> bool:
+    readable = path.is_file() and os.access(path, os.R_OK)
+    return readable and path.read_bytes()[:2] in PROGRAMS
+
+
 def _of_script(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
     said = next((b for a, b in pairwise(lines) if a.startswith("Standard error from inv")), "")
     reason = "it printed no JSON" if "JSON" in reason else reason.rstrip(".")
@@ -169,6 +194,8 @@ def _of_script(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
 
 
 def _of_ini(path: Path, reason: str) -> InventoryError:
+    if _is_program(path) and not os.access(path, os.X_OK):
+        return InventoryError(f"{path} is a script that may not be executed", f"chmod +x {path}")
     reason = reason.removeprefix("Failed to parse inventory: ")
     line = ini_line(path) if path.is_file() else None
     if not line:

@@ -12,6 +12,8 @@ from ftcluster.errors import UsageError
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 
+UNKNOWN_WORD = re.compile(r"argument WHAT: invalid choice: (.*) \(choose from (.*)\)")
+
 
 class Parser(argparse.ArgumentParser):
     """Reports wrong usage as an exception, with the usage of the command that it is about.
@@ -34,6 +36,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""
+        if found := UNKNOWN_WORD.fullmatch(message):
+            words = found[2].replace("'", "")
+            message = f"{self.prog} does not know {found[1]}; it knows {words}"
         raise UsageError(message, self.usage_line())
 
     def usage_line(self) -> str:

@@ -425,6 +425,28 @@ def test_what_is_no_inventory(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_folder_of_playbooks_has_beside_its_inventory(tmp_path: Path) -> None:
+    (tmp_path / "site.yml").write_text("- hosts: all\n  tasks: []\n")
+    found = error_of(tmp_path)
+    assert found.startswith(f"{tmp_path}/site.yml is no inventory, which has groups by name")
+    assert "_Ansible" not in found
+
+
+def test_scripts_that_may_not_be_executed_or_give_no_host(tmp_path: Path) -> None:
+    script = tmp_path / "cloud"
+    script.write_text("#!/bin/sh\necho '{}'\n")
+    script.chmod(0o644)
+    assert f"{script} is a script that may not be executed\n  chmod +x" in error_of(script)
+    script.chmod(0o755)
+    assert f"has no host\n  look at the script's output: {script} --list" in error_of(script)
+
+
+def test_groups_of_no_hosts(tmp_path: Path) -> None:
+    path = tmp_path / "groups.yml"
+    path.write_text("plugin: ansible.builtin.constructed\ngroups: {a: true}\n")
+    assert "constructed groups the hosts of others: name these before it" in error_of(path)
+
+
 def test_a_group_without_its_bracket(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     path.write_text("a\n[web\nnode1\n")

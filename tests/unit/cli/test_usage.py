@@ -53,6 +53,13 @@ def test_wrong_usage_has_an_answer_and_the_usage_of_its_command(
         said(caught.value)
 
 
+def test_a_word_that_a_command_does_not_know(shell: Shell) -> None:
+    said = shell("hosts inventory.ini", 2).err
+    assert said.startswith(
+        "error: ftcluster hosts does not know 'inventory.ini'; it knows add, remove, drain, return"
+    )
+
+
 @pytest.mark.parametrize("command", ["export", "bench"])
 def test_a_command_that_needs_a_word_lists_them(command: str, shell: Shell, said: Said) -> None:
     said(shell([command], 2).err)
