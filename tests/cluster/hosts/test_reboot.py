@@ -43,7 +43,7 @@ def test_a_run_whose_host_is_rebooted_is_stopped_and_resumed_by_hand(
     no_rank_is_left(cluster)
     assert events(run, "restart") == []
     saved = events(run, "checkpoint")[-1]["step"]
-    assert saved == found["step"]  # nothing is lost
+    assert saved >= found["step"] > 0  # that of the last log; nothing is lost
 
     resumed = started("--resume", run)
     try:
