@@ -18,7 +18,8 @@ import pytest
 from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import rank_environment
-from ftcluster_train.host.background import has_space, wait_for_space
+from ftcluster_train.host.background import wait_for_space
+from ftcluster_train.io.fsync import has_space
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)

@@ -12,7 +12,6 @@ Standard library only.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import pwd
@@ -22,7 +21,6 @@ import socket
 import subprocess
 import sys
 import syslog
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +31,7 @@ from ftcluster_common.launch import SLURM_VARIABLE
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.host.activity import process_state
 from ftcluster_train.io.events import EventWriter, has_ended
-from ftcluster_train.io.fsync import GROUP_READS, write_atomically
+from ftcluster_train.io.fsync import GROUP_READS, has_space, write_atomically
 
 PID_FILE = "supervisor.pid"
 BOOT_FILE = "supervisor.boot"  # of which start of the host the supervisor was
@@ -47,10 +45,7 @@ LOGGED = {  # events that the host's log gets
     "end": syslog.LOG_NOTICE,
 }  # fmt: skip
 LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
-SPACE_BYTES, SPACE_SECONDS = (
-    1 << 20,
-    600.0,
-)  # that events and a launch need; how long to wait for it
+SPACE_SECONDS = 600.0  # how long to wait for what events and a launch need
 # without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
 WATCHDOG_SECONDS = 20.0
 # the supervisor ends its ranks after the run's own grace time, which root cannot read safely
@@ -293,17 +288,6 @@ def log_event(run: str, event: str, fields: Mapping[str, Any]) -> None:
     syslog.openlog("ftcluster", syslog.LOG_PID, syslog.LOG_USER)
     for number, line in enumerate(str(said).splitlines()):
         syslog.syslog(LOGGED[event], f"{run}: {event}: {where if not number else '  '}{line}")
-
-
-def has_space(folder: Path) -> bool:
-    """Whether SPACE_BYTES can be written: a quota and inodes are in no number of free bytes."""
-    try:
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            file.write(bytes(SPACE_BYTES))
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
-    return True
 
 
 def wait_for_space(run_dir: Path) -> None:

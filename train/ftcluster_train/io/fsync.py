@@ -1,7 +1,9 @@
 """Files that survive a crash of the machine, and who may read them. Standard library only."""
 
+import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 # values for os.umask: who else may read a run's files on a host
 ACCOUNT_ONLY = 0o077  # tokenized data, and what was downloaded with a user's token
 GROUP_READS = 0o027  # logs, events, models: also for members of the account's group
+SPACE_BYTES = 1 << 20  # that events and a launch need
 
 
 def sync(path: Path) -> None:
@@ -75,3 +78,14 @@ def remove(folder: Path) -> None:
     folder.rename(hidden)
     sync(folder.parent)  # else the deletion may reach the disk before the rename
     shutil.rmtree(hidden)
+
+
+def has_space(folder: Path) -> bool:
+    """Whether SPACE_BYTES can be written: a quota and inodes are in no number of free bytes."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(bytes(SPACE_BYTES))
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
