@@ -396,7 +396,7 @@ NUMA = {**HOST["numa"][0], "near": None, "hbm": False, "socket_cpus": {"0": "0-3
         "distances": [10]}  # fmt: skip
 FACTS = get_type_hints(HostFacts).items()
 ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
-    "machine": "x86_64", "cores": 1, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
+    "machine": "x86_64", "cores": 4, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
     "python_refused": None,
 }  # fmt: skip
 CLUSTER = {"hosts": [HOST]}
