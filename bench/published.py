@@ -1,8 +1,8 @@
 """Trainings that others have published the minutes of, predicted from samples/s of this machine.
 
 The speed of Trainer as it comes, per core, times their cores and hosts, as if nothing were lost
-between cores or hosts. How far that is from what they have published is the error of the method; it
-in a precision is the range of what is predicted for ftcluster in the same way.
+between cores or hosts. How far that is from what they have published is the error of the method;
+the errors in a precision are the range of what is predicted for ftcluster in the same way.
 """
 
 from collections.abc import Mapping, Sequence

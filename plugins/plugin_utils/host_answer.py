@@ -13,6 +13,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
     number_list,
     ranges,
 )
+from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import whole_cores
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
     HostFacts,
     Python,  # noqa: F401 - of the example
@@ -84,7 +85,7 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
     cpus: set[int] = set().union(*(numbers for _, numbers in here))
     wrong = [(cores, len(numbers)) for cores, numbers in here if cores != len(numbers)]
     quota = facts.get("cpu_quota")
-    within = len(cpus) if quota is None else min(len(cpus), max(1, int(quota)))
+    within = len(cpus) if quota is None else min(len(cpus), whole_cores(quota))
     if facts["cores"] != within or not cpus:
         wrong = [(facts["cores"], len(cpus))]
     if wrong:

@@ -13,7 +13,7 @@ from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.operations.recipe_words import on_the_hosts, training_recipe
 from ftcluster.progress.data import data_lines, set_line
 from ftcluster.progress.view import View
-from ftcluster.recipe.data_columns import columns_line, encoding_notes, find_columns
+from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
 from ftcluster.recipe.data_counts import count_rows
 from ftcluster.recipe.inputs import check_inputs
 from ftcluster_common.job import Job
@@ -97,7 +97,7 @@ def describe(request: DataRequest, view: View) -> DataResult:
         return _of_head(request, recipe, cluster, view)
     sets, notes = count_rows(recipe, columns)
     known = {use: list(names) for use, names in columns.items()}
-    return DataResult(recipe, "", known, sets, notes=(*encoding_notes(recipe), *notes))
+    return DataResult(recipe, "", known, sets, notes=(*file_notes(recipe), *notes))
 
 
 def _cluster(request: DataRequest, view: View) -> Cluster | None:
@@ -115,5 +115,5 @@ def _of_head(request: DataRequest, recipe: Recipe, cluster: Cluster, view: View)
     view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""
     found = read_data(run_hosts, job.to_dict(), folders, token)
-    notes = (*encoding_notes(recipe), *found["notices"])
+    notes = (*file_notes(recipe), *found["notices"])
     return DataResult(recipe, run_hosts.head, notes=notes, **found["report"])

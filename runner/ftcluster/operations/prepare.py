@@ -30,7 +30,7 @@ from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
 from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
-from ftcluster.recipe.data_columns import encoding_notes, find_columns
+from ftcluster.recipe.data_columns import file_notes, find_columns
 from ftcluster.recipe.inputs import check_inputs, on_the_hub
 from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import Shape
@@ -96,7 +96,7 @@ class RecipeRequest:
         else:
             recipe, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
         check_inputs(recipe, purpose)
-        columns, encodings = find_columns(recipe, purpose), encoding_notes(recipe, purpose)
+        columns, encodings = find_columns(recipe, purpose), file_notes(recipe, purpose)
         facts = first_hosts(cluster.usable, self.nodes)
         further = next_hosts(cluster.usable, self.nodes, self.spares)
         size = _size_of(recipe)

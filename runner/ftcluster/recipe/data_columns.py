@@ -6,6 +6,8 @@ from ftcluster.recipe.dataset_checks import options_for, used_splits
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses
 from ftcluster_common.data_files import (
     PARQUET,
+    TRAIN,
+    VALIDATION,
     DataError,
     Table,
     encoding_of,
@@ -50,8 +52,11 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     return []
 
 
-def encoding_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
-    """Which files of the data are not UTF-8, and what they are read as."""
+def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
+    """Which files are not UTF-8, and what they are read as; which texts are not read."""
+    if isinstance(recipe.options, LanguageModel) and (texts := texts_of(Path(recipe.data))):
+        left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
+        return (f"not read, because of their names: {', '.join(left)}",) if left else ()
     try:
         files = files_of(Path(recipe.data)) if Path(recipe.data).exists() else {}
         splits = used_splits(files, recipe.options, purpose) if files else ()

@@ -198,7 +198,8 @@ def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
     for run in runs:
         of_run: dict[str, list[float]] = {}
         for cpu, rate in run.rates if run.how[0] == precision else ():
-            of_run.setdefault(cpu, []).append(rate)
+            if rate > 0:  # a model may have no matrix products
+                of_run.setdefault(cpu, []).append(rate)
         for cpu, rates in of_run.items():
             medians.setdefault(cpu, median(rates))
     return medians

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.recipe.data_columns import encoding_notes, find_columns
+from ftcluster.recipe.data_columns import file_notes, find_columns
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.column_uses import UNREAD
 from ftcluster_common.job import PREDICT
@@ -92,4 +92,13 @@ def test_an_encoding_that_was_found_is_told(tmp_path: Path) -> None:
         ("utf-16", ("train.csv is not UTF-8 and is read as UTF-16",)),
     ):
         path.write_text(text, encoding=encoding)
-        assert encoding_notes(load_recipe("classify", [f"data={tmp_path}"])) == said
+        assert file_notes(load_recipe("classify", [f"data={tmp_path}"])) == said
+
+
+def test_texts_that_are_left_out_are_named(tmp_path: Path) -> None:
+    for name in ("train.txt", "wiki.test.txt", "validation.txt"):
+        (tmp_path / name).write_text("a text")
+    said = ("not read, because of their names: wiki.test.txt",)
+    assert file_notes(load_recipe("mlm", [f"data={tmp_path}"])) == said
+    (tmp_path / "wiki.test.txt").unlink()
+    assert file_notes(load_recipe("mlm", [f"data={tmp_path}"])) == ()

@@ -97,9 +97,7 @@ class Heartbeats:
         self._guardians: dict[_Connection, None] = {}
         self._strangers, self._say_at = 0, now
         self._sent = now
-        self._polled: float | None = (
-            None  # at first other hosts may be asked, for as long as it takes
-        )
+        self._polled: float | None = None  # other hosts may be asked before the first poll
         self._stopped = 0.0  # for how long the supervisor has not come to poll
 
     @property
