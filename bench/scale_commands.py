@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.runs import cpu, write
+from ftcluster.report.files import EVENTS, JOB
 from ftcluster_common import __version__
 from ftcluster_common.launch import LAUNCH_FILE
-from ftcluster_train.io.events import EVENTS
 from tests.programs import FTCLUSTER, Home
 
 RUNS, EVENT_COUNT, LOG_BYTES = 10_000, 10_000_000, 20 << 30
@@ -77,8 +77,10 @@ def add_long_run(home: Home) -> None:
                       "epochs": 1.0, "train_samples": 1000, "parameters": 1000}])  # fmt: skip
     event = {
         "event": "step", "time": began + 1, "step": 0, "epoch": 0.1, "loss": 1.5,
+        "grad_norm": 1.0, "learning_rate": 1e-5,
         "samples_per_second": 100.0, "remaining_seconds": 5.0, "train_seconds": 1.0,
     }  # fmt: skip
+    (folder / JOB).write_text('{"recipe": {}}\n')
     before, _, after = json.dumps(event).partition('"step": 0')
     end = {"event": "end", "time": began + DAY, "state": "done", "exit_code": 0, "seconds": DAY}
     with (folder / EVENTS).open("a", encoding="utf-8") as file:
@@ -123,6 +125,7 @@ def call(home: Home, *words: str) -> dict[str, Any]:
 def this_machine(kept: Path | None) -> Iterator[Home]:
     """This machine, set up in a folder."""
     folder = kept or Path(tempfile.mkdtemp(prefix="ftcluster-scale-"))
+    folder.mkdir(parents=True, exist_ok=True)
     home = Home(folder, folder / "ftcluster")
     try:
         if not (home.prefix / "current").exists():

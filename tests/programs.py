@@ -41,6 +41,7 @@ class Home:
             "XDG_CACHE_HOME": str(CACHE),
             "XDG_STATE_HOME": str(self.folder / "state"),
             "HF_HOME": str(self.folder / "hf"),
+            "PYTHONDONTWRITEBYTECODE": "",  # all that a program imports would be compiled again
         }
 
     def run(self, *arguments: str, **changes: str) -> "subprocess.CompletedProcess[str]":

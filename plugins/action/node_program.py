@@ -22,7 +22,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.private_ansible 
 # reads the command from its input, of any length and with any quotes; keeps stderr apart from what
 # ssh and sudo say; the mark is assembled where it is printed, as TELL does
 RUN = "; ".join((
-    "import json, subprocess, sys",
+    "import json, os, subprocess, sys",
+    # of a container's image, often: -B says it where it is meant
+    'os.environ.pop("PYTHONDONTWRITEBYTECODE", None)',
     "command, given = json.load(sys.stdin)",
     'done = subprocess.run(command, input=given.encode(), cwd="/", capture_output=True)',
     'said = [text.decode(errors="replace") for text in (done.stdout, done.stderr)]',

@@ -4,6 +4,7 @@ A field is called like the variable that the playbook reads. `tests/unit/ansible
 compares both with the YAML.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -266,17 +267,15 @@ class Caches(Playbook):
 
 @dataclass(frozen=True)
 class Logs(Playbook):
-    """Copies a log of a run.
+    """Copies logs of a run.
 
     Attributes:
-        logs_file: its name in the run's folder.
-        logs_destination: a file of the control node.
-        logs_follow: whether while it grows.
+        logs_copies: by their names in the run's folder, the files of the control node.
+        logs_follow: whether while it grows, of a single one.
     """
 
     at: RunFolder
-    logs_file: str
-    logs_destination: str
+    logs_copies: Mapping[str, str]
     logs_follow: bool
 
     name = "logs"

@@ -185,26 +185,24 @@ def _recipe(data: Mapping[str, Any]) -> Recipe:
     return recipe
 
 
-def copy_log(
+def copy_logs(
     run_hosts: RunHosts,
     run: str,
-    file: str,
-    destination: Path,
-    follow: bool,
-    on_tick: Callable[[], None],
+    copies: Mapping[str, Path],
+    follow: bool = False,
+    on_tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copy a log of a run to a file here.
+    """Copy logs of a run to files here.
 
     Args:
-        file: the log's name in the run's folder.
-        destination: what comes is appended to it.
-        follow: whether until the run's end, as it grows.
+        copies: by each log's name in the run's folder, the file that what comes is appended to.
+        follow: whether until the run's end, as it grows; of a single one.
 
     Raises:
         FtclusterError: the head does not answer.
         Interrupted: the user stopped it.
     """
-    playbook = Logs(run_hosts.at(run), file, str(destination), follow)
+    playbook = Logs(run_hosts.at(run), {name: str(copies[name]) for name in copies}, follow)
     play(playbook, run_hosts, LONG_SECONDS, on_tick=on_tick)
 
 

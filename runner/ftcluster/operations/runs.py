@@ -11,7 +11,7 @@ from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
 from ftcluster.launch.record import complete_from, read_record, recorded_runs
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.launch.runs import copy_log, fetch_model, fetch_outputs, find_run
+from ftcluster.launch.runs import copy_logs, fetch_model, fetch_outputs, find_run
 from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
 from ftcluster.operations.result import Result
 from ftcluster.progress.format import duration
@@ -130,7 +130,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
                         return
                     show(printable(data[:end].decode(errors="replace")))
 
-            copy_log(run_hosts, run, file, destination, request.follow, take)
+            copy_logs(run_hosts, run, {file: destination}, request.follow, take)
             take(incomplete=True)
 
 

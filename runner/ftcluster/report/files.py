@@ -10,7 +10,7 @@ from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader
 from ftcluster.launch.record import events_file, read_record
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.launch.runs import copy_log
+from ftcluster.launch.runs import copy_logs
 
 EVENTS, JOB = "events.jsonl", "job.json"
 
@@ -51,17 +51,16 @@ def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
         FtclusterError: the head does not answer.
     """
     with tempfile.TemporaryDirectory() as folder:
-
-        def copied(name: str) -> Path:
-            path = Path(folder) / name
-            path.touch()
-            copy_log(run_hosts, run, name, path, False, lambda: None)
-            return path
-
-        events = EventReader(copied(EVENTS)).new_events()
         record = read_record(run)
+        copies = {
+            name: Path(folder) / name for name in (EVENTS, *([JOB] if record is None else ()))
+        }
+        for path in copies.values():
+            path.touch()
+        copy_logs(run_hosts, run, copies)
+        events = EventReader(copies[EVENTS]).new_events()
         if record is None:
-            with copied(JOB).open("rb") as file:
+            with copies[JOB].open("rb") as file:
                 job = json_object(run_hosts.head, JOB, file.read(MOST_BYTES))
             record = {"run": run, "recipe": job.get("recipe", {})}
     if not events:

@@ -114,7 +114,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 history.start = event
                 now(TRAINING, at)
             case "step":
-                history.steps = _without_repeated(history.steps, event["step"])
+                _drop_repeated(history.steps, event["step"])
                 history.steps.append(event)
                 if event["step"] >= history.start.get("steps", 0):
                     now(SAVING, at)
@@ -124,7 +124,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
                 history.intervals.append(interval_between(before, event))
                 before = event
             case "evaluation":
-                history.evaluations = _without_repeated(history.evaluations, event["step"])
+                _drop_repeated(history.evaluations, event["step"])
                 history.evaluations.append(event)
                 _insert(history.spans, EVALUATING, since, at, event["seconds"])
             case "checkpoint":
@@ -147,8 +147,10 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     return history
 
 
-def _without_repeated(events: Sequence[Mapping[str, Any]], step: int) -> list[Mapping[str, Any]]:
-    return [event for event in events if event["step"] < step]
+def _drop_repeated(events: list[Mapping[str, Any]], step: int) -> None:
+    """Leave out what is done a second time; the steps of those that are left increase."""
+    while events and events[-1]["step"] >= step:
+        events.pop()
 
 
 def _insert(spans: list[Span], doing: str, since: float, at: float, seconds: float) -> None:

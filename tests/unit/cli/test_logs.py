@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """What the head writes into the log, piece by piece."""
     pieces: list[bytes] = []
 
-    def copy_log(*arguments: Any) -> None:
-        destination: Path = arguments[3]
-        on_tick: Callable[[], None] = arguments[5]
+    def copy_logs(*arguments: Any) -> None:
+        (destination,) = arguments[2].values()
+        on_tick: Callable[[], None] = arguments[4]
         for piece in pieces:
             with destination.open("ab") as file:
                 file.write(piece)
@@ -31,7 +30,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     monkeypatch.setattr(runs, "find", lambda *_, **__: (RUN_HOSTS, RUN.run))
     monkeypatch.setattr(runs, "find_run", lambda *_: RUN)
-    monkeypatch.setattr(runs, "copy_log", copy_log)
+    monkeypatch.setattr(runs, "copy_logs", copy_logs)
     return pieces
 
 

@@ -77,7 +77,7 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
     off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
     monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
     with pytest.raises(FtclusterError) as caught:
-        runs.copy_log(RUN_HOSTS, "r-1", "ranks.log", tmp_path, False, lambda: None)
+        runs.copy_logs(RUN_HOSTS, "r-1", {"ranks.log": tmp_path})
     said(caught.value)
 
 

@@ -1,6 +1,7 @@
 """Where a report has a run's record and events from."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,12 @@ def head(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The files of the run's folder on the head."""
     found: dict[str, str] = {}
 
-    def copy_log(
-        run_hosts: RunHosts, run: str, file: str, destination: Path, follow: bool, _tick: Any
-    ) -> None:
-        assert (run_hosts, run, follow) == (RUN_HOSTS, RUN, False)
-        destination.write_text(found[file])
+    def copy_logs(run_hosts: RunHosts, run: str, copies: Mapping[str, Path]) -> None:
+        assert (run_hosts, run) == (RUN_HOSTS, RUN)
+        for file, destination in copies.items():
+            destination.write_text(found[file])
 
-    monkeypatch.setattr(files, "copy_log", copy_log)
+    monkeypatch.setattr(files, "copy_logs", copy_logs)
     return found
 
 
