@@ -5,10 +5,14 @@ too: the line is that whose own id (%A) it is. %i is the name by which that task
 12_7 (squeue(1), scancel(1)).
 """
 
+import subprocess
 from typing import NamedTuple
 
 SQUEUE = ("squeue", "--noheader", "--format=%A %i %T")
+SQUEUE_SECONDS = 20.0  # it asks a controller that is down for longer
 RUNNING = "RUNNING"
+UNKNOWN = "unknown"  # squeue failed
+NO_JOB = "Invalid job id"  # part of what it says, with exit code 1, of a job that ended long ago
 
 
 class Queued(NamedTuple):
@@ -29,3 +33,20 @@ def queued(output: str, job: str) -> Queued:
         if len(words) == 3 and words[0] == job:
             return Queued(words[1], words[2])
     return Queued()
+
+
+def job_in_queue(job: str) -> Queued:
+    """What Slurm says: nothing where there is none, UNKNOWN where it does not answer."""
+    command = [*SQUEUE, f"--jobs={job}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=False,
+            timeout=SQUEUE_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return Queued(state=UNKNOWN)
+    except OSError:
+        return Queued()
+    if done.returncode and NO_JOB not in done.stderr:
+        return Queued(state=UNKNOWN)
+    return queued(done.stdout, job)

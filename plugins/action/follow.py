@@ -34,6 +34,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.typed import Typ
 
 # one that was killed is started again; its `end` event may have been written between two polls
 GONE_SECONDS = 5.0
+STARTS_SECONDS = 60.0  # from the end of the preparation to the supervisor's start
 WAIT_SECONDS = 20  # of a command on the host; it goes on so long after its connection was lost
 BUSY_SECONDS = 2.0  # the longest pause between two commands, while each brings something
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
@@ -197,22 +198,32 @@ class ActionModule(ActionBase):
                 gone_since = None
             elif (state := self._state()) == "ended":
                 return
-            elif state != "elsewhere":
+            elif state in ("gone", "starts"):
                 gone_since = gone_since or now
-                if now - gone_since > GONE_SECONDS:
+                if now - gone_since > (GONE_SECONDS if state == "gone" else STARTS_SECONDS):
                     raise AnsibleActionFail(self._last_words())
             self._sleep([found])
 
     def _state(self) -> str:
-        """What a run is without a supervisor on this host: ended, elsewhere (of a Slurm job), gone.
+        """What a run is without a supervisor on this host.
 
-        The job is in the queue while it runs; of an array each task has an id of its own.
+        ended; elsewhere, of a Slurm job; prepares; starts, where it has had no supervisor; gone.
+
+        The job is in the queue while it runs; of an array each task has an id of its own. Where
+        Slurm does not answer it may still run.
         """
         words, _ = self._answer(
             f"{TELL}; cd {shlex.quote(self._run_dir)} && state=gone; "
+            "[ -e supervisor.pid ] || state=starts; "
+            # in two parts: the shell's own command line does not have it
+            "what=prepare; for one in "
+            '$(grep -lsF "ftcluster_train.engine.$what" /proc/[0-9]*/cmdline); do '
+            f"grep -qsF {shlex.quote(self._run_dir)} $one && state=prepares; done; "
             f"""job=$(sed -n 's/.*"slurm_job": "\\([0-9][0-9]*\\)".*/\\1/p' launch.json); """
-            'if [ "$job" ] && squeue --noheader --format=%A --jobs="$job" | grep -qx "$job"; then '
-            "state=elsewhere; fi; "
+            'if [ "$job" ] && command -v squeue >/dev/null; then '
+            'if queue=$(squeue --noheader --format=%A --jobs="$job" 2>&1); then '
+            """printf '%s\\n' "$queue" | grep -qx "$job" && state=elsewhere; """
+            'else case $queue in *"Invalid job id"*) ;; *) state=elsewhere ;; esac; fi; fi; '
             f"if tail -c {TAIL_BYTES} {EVENTS} | "
             """grep -q '"event": "end"'; then state=ended; fi; """
             "tell $state"

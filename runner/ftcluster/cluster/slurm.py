@@ -24,7 +24,6 @@ from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster_common.given_files import parse_json
 from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
-from ftcluster_common.slurm import SQUEUE, Queued, queued
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
 AT_ONCE = 32
@@ -186,15 +185,6 @@ def cluster_of_job(job: Allocation) -> Cluster:
         ClusterFacts(gather(job, head.prefix)),
         slurm_job=job.job,
     )
-
-
-def job_in_queue(job: str) -> Queued:
-    """What Slurm says of a job.
-
-    Raises:
-        FtclusterError: squeue fails.
-    """
-    return queued(_output([*SQUEUE, f"--jobs={job}"]), job)
 
 
 def requeue(name: str) -> None:

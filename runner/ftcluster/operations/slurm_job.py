@@ -4,11 +4,11 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 
-from ftcluster.cluster.slurm import Allocation, allocation, job_in_queue, on_first_node, requeue
+from ftcluster.cluster.slurm import Allocation, allocation, on_first_node, requeue
 from ftcluster.errors import Interrupted
 from ftcluster.launch.record import read_record, recorded_runs
 from ftcluster.progress.view import View
-from ftcluster_common.slurm import RUNNING
+from ftcluster_common.slurm import RUNNING, job_in_queue
 
 
 def current_job() -> Allocation | None:

@@ -222,7 +222,11 @@ def test_a_run_of_a_slurm_job_may_be_on_another_host(
     assert remove_runs(runs, ["r-1"]) == []
     (programs / "squeue.txt").write_text("11 12_0 RUNNING\n")
     assert [one.state for one in list_runs(runs)[0]] == ["failed"]
-    (programs / "squeue.txt").write_text("12 12 RUNNING\n")
+    fails = '#!/bin/sh\necho "slurm_load_jobs error: {}" >&2\nexit 1\n'
+    for why, state in (("Unable to contact slurm controller", "running"),
+                       ("Invalid job id specified", "failed")):  # fmt: skip
+        (programs / "squeue").write_text(fails.format(why))
+        assert [one.state for one in list_runs(runs)[0]] == [state]
     EventWriter(runs / "r-1").write("end", state="stopped", exit_code=143, seconds=1.0)
     assert [one.state for one in list_runs(runs)[0]] == ["stopped"]
     assert remove_runs(runs, ["r-1"]) == ["r-1"]

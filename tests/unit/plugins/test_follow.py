@@ -81,7 +81,7 @@ def test_a_log_without_a_supervisor_is_no_end(
 ) -> None:
     """One whose start was not seen yet, or that is gone for good."""
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
-    (run_dir / "supervisor.pid").unlink()
+    (run_dir / "supervisor.pid").write_text("0")
     with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
         follower(run_dir, run_dir / "copy").run()
 
@@ -92,13 +92,17 @@ def test_the_log_of_a_slurm_job_is_followed_from_another_node(
     monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
     squeue, log, copy = tmp_path / "bin/squeue", run_dir / "ranks.log", run_dir / "copy"
     squeue.parent.mkdir()
-    squeue.write_text("#!/bin/sh\n[ $3 = --jobs=12 ] && printf '11\\n12\\n'\n")
+    fails = 'echo "slurm_load_jobs error: {}" >&2; exit 1'
+    squeue.write_text(f"#!/bin/sh\n{fails.format('Unable to contact slurm controller')}\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", f"{squeue.parent}:/usr/bin:/bin")
     (run_dir / "supervisor.pid").write_text("0")  # of the other node
     (run_dir / "launch.json").write_text(json.dumps({"run": "r-1", "slurm_job": "12", "x": 1}))
     following = threading.Thread(target=follower(run_dir, copy).run)
     following.start()
+    time.sleep(1)
+    there = "[ $3 = --jobs=12 ] && printf '11\\n12\\n'"
+    squeue.write_text(f"#!/bin/sh\n{there} || {{ {fails.format('Invalid job id specified')}; }}\n")
     time.sleep(1)
     append_to_log(log, b"late\n")
     wait_for(copy.exists)
@@ -107,6 +111,38 @@ def test_the_log_of_a_slurm_job_is_followed_from_another_node(
     assert copy.read_bytes() == b"late\n"
     # the job has ended without a word
     (run_dir / "launch.json").write_text(json.dumps({"slurm_job": "13"}))
+    (run_dir / "events.jsonl").unlink()
+    with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
+        follower(run_dir, copy).run()
+
+
+def test_the_log_of_a_run_that_prepares_is_waited_for(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "GONE_SECONDS", 0.2)
+    monkeypatch.setattr(follow, "STARTS_SECONDS", 1.0)
+    pid, log, copy = run_dir / "supervisor.pid", run_dir / "ranks.log", run_dir / "copy"
+    alive = pid.read_text()
+    pid.unlink()
+    program = tmp_path / "sleeps"
+    program.write_text("import time; time.sleep(60)")
+    preparing = subprocess.Popen(
+        [sys.executable, program, "-m", "ftcluster_train.engine.prepare", run_dir]
+    )
+    following = threading.Thread(target=follower(run_dir, copy).run)
+    following.start()
+    time.sleep(2)
+    preparing.terminate()
+    preparing.wait()
+    time.sleep(0.3)
+    pid.write_text(alive)
+    append_to_log(log, b"begun\n")
+    wait_for(copy.exists)
+    end(run_dir)
+    following.join()
+    assert copy.read_bytes() == b"begun\n"
+    # and one that is never started
+    pid.unlink()
     (run_dir / "events.jsonl").unlink()
     with pytest.raises(AnsibleActionFail, match=follow.SUPERVISOR_GONE):
         follower(run_dir, copy).run()

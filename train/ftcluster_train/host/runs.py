@@ -18,7 +18,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,7 @@ from ftcluster_common.run_state import (
     pack,
     run_state_of,
 )
-from ftcluster_common.slurm import RUNNING, SQUEUE, Queued, queued
+from ftcluster_common.slurm import RUNNING, UNKNOWN, job_in_queue
 from ftcluster_train.host.processes import run_of
 from ftcluster_train.io.events import EVENTS, has_ended, last_events
 from ftcluster_train.io.fsync import GROUP_READS, remove
@@ -221,22 +220,14 @@ def runs_alive() -> set[str]:
 
 
 def in_slurm(path: Path) -> bool:
-    """Whether a run belongs to a Slurm job that is running, on any host, and has not ended."""
+    """Whether a run belongs to a Slurm job that is running, on any host, and has not ended.
+
+    It counts as running where Slurm does not answer: it may be, and its folder is not removed.
+    """
     job = _document(path / "launch.json").get("slurm_job")
     if not job or has_ended(path):
         return False
-    return job_in_queue(job).state in (RUNNING, "COMPLETING", "SUSPENDED")
-
-
-def job_in_queue(job: str) -> Queued:
-    """What Slurm says of a job; nothing where there is no Slurm."""
-    command = [*SQUEUE, f"--jobs={job}"]
-    with contextlib.suppress(OSError):
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=False
-        )
-        return queued(done.stdout, job)
-    return Queued()
+    return job_in_queue(job).state in (RUNNING, "COMPLETING", "SUSPENDED", UNKNOWN)
 
 
 def remove_runs(folder: Path, runs: Sequence[str]) -> list[str]:

@@ -30,6 +30,7 @@ from ftcluster_common.launch import (
     SLURM_VARIABLE,
     read_launch,
 )
+from ftcluster_common.slurm import job_in_queue
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host import background, lease, processes
 from ftcluster_train.host.background import PID_FILE, STOP_FILE
@@ -47,7 +48,6 @@ from ftcluster_train.host.rank_environment import (
 from ftcluster_train.host.rank_environment import free_port as free_port  # for --dry-run's text
 from ftcluster_train.host.rank_launch import HostsRefused, Run
 from ftcluster_train.host.restarts import run_with_restarts
-from ftcluster_train.host.runs import job_in_queue
 from ftcluster_train.host.ssh_check import Refusal
 from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
