@@ -1,0 +1,129 @@
+"""Training steps of BERT-base with real computing, and when each part of the last one ran.
+
+    ftcluster run -- real_steps.py '{"steps": 6, "samples": 32, "tokens": 128}'
+
+Each rank takes steps as the training loop does: kernels, bf16, gradients summed in buckets beside
+the backward pass, AdamW. Rank 0 prints a line of JSON for each step, with the seconds of each rank;
+that of the last step has `spans` too: what this rank did, from when to when, in seconds from the
+step's begin.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from ftcluster_common.recipe import Training
+from ftcluster_train.comm import collectives
+from ftcluster_train.comm.world import gather_over_ranks, join_world, leave_world
+from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
+from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.patching.patch_model import Optimizations, patch_model
+
+VOCABULARY = 30522
+Span = tuple[str, str, float, float]  # row, part, begin, end
+
+
+class Spans:
+    """When each part of a step ran; times are those of `time.perf_counter`."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.found: list[Span] = []
+        self._layers = {p: layer_of(name) for name, p in model.named_parameters()}
+        self._since = 0.0
+        self._send, self._add = collectives.all_reduce_bf16, GradientBuckets._add_gradient
+
+    def watch(self) -> None:
+        """Note gradients as they come, and each exchange in its thread."""
+
+        def send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+            began = time.perf_counter()
+            self._send(tensor, group)
+            self.found.append(
+                ("exchange", f"{tensor.nbytes >> 20} MiB", began, time.perf_counter())
+            )
+
+        def add(buckets: GradientBuckets, parameter: torch.nn.Parameter) -> None:
+            self._add(buckets, parameter)
+            self.until("backward", self._layers[parameter])
+
+        collectives.all_reduce_bf16 = send
+        GradientBuckets._add_gradient = add
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.found.clear()
+        self._since = time.perf_counter()
+
+    def until(self, row: str, part: str) -> None:
+        """Note what has been done since the last call."""
+        now = time.perf_counter()
+        if self.found and self.found[-1][:2] == (row, part):
+            self.found[-1] = (row, part, self.found[-1][2], now)
+        else:
+            self.found.append((row, part, self._since, now))
+        self._since = now
+
+
+def layer_of(name: str) -> str:
+    """A parameter's layer, as in a picture.
+
+    >>> layer_of("bert.encoder.layer.11.output.dense.weight"), layer_of("classifier.weight")
+    ('layer 11', 'head')
+    """
+    words = name.split(".")
+    if "layer" in words:
+        return f"layer {words[words.index('layer') + 1]}"
+    return "embeddings" if "embeddings" in words else "head"
+
+
+def main(words: Sequence[str]) -> int:
+    """Take the steps; returns the exit code."""
+    options = json.loads(words[0])
+    torch.set_num_threads(1)
+    world = join_world()
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
+    kernels = patch_model(model, None, True, Optimizations(), ProgressLog(None))
+    spans = Spans(model)
+    spans.watch()  # before the optimizer's hooks
+    optimizer = FlatOptimizerStep(
+        model, Training(gradient_dtype="bf16"), torch.bfloat16, world.size
+    )
+    model.train()
+    torch.manual_seed(world.rank)
+    for step in range(options["steps"]):
+        tokens = torch.randint(VOCABULARY, (options["samples"], options["tokens"]))
+        dist.barrier()
+        spans.begin()
+        began, waited = time.perf_counter(), optimizer.traffic.waited
+        with kernels:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(input_ids=tokens, labels=tokens[:, 0] % 2).loss
+            spans.until("forward", "forward")
+            optimizer.backward(loss, last=True)
+        spans.until("backward", "end")
+        optimizer.step()
+        spans.until("optimizer", "wait, AdamW")
+        seconds = time.perf_counter() - began
+        of_ranks = gather_over_ranks([seconds, optimizer.traffic.waited - waited])
+        if world.rank == 0:
+            line: dict[str, Any] = {"step": step, "ranks": of_ranks}
+            if step == options["steps"] - 1:
+                line["spans"] = [
+                    (row, part, round(first - began, 4), round(last - began, 4))
+                    for row, part, first, last in spans.found
+                ]
+            print(json.dumps(line), flush=True)
+    leave_world()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
