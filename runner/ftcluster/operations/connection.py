@@ -1,6 +1,9 @@
 """Which cluster and which of its runs an operation is about, and how the hosts are reached."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +31,9 @@ CONNECTION = (
     "--user", "--private-key", "--become-password-file", "--connection-password-file",
     "--vault-password-file", "--vault-id",
 )  # fmt: skip
+# variables that say which cluster of the hosts is meant: later commands without them would be about
+# another one
+PLACE = ("ftcluster_prefix", "ftcluster_root", "ftcluster_user")
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
 NEWEST = 20  # runs of each head, to find the newest of all: running ones come first
 AGAIN = 2  # times that a plan is made anew, because the cluster was another one
@@ -78,13 +84,44 @@ def again(operation: Callable[[], Result], view: View) -> Result:
 
 
 def remembered(options: Sequence[str]) -> tuple[str, ...]:
-    """Those of CONNECTION among options, with paths made absolute."""
+    """Those of CONNECTION among options, with paths made absolute, and variables of PLACE.
+
+    >>> remembered(("--check", "--user", "ops", "--extra-vars", "a=1 ftcluster_prefix=/data"))
+    ('--user', 'ops', '--extra-vars', 'ftcluster_prefix=/data')
+    """
     by_name: dict[str, str] = {}  # the last of each counts
     for name, value in pairwise(options):
         if name in CONNECTION:
             is_file = name != "--user" and Path(value).exists()
             by_name[name] = str(Path(value).absolute()) if is_file else value
-    return tuple(word for pair in by_name.items() for word in pair)
+    return (*(word for pair in by_name.items() for word in pair), *_words(place_of(options)))
+
+
+def place_of(options: Sequence[str]) -> dict[str, str]:
+    """Variables of PLACE that options of ansible-playbook set; not those of files.
+
+    >>> place_of(("--extra-vars", '{"ftcluster_prefix": "/a", "x": 1}', "--extra-vars", "@file"))
+    {'ftcluster_prefix': '/a'}
+    """
+    found: dict[str, str] = {}
+    for name, value in pairwise(options):
+        if name == "--extra-vars":
+            found |= {key: one for key, one in _variables(value).items() if key in PLACE}
+    return found
+
+
+def _variables(value: str) -> dict[str, str]:
+    with contextlib.suppress(ValueError):  # which Ansible says of it
+        if value.lstrip().startswith("{"):
+            return {key: str(one) for key, one in json.loads(value).items()}
+        pairs = (word.partition("=") for word in shlex.split(value))
+        return {key: one for key, equals, one in pairs if equals}
+    return {}
+
+
+def _words(variables: Mapping[str, str]) -> Iterator[str]:
+    for key, value in variables.items():
+        yield from ("--extra-vars", f"{key}={shlex.quote(value)}")
 
 
 def cluster_of(connection: Connection, view: View) -> Cluster:

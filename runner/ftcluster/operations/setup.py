@@ -11,7 +11,7 @@ from ftcluster.ansible.settings import inventories_of_ansible
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, forget, recall, recall_of
 from ftcluster.errors import UsageError
-from ftcluster.operations.connection import Connection, remembered
+from ftcluster.operations.connection import Connection, place_of, remembered
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import StagesResult, run_stages
@@ -151,6 +151,13 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
     before = recall_of(inventories)
     if before and not connection.inventories:  # connect as the last time
         options = (*before.options, *options)
+    elif before:
+        for key, value in place_of(before.options).items():
+            if key not in place_of(options):
+                view.say(
+                    f"note: the last setup of this inventory had -e {key}={value}; this one does as "
+                    "the inventory says. For that cluster: ftcluster setup, without an inventory"
+                )
     if damaged := damage():
         view.say(f"{damaged}; what can be known again is read from the hosts")
     checked = CHECK in options

@@ -176,6 +176,30 @@ def test_the_same_cluster_uses_the_saved_connection_options(given: Callable[...,
     assert variables == {}
 
 
+def test_where_the_cluster_lives_is_saved_with_it(
+    given: Callable[..., Given], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else `check` would look at, and `setup` make, another cluster of the same hosts."""
+    path = tmp_path / "inventory.ini"
+    given(str(path), "-e", "ftcluster_prefix='/my disk/ft' torch_stack_name=native")
+    given("-e", "ftcluster_root=false")
+    saved = ("ftcluster_prefix='/my disk/ft'", "ftcluster_root=false")
+    assert recall().options == ("--extra-vars", saved[0], "--extra-vars", saved[1])
+    assert given()[2] == recall().options
+    # the last of each counts
+    given("-e", '{"ftcluster_prefix": "/elsewhere"}')
+    assert recall().options[1] == "ftcluster_prefix=/elsewhere"
+    # a setup that names the inventory is as that says
+    capsys.readouterr()
+    assert given(str(path), "-e", "ftcluster_root=false")[2] == (
+        "--extra-vars", "ftcluster_root=false",
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert "the last setup of this inventory had -e ftcluster_prefix=/elsewhere" in said
+    assert "ftcluster_root" not in said
+    assert recall().options == ("--extra-vars", "ftcluster_root=false")
+
+
 def test_with_an_inventory_saved_connection_options_are_not_used(
     given: Callable[..., Given], tmp_path: Path
 ) -> None:
