@@ -155,7 +155,7 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
         for key, value in place_of(before.options).items():
             if key not in place_of(options):
                 view.say(
-                    f"note: the last setup of this inventory had -e {key}={value}; this one does as "
+                    f"note: the last setup of this inventory had -e {key}={value}; this one is as "
                     "the inventory says. For that cluster: ftcluster setup, without an inventory"
                 )
     if damaged := damage():
