@@ -49,11 +49,11 @@ def steps_on(bed: Testbed, hosts: int, share: int, rate: str) -> list[Line]:
     for number in range(hosts):
         bed.shape(f"node{number}", "off")
         bed.cpu(f"node{number}", None)
-    work = json.dumps({"steps": STEPS + 2, "samples": SAMPLES, "tokens": TOKENS})
+    work = json.dumps({"backend": "impi", "steps": STEPS + 2, "samples": SAMPLES, "tokens": TOKENS})
     found: list[Line] = []
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(ROOT / "bench/real_steps.py", folder)
-        words = ("run", "--nodes", str(hosts), "--ranks-per-host", "1", "--backend", "impi", "--")
+        words = ("run", "--nodes", str(hosts), "--ranks-per-host", "1", "--")
         environment = {name: os.environ[name] for name in os.environ if name != "PYTHONPATH"}
         argv = [str(FTCLUSTER), *words, "real_steps.py", work]
         command = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Training steps of BERT-base with real computing, and when each part of the last one ran.
 
-    ftcluster run -- real_steps.py '{"steps": 6, "samples": 32, "tokens": 128}'
+    ftcluster run -- real_steps.py '{"backend": "impi", "steps": 6, "samples": 32, "tokens": 128}'
 
 Each rank takes steps as the training loop does: kernels, bf16, gradients summed in buckets beside
 the backward pass, AdamW. Rank 0 prints a line of JSON for each step, with the seconds of each rank;
@@ -18,14 +18,16 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm import collectives
-from ftcluster_train.comm.world import gather_over_ranks, join_world, leave_world
+from ftcluster_train.comm.world import gather_over_ranks
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
+assert ftcluster_train.mpi
 VOCABULARY = 30522
 Span = tuple[str, str, float, float]  # row, part, begin, end
 
@@ -87,17 +89,16 @@ def main(words: Sequence[str]) -> int:
     """Take the steps; returns the exit code."""
     options = json.loads(words[0])
     torch.set_num_threads(1)
-    world = join_world()
+    dist.init_process_group(options["backend"])
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert"))
-    kernels = patch_model(model, None, True, Optimizations(), ProgressLog(None))
+    kernels = patch_model(model, None, True, Optimizations(cross_entropy=False), ProgressLog(None))
     spans = Spans(model)
     spans.watch()  # before the optimizer's hooks
-    optimizer = FlatOptimizerStep(
-        model, Training(gradient_dtype="bf16"), torch.bfloat16, world.size
-    )
+    optimizer = FlatOptimizerStep(model, Training(gradient_dtype="bf16"), torch.bfloat16, ranks)
     model.train()
-    torch.manual_seed(world.rank)
+    torch.manual_seed(rank)
     for step in range(options["steps"]):
         tokens = torch.randint(VOCABULARY, (options["samples"], options["tokens"]))
         dist.barrier()
@@ -113,7 +114,7 @@ def main(words: Sequence[str]) -> int:
         spans.until("optimizer", "wait, AdamW")
         seconds = time.perf_counter() - began
         of_ranks = gather_over_ranks([seconds, optimizer.traffic.waited - waited])
-        if world.rank == 0:
+        if rank == 0:
             line: dict[str, Any] = {"step": step, "ranks": of_ranks}
             if step == options["steps"] - 1:
                 line["spans"] = [
@@ -121,7 +122,7 @@ def main(words: Sequence[str]) -> int:
                     for row, part, first, last in spans.found
                 ]
             print(json.dumps(line), flush=True)
-    leave_world()
+    dist.destroy_process_group()
     return 0
 
 
