@@ -60,6 +60,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     assert measured is None or measured["sizes"]["26214400"].keys() == {"gloo", "impi"}
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
     # node1 has a core for itself; of the other core each of the others has half
