@@ -48,10 +48,12 @@ def test_two_hosts_learn_from_the_users_own_data(cluster: Cluster, tmp_path: Pat
 
 
 def test_a_users_script_runs_on_every_host_with_what_is_beside_it(cluster: Cluster) -> None:
-    """What its exit codes become is in ../test_run.py."""
+    """The firewall's rules are there; what exit codes become is in ../test_run.py."""
     control = cluster.control
-    done = control.run("run", "--ranks-per-host", "1", "--", str(SCRIPTS / "sum.py"))
+    required = ("-e", "ftcluster_firewall=required")
+    done = control.run("run", *required, "--ranks-per-host", "1", "--", str(SCRIPTS / "sum.py"))
     assert done.returncode == 0, done.stderr
+    assert "not in force" not in done.stderr
     assert done.stdout == f"rank 0 of 3 on {HEAD}: 6\n"
     logs = done.stderr.strip().rpartition(f"{HEAD}:")[2]
     for rank, name in enumerate(NAMES):
