@@ -17,7 +17,7 @@ IN_CI = (
     "all_gather_object_default_pg", "all_reduce_coalesced_sum", "all_reduce_full_group_min",
     "all_reduce_max", "all_reduce_product", "all_reduce_sum", "all_reduce_sum_async",
     "all_reduce_sum_complex", "all_to_all_single_equal_split", "all_to_all_single_unequal_split",
-    "barrier", "broadcast", "broadcast_object_list", "coalescing_manager",
+    "barrier", "broadcast", "coalescing_manager",
     "coalescing_manager_async", "ddp_grad_div_uneven_inputs", "ddp_hook_parity_allreduce",
     "ddp_hook_parity_powerSGD", "ddp_uneven_input_exception", "gather", "gather_checks",
     "gather_object", "get_future", "irecv", "isend", "post_localSGD_optimizer_parity",
