@@ -52,14 +52,12 @@ collect_ignore = [] if find_spec("torch") else ["engine"]
 TOGETHER = (
     "tests/cluster/hosts",
     "tests/cluster",
-    "tests/cluster/bare_hosts",
     "tests/cluster/debian12",
     "tests/cluster/ordinary_user",
+    "tests/cluster/bare_hosts",
     "tests",
     "tests/roles",
 )
-# They have the same hosts, one after the other.
-SAME_HOSTS = {"tests/cluster/bare_hosts": "tests/cluster/debian12"}
 
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -90,9 +88,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByFolder(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             folder = _folder(nodeid)
-            if folder in TOGETHER:
-                return SAME_HOSTS.get(folder, folder)
-            return nodeid.partition("::")[0]
+            return folder if folder in TOGETHER else nodeid.partition("::")[0]
 
     config.option.loadscopereorder = False  # it would take what has the most tests first
     return ByFolder(config, log)

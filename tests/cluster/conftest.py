@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import FEW_PAIRS
-from tests.cluster.control import Control, bare_hosts
 from tests.programs import FTCLUSTER, Home
 
 
@@ -78,13 +77,6 @@ def machine(home: Home) -> Iterator[Machine]:
     assert trained.returncode == 0, trained.stderr
     yield Machine(home, json.loads(done.stdout), trained)
     assert home.left_running() == []
-
-
-@pytest.fixture(scope="session")
-def debian12_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
-    """Three bare hosts, for the tests of bare_hosts and then of debian12, in one process."""
-    with bare_hosts("bookworm", tmp_path_factory.mktemp("bare_hosts")) as control:
-        yield control
 
 
 @pytest.fixture

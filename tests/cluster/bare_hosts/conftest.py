@@ -1,10 +1,13 @@
 """Three Debian 12 hosts that nothing is set up on; every test leaves them so."""
 
+from collections.abc import Iterator
+
 import pytest
 
-from tests.cluster.control import Control
+from tests.cluster.control import Control, bare_hosts
 
 
 @pytest.fixture(scope="package")
-def bare(debian12_hosts: Control) -> Control:
-    return debian12_hosts
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Control]:
+    with bare_hosts("bookworm", tmp_path_factory.mktemp("bare_hosts")) as control:
+        yield control

@@ -1,11 +1,11 @@
 """Two Debian 12 hosts with every stage of setup that needs no torch; ../hosts has the others."""
 
-from dataclasses import replace
+from collections.abc import Iterator
 
 import pytest
 
 from tests.cluster.cluster import Cluster
-from tests.cluster.control import HEAD, OTHER, Control
+from tests.cluster.control import HEAD, OTHER, bare_hosts
 
 PAIR = (HEAD, OTHER)
 CLUSTERS = "/etc/ftcluster/clusters"
@@ -15,10 +15,10 @@ STAGES = ("--tags", "preflight,system,mesh")
 
 
 @pytest.fixture(scope="package")
-def cluster(debian12_hosts: Control, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
-    control = replace(debian12_hosts, folder=tmp_path_factory.mktemp("debian12"), hosts=PAIR)
-    inventory = control.inventory("inventory.ini", PAIR)
-    before = control.snapshots()
-    done = control.run("setup", inventory, *STAGES)
-    assert done.returncode == 0, done.stderr
-    return Cluster(control, inventory, before)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with bare_hosts("bookworm", tmp_path_factory.mktemp("debian12"), PAIR) as control:
+        inventory = control.inventory("inventory.ini", PAIR)
+        before = control.snapshots()
+        done = control.run("setup", inventory, *STAGES)
+        assert done.returncode == 0, done.stderr
+        yield Cluster(control, inventory, before)
