@@ -86,13 +86,14 @@ def remove_jobs(name: str, uid: int) -> list[str]:
 def processes(uid: int) -> list[int]:
     """The ids of processes whose real user it is; a host may lack pgrep."""
     pids = []
-    for status in Path("/proc").glob("[0-9]*/status"):
+    # the pattern [0-9]*/status fails where a process ends while it is looked at
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            lines = status.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (folder / "status").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue  # it has ended meanwhile
         if [uid] == [int(line.split()[1]) for line in lines if line.startswith("Uid:")]:
-            pids.append(int(status.parent.name))
+            pids.append(int(folder.name))
     return pids
 
 

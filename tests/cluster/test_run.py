@@ -78,7 +78,12 @@ def test_flags_of_the_old_recipes(machine: Machine) -> None:
             3,
             "rank 1 on localhost: ended with exit code 3; its last output:\n  rank 1 is here",
         ),
-        (("SIGKILL", "1"), 137, "rank 1 on localhost: was killed by signal 9 (SIGKILL)"),
+        pytest.param(  # hosts/test_runs.py has it on three hosts
+            ("SIGKILL", "1"),
+            137,
+            "rank 1 on localhost: was killed by signal 9 (SIGKILL)",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_exit_codes(machine: Machine, words: tuple[str, str], code: int, said: str) -> None:

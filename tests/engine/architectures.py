@@ -16,10 +16,10 @@ VOCABULARY = 2003
 FEW = ("minilm", "distilbert", "modernbert", "deberta-v2", "t5", "gpt2", "gemma2", "llama")
 
 
-def more_but(few: Iterable[str], names: Iterable[str]) -> list[Any]:
-    """The names, as parameters of tests that have the mark `more` but for a few."""
-    more = pytest.mark.more
-    return [name if name in few else pytest.param(name, marks=more) for name in names]
+def long_but(few: Iterable[str], names: Iterable[str]) -> list[Any]:
+    """The names, as parameters of tests that have the mark `long` but for a few."""
+    long = pytest.mark.long
+    return [name if name in few else pytest.param(name, marks=long) for name in names]
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def with_labels(samples: Sequence[Sample]) -> list[Sample]:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(settings, id=name, marks=[] if name in FEW_CADENCES else [pytest.mark.more])
+        pytest.param(settings, id=name, marks=[] if name in FEW_CADENCES else [pytest.mark.long])
         for name, settings in CADENCES.items()
     ],
 )

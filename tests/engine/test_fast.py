@@ -30,7 +30,7 @@ from ftcluster_train import fast, host
 from ftcluster_train.kernels import linear
 from ftcluster_train.patching import registry, script_functions
 from ftcluster_train.patching.skipped_rows import FIRST_TOKEN, MASKED_KEYS
-from tests.engine.architectures import FEW, make_kind, more_but
+from tests.engine.architectures import FEW, long_but, make_kind
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
     EVERYTHING,
@@ -110,7 +110,7 @@ class Errors:
         return errors(self._gradients(bf16), self._exact)
 
 
-of_architectures = pytest.mark.parametrize("name", KINDS if EVERYTHING else more_but(FEWEST, FEW))
+of_architectures = pytest.mark.parametrize("name", KINDS if EVERYTHING else long_but(FEWEST, FEW))
 
 
 @of_architectures

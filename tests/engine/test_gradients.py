@@ -2,7 +2,8 @@
 
 Each architecture takes one step with random weights and without dropout. The reference is plain
 transformers in fp32. By default each has one layer of width 512, 2,000 tokens, one thread and
-padding on the right: half a minute of CPU time; fewer where the CPU has no instructions for bf16.
+padding on the right, or less where the CPU has no instructions for bf16, and most are left to
+`./test long`: test_architectures.py compares the gradients of small models of all.
 `./test gradients` takes two layers of BERT-base's width, 4,000 tokens, one and two threads and
 padding on either side: 20 minutes.
 """
@@ -25,7 +26,7 @@ from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.health.probe import cpu_flags
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
-from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, make_kind, more_but
+from tests.engine.architectures import FEW, VOCABULARY, Kind, Size, kinds, long_but, make_kind
 from tests.engine.jobs import CLASSES, make_job, make_task_of
 
 TIMES, LEAST = 1.5, 0.01  # of the error of plain transformers in bf16, or this
@@ -129,7 +130,7 @@ def set_threads() -> Iterator[Callable[[int], None]]:
 
 
 def of_cases(test: Any) -> Any:
-    cases = pytest.mark.parametrize("name", more_but(FEW, KINDS))(test)
+    cases = pytest.mark.parametrize("name", KINDS if EVERYTHING else long_but(FEW, KINDS))(test)
     cases = pytest.mark.parametrize("threads", (1, 2) if EVERYTHING else (1,))(cases)
     return pytest.mark.parametrize("side", ("right", "left") if EVERYTHING else ("right",))(cases)
 

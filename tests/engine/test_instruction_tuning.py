@@ -63,11 +63,11 @@ def job_of(folder: Path, rows: list[Row], **changes: Any) -> Job:
 @pytest.mark.parametrize(
     ("options", "precision", "rate", "share"),
     [
-        pytest.param({}, "fp32", 5e-3, 0.5, marks=pytest.mark.more),
+        pytest.param({}, "fp32", 5e-3, 0.5, marks=pytest.mark.long),
         ({"packing": True}, "bf16", 5e-3, 0.5),
         ({"lora_r": 8}, "fp32", 3e-2, 0.97),
         pytest.param(
-            {"lora_r": 8, "lora_dropout": 0.1}, "bf16", 3e-2, 0.97, marks=pytest.mark.more
+            {"lora_r": 8, "lora_dropout": 0.1}, "bf16", 3e-2, 0.97, marks=pytest.mark.long
         ),
         ({"lora_r": 8, "load_in_4bit": True}, "bf16", 3e-2, 0.97),
     ],

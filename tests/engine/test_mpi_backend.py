@@ -133,7 +133,7 @@ def test_memory_that_mpi_may_write_to_is_kept(monkeypatch: pytest.MonkeyPatch, t
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        pytest.param("fails", "KeyError: 'of rank 1'", marks=pytest.mark.more),
+        pytest.param("fails", "KeyError: 'of rank 1'", marks=pytest.mark.long),
         ("exits", r"rank 0 \(.*\): all_reduce \(sum\) of 3 float32; rank 1 \(.*\): nothing"),
         ("is_stopped", r"rank 0 \(.*\): rank 1 \(.*\) did not call it, or no longer answers"),
     ],

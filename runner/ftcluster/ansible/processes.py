@@ -28,13 +28,14 @@ def descendants(root: int) -> list[int]:
 def _children() -> dict[int, list[int]]:
     """Process ids of each process's children, by its own."""
     children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    # the pattern [0-9]*/stat fails where a process ends while it is looked at
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            text = stat.read_text()
+            text = (folder / "stat").read_text()
         except OSError:
             continue  # it has ended
         parent = int(text.rpartition(")")[2].split()[1])
-        children.setdefault(parent, []).append(int(stat.parent.name))
+        children.setdefault(parent, []).append(int(folder.name))
     return children
 
 

@@ -48,6 +48,7 @@ def names(bare: Control) -> list[str]:
     return bare.bed.exec_(HEAD, "sh", "-c", f"ls {FOLDER} || true").stdout.split()
 
 
+@pytest.mark.long
 def test_copies_at_once_and_broken_off(bare: Control, source: Path) -> None:
     inventory = bare.inventory("copies.ini", (HEAD,))
     (bare.folder / "copies.yml").write_text(PLAY)

@@ -60,6 +60,7 @@ def test_check_measures_a_healthy_cluster_and_changes_nothing(cluster: Cluster) 
     assert measured is None or measured["sizes"]["26214400"].keys() == {"gloo", "impi"}
 
 
+@pytest.mark.long
 @pytest.mark.alone
 def test_check_names_a_host_that_computes_slowly(cluster: Cluster) -> None:
     # node1 has a core for itself; of the other core each of the others has half
@@ -89,7 +90,7 @@ def test_check_names_a_host_with_a_slow_cable(cluster: Cluster) -> None:
     assert speeds[HEAD, OTHER] > 20
 
 
-def test_check_names_what_is_off_or_apart_and_measures_the_others(cluster: Cluster) -> None:
+def test_check_names_hosts_that_are_apart_and_measures_the_others(cluster: Cluster) -> None:
     bed = cluster.control.bed
     bed.cut(OTHER, THIRD)
     try:
@@ -100,6 +101,12 @@ def test_check_names_what_is_off_or_apart_and_measures_the_others(cluster: Clust
         f"no TCP connection between it and {THIRD}"
     ]
     assert [pair["hosts"] for pair in apart["pairs"]] == [[HEAD, OTHER]]
+    no_rank_is_left(cluster)
+
+
+@pytest.mark.long
+def test_check_names_a_host_that_is_off_and_measures_the_others(cluster: Cluster) -> None:
+    bed = cluster.control.bed
     bed.kill(THIRD)
     try:
         off = check(cluster, 1)

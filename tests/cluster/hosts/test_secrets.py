@@ -111,9 +111,9 @@ class Processes(threading.Thread):
 
     def run(self) -> None:
         while not self._over.wait(0.05):
-            for path in Path("/proc").glob("[0-9]*/cmdline"):
+            for process in Path("/proc").glob("[0-9]*"):
                 try:
-                    words = path.read_bytes().decode(errors="replace").split("\0")
+                    words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 except OSError:
                     continue
                 text = " ".join(words)

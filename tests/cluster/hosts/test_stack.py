@@ -40,6 +40,7 @@ def test_the_programs_of_others_agree_about_the_stack(cluster: Cluster) -> None:
     assert sorted(control.as_ranks(HEAD, launch).stdout.split()) == list(NAMES)
 
 
+@pytest.mark.long
 def test_a_wheel_with_another_hash_than_the_locks_is_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -45,8 +45,9 @@ def test_the_first_command_as_an_ordinary_user(home: Path) -> None:
         user=NAME,
         group=NAME,
         extra_groups=[],
-        # the system's Python: root's own may be closed to others
-        env={**environment, "HOME": str(home), "PATH": "/usr/bin:/bin"},
+        # the system's Python: root's own may be closed to others. 0 is for pip no bytecode of
+        # packages, of which few modules are imported
+        env={**environment, "HOME": str(home), "PATH": "/usr/bin:/bin", "PIP_NO_COMPILE": "0"},
         cwd=home / "ftcluster",
         capture_output=True,
         text=True,

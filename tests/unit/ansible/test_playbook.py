@@ -118,9 +118,9 @@ def write_playbook(folder: Path, script: str) -> tuple[str, Path]:
 def commands_with(words: str) -> list[bytes]:
     """Command lines of all processes that have these words."""
     commands = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended
-            commands.append(path.read_bytes())
+            commands.append((folder / "cmdline").read_bytes())
     return [command for command in commands if words.encode() in command]
 
 

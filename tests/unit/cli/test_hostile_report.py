@@ -31,7 +31,7 @@ def variants() -> list[RunFiles]:
     return [*found, *(replace(WHOLE, events=one) for one in at_first)]
 
 
-@pytest.mark.parametrize("each", [12, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [40, pytest.param(1, marks=pytest.mark.long)])
 def test_a_page_or_one_line_with_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], each: int
 ) -> None:

@@ -185,10 +185,10 @@ def holding(runs: Path) -> list[int]:
     """Process ids of those that hold the lease or try to."""
     mark = b"\0".join((b"ftcluster_train.host.lease", b"hold", bytes(runs), b""))
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
-            if mark in path.read_bytes():
-                found.append(int(path.parent.name))
+            if mark in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
     return found
 
 

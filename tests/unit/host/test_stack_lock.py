@@ -1,5 +1,6 @@
 """A run's hold on its stack, and what setup does about it. Real processes hold real locks."""
 
+import contextlib
 import fcntl
 import os
 import pwd
@@ -118,12 +119,10 @@ def test_what_a_process_becomes_or_leaves_behind_holds_it_too(stack: Path) -> No
         process.wait()
         with pytest.raises(InUse, match=RUN), without_runs(stack):
             pass
-        for path in Path("/proc").glob("[0-9]*/fd/*"):
-            try:
-                if path.resolve() == stack:
-                    os.kill(int(path.parts[2]), 9)
-            except OSError:
-                continue
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if any(path.resolve() == stack for path in (folder / "fd").iterdir()):
+                    os.kill(int(folder.name), 9)
 
 
 def test_who_locks_a_stack_without_being_a_run_is_named_by_process_and_user(stack: Path) -> None:
