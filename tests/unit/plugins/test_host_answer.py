@@ -154,11 +154,11 @@ def test_counts_of_nodes_and_sockets_are_those_of_the_nodes() -> None:
     cores = GOOD["cores"]
     node, _ = GOOD["numa"]
     half = cores // 2
+    parts = [f"0-{half - 1}", f"{half}-{cores - 1}"]
     two = [
-        {**node, "node": number, "cores": half, "cpus": f"{number * half}-{number * half + half - 1}",
-         "socket_cpus": {str(number): f"{number * half}-{number * half + half - 1}"},
+        {**node, "node": at, "cores": half, "cpus": cpus, "socket_cpus": {str(at): cpus},
          "distances": []}
-        for number in (0, 1)
+        for at, cpus in enumerate(parts)
     ]  # fmt: skip
     good = {**GOOD, "cpu_quota": None, "numa": two, "numa_nodes": 2, "sockets": 2}
 
