@@ -125,9 +125,10 @@ def known_cause(text: str, environ: Mapping[str, str]) -> str:
     mirror = wanted[1] if wanted else "the package index"
     proxies = (environ.get(name) for name in PROXIES)
     proxy = next((redacted(one) for one in proxies if one), "of pip's configuration")
-    if (found := cause(text, mirror, proxy, "the control node")) is None:
+    known = cause(text, mirror, proxy, "the control node")
+    if known is None:
         return ""
-    kind, what = found
+    kind, what = known
     first = [name for name in BEFORE_PIP if environ.get(name)]
     unset = f", and unset {' and '.join(first)}, which pip reads before it" if first else ""
     hint = HINTS[kind].format(mirror=mirror, unset=unset)
