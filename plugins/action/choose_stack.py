@@ -20,6 +20,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     hold,
     open_bundle,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice import (
     ChoiceError,
     StackRequest,
@@ -32,7 +34,14 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     read_advisories,
     read_stacks,
 )
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import cache_dir
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheel_source import (
+    kinds_of,
+    refusal,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    cache_dir,
+)
+from packaging.utils import canonicalize_name
 
 
 class ActionModule(ActionBase):
@@ -48,6 +57,7 @@ class ActionModule(ActionBase):
             "allow_unverified",
             "cache",
             "hosts",
+            "sources",
         )
     )
     _requires_connection = False
@@ -85,6 +95,15 @@ class ActionModule(ActionBase):
                 choice.problems[host] += space_problems(
                     needed, facts["free_bytes"], facts["prefix"], choice.stack
                 )
+        indexes = document["indexes"]
+        if (given := arguments.get("sources")) is not None and not bundle:
+            without = {h: f for h, f in hosts.items() if path not in f.get("stacks", ())}
+            try:
+                for target, host in kinds_of(without, choice.pythons).items():
+                    if said := refusal(wanted, target, _sources(given, indexes), cache):
+                        choice.problems[host].append({"what": said, "hint": ""})
+            except LockError as error:
+                raise AnsibleActionFail(f"{wanted.name}: {error}") from None
         return {
             "changed": False,
             "choice": {
@@ -95,7 +114,7 @@ class ActionModule(ActionBase):
                 "more_requirements": str(lists.more or ""),
                 "resolve": lists.resolve,
                 "packages": packages,
-                "indexes": document["indexes"],
+                "indexes": indexes,
                 "wheelhouse": str(bundle.house.folder) if bundle else "",
             },
         }
@@ -104,3 +123,12 @@ class ActionModule(ActionBase):
 def _bundle(arguments: Mapping[str, Any], cache: Path) -> Bundle | None:
     path = arguments.get("bundle")
     return open_bundle(Path(path).expanduser(), cache) if path else None
+
+
+def _sources(given: Mapping[str, Any], indexes: Mapping[str, str]) -> Sources:
+    every = {**indexes, **(given.get("indexes") or {})}
+    return Sources(
+        given.get("index_url") or "",
+        tuple(given.get("find_links") or ()),
+        {canonicalize_name(name): url for name, url in every.items() if url},
+    )

@@ -47,6 +47,12 @@ options:
     description: RV(ftcluster.cluster.host_facts#module:facts) of each host, by its inventory name.
     type: dict
     default: {}
+  sources:
+    description:
+      - Where wheels come from - C(index_url), C(find_links), C(indexes) - to be tried with one
+        package that the control node does not have. A problem of it is one of the first host.
+      - Without it, nothing is downloaded.
+    type: dict
 attributes:
   check_mode:
     description: Nothing is changed in any case.

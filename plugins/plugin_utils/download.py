@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -10,27 +11,33 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, linux_environment
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import (
+    LAST_LINES,
+    UNFETCHED,
+    complaint,
+    known_cause,
+    reason,
+    redacted,
+    telling,
+)
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
 OLDEST_GLIBC_MINOR = 5
 LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
-LAST_LINES = 8
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
-UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 # of pip's log: a package without a wheel that suits, the same with sources, and who needs it
 NO_WHEEL = re.compile(r"hashes to check 0 links for project '([^']+)'")
 SOURCES = re.compile(r"No sources permitted for ([^\s:]+):")
 NEEDED = re.compile(r"(?:depends on|No matching distribution found for|requested) (.+)")
-UNFETCHED = "Could not fetch URL "
 CONFLICT = "The conflict is caused by:"
 PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
 
@@ -168,8 +175,19 @@ class Pip:
             done, lines, _ = self._run(remaining, options, with_dependencies)
             if not done:
                 names = {pin.name for pin in pins}
-                raise DownloadError(complaint(lines, self.target, refused, names))
+                raise DownloadError(complaint(lines, self.target, refused, names, os.environ))
         return refused
+
+    def try_one(self, pin: Pin) -> str:
+        """Why the configured sources do not give a package, as a message; "" if they do.
+
+        Also where one is only slow to answer, for which a download has more patience.
+        """
+        options = [*self.sources.pip_options(), "--retries=1", f"--timeout={PREFERRED_SECONDS}"]
+        done, lines, _ = self._run([f"{pin.name}=={pin.version}"], options, with_dependencies=False)
+        if done or any("timed out" in line and "proxy" not in line for line in lines):
+            return ""
+        return complaint(lines, self.target, {}, {pin.name}, os.environ)
 
     def download_file(self, requirements: Path, constraints: Path) -> Outcome:
         """Download what a file of requirements asks for, with dependencies, within constraints.
@@ -178,7 +196,8 @@ class Pip:
         """
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
         done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
-        return Outcome("" if done else "\n".join(telling(lines)), *_without_wheels(log))
+        said = known_cause("\n".join(lines), os.environ) or "\n".join(telling(lines))
+        return Outcome("" if done else said, *_without_wheels(log))
 
     def _from_index(self, pin: Pin, index: str) -> str:
         """Download a package from its own index; returns pip's message, or "" on success."""
@@ -280,59 +299,6 @@ def unpacked_bytes(wheel: Path) -> int:
             return sum(entry.file_size for entry in archive.infolist())
     except zipfile.BadZipFile as error:
         raise DownloadError(f"{wheel.name} is not a wheel: {error}") from error
-
-
-def redacted(url: str) -> str:
-    """A URL without credentials."""
-    return re.sub(r"//[^/@]*@", "//****@", url)
-
-
-def reason(lines: list[str]) -> str:
-    """The most informative line of pip's messages."""
-    for mark in (
-        UNFETCHED,
-        "Retrying (",
-        "Skipping page",
-        "\N{MULTIPLICATION SIGN} ",
-        "ERROR: Could not",
-        "ERROR:",
-    ):
-        for line in lines:
-            if mark in line:
-                return line.partition(": ")[2] or line
-    return lines[-1] if lines else "pip failed without output"
-
-
-def telling(lines: Iterable[str]) -> list[str]:
-    """The messages of pip that say why it failed."""
-    # of warnings, only these say why there is "no matching distribution"
-    found = (
-        line
-        for line in lines
-        if "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
-    )
-    return list(dict.fromkeys(found))[-LAST_LINES:]
-
-
-def complaint(lines: list[str], target: Target, refused: Mapping[str, str], names: set[str]) -> str:
-    """The error message: pip's informative lines and what to do."""
-    missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
-    # one of several indexes may lack a package that another has
-    others = tuple(f"/{name}/: " for name in names - missing) if missing else ()
-
-    def concerns(line: str) -> bool:
-        return UNFETCHED not in line or not any(page in line for page in others)
-
-    own = [f"{name}: {words}" for name, words in refused.items()]
-    return (
-        f"the control node cannot download the wheels for Python {target.python} and glibc "
-        f"{target.glibc}: " + "\n".join([*telling(filter(concerns, lines)), *own]).strip() + "\n"
-        "check that pip on the control node reaches a package index (pip config list; "
-        "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
-        "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
-        "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
-        "on a machine that reaches one, then ftcluster setup --bundle FILE"
-    )
 
 
 def pip_command() -> list[str]:

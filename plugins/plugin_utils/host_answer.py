@@ -85,6 +85,8 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
     cpus: set[int] = set().union(*(numbers for _, numbers in here))
     wrong = [(cores, len(numbers)) for cores, numbers in here if cores != len(numbers)]
     quota = facts.get("cpu_quota")
+    if quota == 0:
+        return ["cpu_quota is 0, which allows nothing; without a quota it is null"]
     within = len(cpus) if quota is None else min(len(cpus), whole_cores(quota))
     if facts["cores"] != within or not cpus:
         wrong = [(facts["cores"], len(cpus))]
@@ -100,6 +102,39 @@ def _wrong_cores(facts: dict[str, Any]) -> list[str]:
         said.append(f"socket_cpus lacks CPUs {','.join(ranges(without))}")
     if any(len(node.get("distances") or nodes) != len(nodes) for node in nodes):
         said.append(f"distances of a node are not {len(nodes)}")
+    return said + _wrong_counts(facts, nodes) + _wrong_near(nodes)
+
+
+def _wrong_counts(facts: dict[str, Any], nodes: list[dict[str, Any]]) -> list[str]:
+    """Counts of nodes and sockets that are not those of the nodes."""
+    said = []
+    having = sum(node["cores"] > 0 for node in nodes)
+    count = min(having, facts["cores"])  # no more than a quota leaves cores
+    if facts.get("numa_nodes", count) != count:
+        said.append(f"numa_nodes is {facts['numa_nodes']}, of {having} nodes with cores")
+    named = {socket for node in nodes for socket in node.get("socket_cpus", {})}
+    # of facts of an older setup, without socket_cpus, it is only known that there is one
+    sockets = facts.get("sockets", 1)
+    if named and sockets != len(named):
+        said.append(f"sockets is {sockets}, of {len(named)} in socket_cpus")
+    elif sockets == 0:
+        said.append("sockets is 0")
+    return said
+
+
+def _wrong_near(nodes: list[dict[str, Any]]) -> list[str]:
+    """Nodes whose nearest one is not there, or lacks the same."""
+    known = {node["node"]: node for node in nodes if "node" in node}
+    said = []
+    for number, node in known.items():
+        near = node.get("near")
+        if near is None:
+            continue
+        lacks = "memory_bytes" if node["cores"] else "cores"
+        if near not in known:
+            said.append(f"near of node {number} is {near}, which is no node of the host")
+        elif not known[near].get(lacks, 1):
+            said.append(f"near of node {number} is {near}, which has no {lacks} either")
     return said
 
 

@@ -113,16 +113,17 @@ class Wanted:
         """Changes with the contents."""
         return hashlib.sha256((self.lock + self.more).encode()).hexdigest()[:12]
 
+    def folder(self, cache: Path, target: Target) -> Path:
+        """Where a cache has the wheels for a target."""
+        return cache / f"{self.name}-{self.digest}-{target.tag}"
+
     @property
     def host_bytes(self) -> int:
         """The space that a host needs at least, by the sizes in the lock."""
         return sum(sizes(self.lock)) + SPARE_BYTES
 
     def problems(self, sha256: Mapping[str, str], python: str) -> list[str]:
-        """The differences between files and the lists.
-
-        Args:
-            sha256: the hash of each file, by its name.
+        """The differences between files, as {name: hash}, and the lists.
 
         Raises:
             LockError: a list has the wrong form.
@@ -174,7 +175,7 @@ def get_wheels(wanted: Wanted, target: Target, sources: Sources, cache: Path) ->
         WheelhouseError: pip fails, a hash is wrong, or the disk is full.
     """
     try:
-        folder = cache / f"{wanted.name}-{wanted.digest}-{target.tag}"
+        folder = wanted.folder(cache, target)
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

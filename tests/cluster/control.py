@@ -1,6 +1,7 @@
 """The control node of several hosts: it sets them up as a user does."""
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,6 +127,18 @@ class Control:
 
     def snapshots(self) -> dict[str, str]:
         return {name: self.shell(name, SNAPSHOT) for name in self.hosts}
+
+
+def by_jump_host(bed: Testbed, name: str, more: str = "") -> str:
+    """ssh's options for the way over a host to the others.
+
+    Takes more options of the connection to the jump host itself.
+    """
+    found = re.search(r"ansible_ssh_common_args=(.*)", bed.inventory())
+    assert found
+    login = f"-i {bed.wanted.hosts}/ops_key {found[1]} {more}"
+    to = bed.wanted.node(name).address
+    return f"{found[1]} -o ProxyCommand='ssh {login} -W %h:%p ops@{to}'"
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The roles name packages and folders that the systems have on which they were not run."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,25 @@ def test_there_is_a_python_for_the_default_stack(system: dict[str, Any], name: s
         assert default.fits_python(system["pythons"][package]), name
 
 
-def test_the_page_has_the_day_and_the_names() -> None:
+def test_selinux_gives_the_files_the_types_that_they_need() -> None:
+    home = load("playbooks/vars/cluster.yml")["cluster_home"]
+    rules = load("roles/firewall/vars/main.yml")["firewall__file"]
+    assert selinux_type(f"{home}/.ssh/authorized_keys") == "ssh_home_t"
+    assert selinux_type(rules) == "etc_t"
+    assert selinux_type("/usr/bin/python3.11") == "bin_t"
+
+
+def selinux_type(path: str) -> str:
+    fitting = [kind for form, kind in PUBLISHED["policy"]["contexts"] if re.fullmatch(form, path)]
+    return str(fitting[-1])
+
+
+def test_the_page_has_the_days_and_the_names() -> None:
     page = (ROOT / "docs/try.md").read_text(encoding="utf-8")
-    assert str(PUBLISHED["read"]) in page
+    for day in (PUBLISHED["read"], PUBLISHED["policy"]["read"]):
+        assert str(day) in page
+    [row] = [line for line in page.splitlines() if line.startswith("| SELinux |")]
+    assert row == f"| SELinux | {' | '.join(one['selinux'] for one in PUBLISHED['systems'])} |"
     for system in PUBLISHED["systems"]:
         for name in {*system["packages"], *system["pythons"]} - {"python3"}:
             assert name in page or name.startswith("python3.1"), name

@@ -251,7 +251,9 @@ def host_facts(node: str, facts: Mapping[str, Any], cpus: int, memory: int = 0) 
         values["memory_bytes"] = min(memory, facts["memory_bytes"])
     if 0 < cpus < facts["threads"]:
         quota = min(cpus, facts["cpu_quota"] or cpus)
-        values |= {"cpu_quota": float(quota), "cores": max(1, min(facts["cores"], int(quota)))}
+        cores = max(1, min(facts["cores"], int(quota)))
+        nodes = min(facts["numa_nodes"], cores)
+        values |= {"cpu_quota": float(quota), "cores": cores, "numa_nodes": nodes}
     return HostFacts.from_dict(values)
 
 

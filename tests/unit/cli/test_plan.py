@@ -150,6 +150,9 @@ def test_files_without_valid_facts(tmp_path: Path, shell: Shell, said: Said) -> 
         {"name": "b", "numa": [{**node, "cpus": "0-300"}]},
         {"name": "b", "threads": 1},
         {"numa": [{**node, "cpus": "0-1", "socket_cpus": {"0": "0"}, "distances": [10, 20]}]},
+        {"numa_nodes": 5, "sockets": 0},
+        {"numa": [{**node, "cpus": "0-1", "near": 9}]},
+        {"cpu_quota": 0},
     )
     hosts = [
         {"name": "a"},

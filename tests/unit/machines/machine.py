@@ -150,10 +150,11 @@ class Machine:
         memory = memory * 1024 or self.kilobytes * 1024
         sockets, cores, numa = topology(self.usable, memory, self.cpu, read)
         quota = cpu_quota(read)
+        cores = cores if quota is None else min(cores, whole_cores(quota))
         found = host(
             re.sub(r"[^\w.]+", "-", self.name), cpu_model=self.cpu, sockets=sockets,
-            memory_bytes=memory, cpu_quota=quota,
-            cores=cores if quota is None else min(cores, whole_cores(quota)),
+            memory_bytes=memory, cpu_quota=quota, cores=cores,
+            numa_nodes=min(sum(node["cores"] > 0 for node in numa), cores),
             numa=tuple(NumaNode.from_dict(node) for node in numa), threads=len(self.usable),
         )  # fmt: skip
         return found if not self.share else share_of_job(found, self.share)

@@ -2,7 +2,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +13,16 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Pip,
     Sources,
     Target,
-    complaint,
     needs,
     pip_command,
-    reason,
-    redacted,
     unpacked_bytes,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import (
+    complaint,
+    reason,
+    redacted,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     WheelhouseError,
@@ -116,31 +117,6 @@ def test_pinned_versions_that_fit_the_host_are_downloaded(tmp_path: Path) -> Non
         "tool_kit-1.0-py3-none-any.whl",
         "yanked-1.0-py3-none-any.whl",
     ]
-
-
-@pytest.mark.needs("openssl")
-def test_a_mirror_with_a_certificate_of_its_own(
-    tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file, folder = tmp_path / "mirror.pem", tmp_path / "wheels"
-    folder.mkdir()
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-         "-nodes", "-subj", "/CN=mirror", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2",
-         "-keyout", str(file), "-out", str(tmp_path / "cert.pem")],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    file.write_text(file.read_text() + (tmp_path / "cert.pem").read_text())
-    with serve(root, file) as mirror:
-        sources = Sources(index_url=mirror.url("main"))
-        with pytest.raises(DownloadError, match="CERTIFICATE_VERIFY_FAILED") as caught:
-            Pip(TARGET, sources, folder).download(pins("a==1.0"))
-        assert "PIP_CERT=FILE" in str(caught.value)
-        for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # which go before pip's own
-            monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("PIP_CERT", str(tmp_path / "cert.pem"))
-        assert Pip(TARGET, sources, folder).download(pins("a==1.0")) == {}
-    assert names(folder) == ["a-1.0-py3-none-any.whl"]
 
 
 def test_with_dependencies_pip_chooses_their_versions(tmp_path: Path) -> None:
@@ -371,7 +347,7 @@ def test_pips_complaint_is_its_last_lines_without_those_that_explain_nothing() -
         "WARNING: Retrying (Retry(total=0)) after x",
         "line 19",
     ]
-    found = complaint(lines, TARGET, {}, {"a"})
+    found = complaint(lines, TARGET, {}, {"a"}, {})
     assert "line 13\n" in found
     assert "line 12" not in found
     assert "total=0" in found

@@ -145,8 +145,55 @@ def test_cores_are_those_of_the_nodes_within_the_quota() -> None:
 
 def test_a_node_is_there_once() -> None:
     nodes = [{**node, "distances": []} for node in GOOD["numa"]]
-    twice = known_facts({**GOOD, "numa": [*nodes, *nodes]})[1]
+    count = 2 * GOOD["numa_nodes"]
+    twice = known_facts({**GOOD, "numa": [*nodes, *nodes], "numa_nodes": count})[1]
     assert twice == [f"node {node['node']} is there twice" for node in nodes]
+
+
+def test_counts_of_nodes_and_sockets_are_those_of_the_nodes() -> None:
+    cores = GOOD["cores"]
+    node, _ = GOOD["numa"]
+    half = cores // 2
+    parts = [f"0-{half - 1}", f"{half}-{cores - 1}"]
+    two = [
+        {**node, "node": at, "cores": half, "cpus": cpus, "socket_cpus": {str(at): cpus},
+         "distances": []}
+        for at, cpus in enumerate(parts)
+    ]  # fmt: skip
+    good = {**GOOD, "cpu_quota": None, "numa": two, "numa_nodes": 2, "sockets": 2}
+
+    def said(**changes: object) -> list[str]:
+        return known_facts({**good, **changes})[1]
+
+    assert said() == []
+    assert said(cores=1, cpu_quota=1.0, numa_nodes=1) == []
+    assert said(numa_nodes=1) == ["numa_nodes is 1, of 2 nodes with cores"]
+    assert said(sockets=1) == ["sockets is 1, of 2 in socket_cpus"]
+    assert said(sockets=0) == ["sockets is 0, of 2 in socket_cpus"]
+    # facts of an older setup do not say where its sockets are
+    old = [{**one, "socket_cpus": {}} for one in two]
+    assert said(numa=old, sockets=1) == []
+    assert said(numa=old, sockets=0) == ["sockets is 0"]
+    assert said(cpu_quota=0) == ["cpu_quota is 0, which allows nothing; without a quota it is null"]
+    assert said(cpu_quota=0.0, cores=1) == said(cpu_quota=0)
+
+
+def test_the_nearest_node_is_one_that_has_what_the_node_lacks() -> None:
+    node, far = ({**node, "distances": []} for node in GOOD["numa"])
+    far = {**far, "node": 7}
+
+    def said(**changes: object) -> list[str]:
+        return known_facts({**GOOD, "numa": [node, {**far, **changes}]})[1]
+
+    assert said(near=None) == said(near=node["node"]) == []
+    assert said(near=9) == ["near of node 7 is 9, which is no node of the host"]
+    assert said(near=7) == ["near of node 7 is 7, which has no cores either"]
+    # cores without memory use that of another node
+    without = {**node, "memory_bytes": 0}
+    facts = {**GOOD, "numa": [{**without, "near": 7}, {**far, "memory_bytes": 0}]}
+    assert known_facts(facts)[1] == [
+        f"near of node {node['node']} is 7, which has no memory_bytes either"
+    ]
 
 
 @pytest.mark.parametrize("path", ["opt/x", "/a/../../etc", "/a b", "/a$(b)", "/a;b", "/a'b", "/.."])

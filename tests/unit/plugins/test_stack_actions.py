@@ -164,6 +164,29 @@ def test_a_host_without_space_is_told_before_anything_is_downloaded(choose: Act)
     assert choose(hosts={"a": {**HOST, **there}, "b": {}})["problems"] == {"a": [], "b": []}
 
 
+def test_a_source_that_gives_nothing_is_a_problem_of_the_first_host_that_needs_it(
+    choose: Act, folder: Path
+) -> None:
+    with (folder / "native.txt").open("a") as lock:
+        lock.write("tool==1.0\n")
+    name = choose()["folder"]
+    hosts = {"a": {**HOST, "stacks": [name]}, "b": HOST, "c": HOST, "d": {}}
+    nobody = {"index_url": "https://127.0.0.1:1/simple", "find_links": [], "indexes": {}}
+    problems = choose(hosts=hosts, sources=nobody)["problems"]
+    assert {host: len(found) for host, found in problems.items()} == {
+        "a": 0,
+        "b": 1,
+        "c": 0,
+        "d": 0,
+    }
+    assert "the control node cannot download the wheels" in problems["b"][0]["what"]
+    # a folder gives it; and nothing is tried where nobody asks for it
+    write_wheel(folder.parent / "links", "tool", "1.0")
+    given = {**nobody, "find_links": [str(folder.parent / "links")]}
+    assert not any(choose(hosts=hosts, sources=given)["problems"].values())
+    assert not any(choose(hosts=hosts)["problems"].values())
+
+
 @pytest.fixture
 def bundle(tmp_path: Path, house: Wheelhouse) -> Path:
     path = tmp_path / "my.ftbundle"

@@ -33,7 +33,10 @@ SPECS: dict[str, Any] = {
 META = {
     "galaxy_info": {
         "min_ansible_version": "2.17",
-        "platforms": [{"name": "Debian", "versions": ["bookworm"]}],
+        "platforms": [
+            {"name": "Debian", "versions": ["bookworm"]},
+            {"name": "EL", "versions": ["9", "10"]},
+        ],
     },
     "dependencies": [],
 }
@@ -75,6 +78,11 @@ def test_every_variable_has_a_row() -> None:
     ]
     default = "\n".join(lines).split("```yaml\n")[1].split("```")[0]
     assert default == '- kind: memory\n  version: "3.11"\n  bytes: 3000000000\n'
+
+
+def test_a_system_that_a_role_was_not_run_on_is_said_to_be_one() -> None:
+    said = "Run on Debian (bookworm). Made for EL (9, 10) too, where it was not run."
+    assert said in text_of(**SPECS)
 
 
 def test_the_example_is_shown_as_it_is() -> None:

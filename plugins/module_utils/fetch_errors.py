@@ -1,0 +1,77 @@
+# Apache-2.0 (see LICENSE)
+"""Why a mirror of packages gives nothing: a certificate or a proxy, in the words of pip and apt."""
+
+from __future__ import annotations
+
+import re
+
+# Each kind, what programs say of it, and what is said here. Of pip by OpenSSL and urllib3, of apt
+# by GnuTLS, since Debian 13 OpenSSL. The first that fits counts.
+KINDS = (
+    (
+        "expired",
+        r"certificate has expired|uses expired certificate",
+        "the certificate of {mirror} has expired",
+    ),
+    (
+        "name",
+        r"doesn't match|[Mm]ismatch, certificate is not valid|does not match the expected",
+        "the certificate of {mirror} is for another name",
+    ),
+    (
+        "untrusted",
+        r"unable to get (?:local )?issuer|self[- ]signed certificate|issuer is unknown",
+        "no CA that {who} trusts has signed the certificate of {mirror}",
+    ),
+    (
+        "password",
+        r"Tunnel connection failed: 407|407 +Proxy Authentication Required",
+        "the proxy {proxy} wants a user and a password for {mirror}",
+    ),
+    (
+        "refused",
+        r"Tunnel connection failed: (?P<said>\d[\w ]+)"
+        r"|Invalid response from proxy: HTTP/\S+ +(?P<answer>\d[\w ]+?)(?:  |$|\n)",
+        "the proxy {proxy} does not lead to {mirror}: {said}",
+    ),
+    (
+        "proxy",
+        r"(?:Cannot|Unable to) connect to proxy.*?(?P<said>Connection refused|Name or service not"
+        r" known|timed out|No route to host|Temporary failure in name resolution)",
+        "the proxy {proxy} does not answer: {said}",
+    ),
+)
+# of apt, which does not say that it speaks of a proxy
+UNREACHED = re.compile(
+    r"(?:Could not connect to|Unable to connect to|Could not resolve|Connection failed to)"
+    r" '?(?P<host>[\w.-]+|\[[\da-f:]+\])(?::(?P<port>\w+))?"
+)
+BECAUSE = re.compile("Connection refused|timed out|No route to host|Could not resolve")
+
+
+def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | None:
+    """The kind of an error and a sentence about it; none where the words are not known.
+
+    Args:
+        text: what the program said.
+        mirror: the host that it wanted packages from.
+        proxy: the proxy that is set; "" where that is not known.
+        who: whose trust in a CA counts.
+
+    >>> said = "Could not connect to 10.0.0.9:3128 (10.0.0.9). - connect (111: Connection refused)"
+    >>> cause(said, "mirror.site", "", "the host")
+    ('proxy', 'the proxy 10.0.0.9:3128 does not answer: Connection refused')
+    """
+    for kind, pattern, words in KINDS:
+        if found := re.search(pattern, text, re.DOTALL):
+            said = next((value for value in found.groupdict().values() if value), "")
+            return kind, " ".join(
+                words.format(mirror=mirror, proxy=proxy, who=who, said=said.strip()).split()
+            )
+    found = UNREACHED.search(text)
+    if found and found["host"] != mirror.partition(":")[0]:
+        named = found["host"] + (f":{found['port']}" if found["port"] else "")
+        because = BECAUSE.search(text)
+        said = f": {because[0]}" if because and because[0] != "Could not resolve" else ""
+        return "proxy", f"the proxy {named} does not answer{said or ': its name is not known'}"
+    return None

@@ -1,0 +1,135 @@
+# Apache-2.0 (see LICENSE)
+"""What pip says of a download that failed, as a message that says what to do. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause
+from packaging.utils import canonicalize_name
+
+if TYPE_CHECKING:
+    from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
+
+LAST_LINES = 8
+MIRROR = re.compile(r"https?://(?:[^/@\s]*@)?([^/\s:]+)")
+INSECURE = re.compile(r"repository located at (\S+) is not a trusted or secure host")
+NO_FILE = re.compile(r"invalid path: (\S+)")
+# the first that is set counts
+PROXIES = ("PIP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+BEFORE_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+# by the kinds of fetch_errors
+HINTS = {
+    "expired": "have it renewed; if its dates are right, the control node's clock is wrong",
+    "name": "name the mirror as its certificate does",
+    "untrusted": "name the file with the CA of your site: PIP_CERT=FILE{unset}",
+    "password": "give them: HTTPS_PROXY=http://USER:PASSWORD@HOST:PORT",
+    "refused": "have it let {mirror} through, or go without it: NO_PROXY={mirror}",
+    "proxy": "start it or name another one (HTTPS_PROXY), or go without it: NO_PROXY={mirror}",
+}
+UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
+UNFETCHED = "Could not fetch URL "
+
+
+def redacted(url: str) -> str:
+    """A URL without credentials."""
+    return re.sub(r"//[^/@]*@", "//****@", url)
+
+
+def reason(lines: list[str]) -> str:
+    """The most informative line of pip's messages."""
+    for mark in (
+        UNFETCHED,
+        "Retrying (",
+        "Skipping page",
+        "\N{MULTIPLICATION SIGN} ",
+        "ERROR: Could not",
+        "ERROR:",
+    ):
+        for line in lines:
+            if mark in line:
+                return line.partition(": ")[2] or line
+    return lines[-1] if lines else "pip failed without output"
+
+
+def telling(lines: Iterable[str]) -> list[str]:
+    """The messages of pip that say why it failed."""
+    # of warnings, only these say why there is "no matching distribution"
+    found = (
+        line
+        for line in lines
+        if "WARNING" not in line or "Retrying (Retry(total=0" in line or "Skipping page" in line
+    )
+    return list(dict.fromkeys(found))[-LAST_LINES:]
+
+
+def complaint(
+    lines: list[str],
+    target: Target,
+    refused: Mapping[str, str],
+    names: Collection[str],
+    environ: Mapping[str, str],
+) -> str:
+    """The error message: pip's informative lines and what to do.
+
+    Args:
+        refused: what pip said of packages' own indexes, by name.
+        names: of the packages that were wanted.
+        environ: the environment of pip.
+    """
+    missing = {canonicalize_name(name) for name in UNKNOWN.findall("\n".join(lines))}
+    # one of several indexes may lack a package that another has
+    others = tuple(f"/{name}/: " for name in set(names) - missing) if missing else ()
+
+    def concerns(line: str) -> bool:
+        return UNFETCHED not in line or not any(page in line for page in others)
+
+    concerned = [line for line in lines if concerns(line)]
+    told = telling(concerned)
+    own = [f"{name}: {words}" for name, words in refused.items()]
+    # a package's own index is to blame where no other has the package
+    blamed = concerned + (own if missing and missing <= refused.keys() else [])
+    if known := known_cause("\n".join(blamed), environ):
+        return f"the control node cannot download the wheels: {known}"
+    return (
+        f"the control node cannot download the wheels for Python {target.python} and glibc "
+        f"{target.glibc}: " + "\n".join(told + own).strip() + "\n"
+        "check that pip on the control node reaches a package index (pip config list; "
+        "PIP_CERT=FILE is for a mirror's own certificates, HTTPS_PROXY for a proxy), or set "
+        "torch_stack_index_url, torch_stack_find_links or torch_stack_indexes, or name a Python on "
+        "the hosts that it has wheels for (ftcluster_python), or bring a bundle: ftcluster bundle "
+        "on a machine that reaches one, then ftcluster setup --bundle FILE"
+    )
+
+
+def known_cause(text: str, environ: Mapping[str, str]) -> str:
+    """What is wrong with a certificate or proxy, and what to do; "" where it is something else.
+
+    >>> known_cause("invalid path: /etc/site.pem", {"PIP_CERT": "/etc/site.pem"})
+    'there is no file of certificates /etc/site.pem, which PIP_CERT names; name the right one'
+    """
+    if found := NO_FILE.search(text):
+        by = next((name for name, value in environ.items() if value == found[1]), "")
+        return (
+            f"there is no file of certificates {found[1]}, which {by or 'pip is configured with'}"
+            f"{' names' if by else ''}; name the right one"
+        )
+    if found := INSECURE.search(text):
+        return (
+            f"pip takes nothing from {found[1]}, which it reaches without TLS; have the mirror "
+            f"speak HTTPS, or trust all on the way to it: PIP_TRUSTED_HOST={found[1]}"
+        )
+    wanted = MIRROR.search(text)
+    mirror = wanted[1] if wanted else "the package index"
+    proxies = (environ.get(name) for name in PROXIES)
+    proxy = next((redacted(one) for one in proxies if one), "of pip's configuration")
+    known = cause(text, mirror, proxy, "the control node")
+    if known is None:
+        return ""
+    kind, what = known
+    first = [name for name in BEFORE_PIP if environ.get(name)]
+    unset = f", and unset {' and '.join(first)}, which pip reads before it" if first else ""
+    hint = HINTS[kind].format(mirror=mirror, unset=unset)
+    return f"{what}; {hint}"

@@ -1,0 +1,79 @@
+# Apache-2.0 (see LICENSE)
+"""Whether the control node can download what an environment lacks, before hosts are changed."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Pip,
+    Sources,
+    Target,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, read_lock
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    MANIFEST,
+    Wanted,
+    read_wheelhouse,
+)
+
+
+def kinds_of(
+    hosts: Mapping[str, Mapping[str, Any]], pythons: Mapping[str, str]
+) -> dict[Target, str]:
+    """The kinds of wheels that hosts need, each with its first host.
+
+    Args:
+        hosts: the facts of each; any of them may be missing.
+        pythons: the path of the Python that each host's environment is made from, "" for none.
+    """
+    found: dict[Target, str] = {}
+    for host, facts in hosts.items():
+        versions = {one["path"]: one["version"] for one in facts.get("pythons", ())}
+        python = ".".join(versions.get(pythons[host], "").split(".")[:2])
+        kind, _, glibc = facts.get("libc", "").partition(" ")
+        with contextlib.suppress(ValueError):  # a host without a Python, or with another C library
+            target = Target(python, glibc if kind == "glibc" else "", facts.get("machine", ""))
+            found.setdefault(target, host)
+    return found
+
+
+def refusal(wanted: Wanted, target: Target, sources: Sources, cache: Path) -> str:
+    """Why the wheels cannot be downloaded, as a message; "" where they can or need not be.
+
+    Downloads one of those that the cache lacks and that has no index of its own.
+
+    Raises:
+        LockError: the list has the wrong form.
+    """
+    if read_wheelhouse(wanted.folder(cache, target)):
+        return ""
+    pins = read_lock(wanted.lock, target.python)
+    known = set() if wanted.resolve else _known(cache, pins, target)
+    there = known | sources.indexes.keys()
+    lacking = [pin for name, pin in sorted(pins.items()) if name not in there]
+    if not lacking:
+        return ""
+    with tempfile.TemporaryDirectory(prefix="ftcluster-") as folder:
+        try:
+            return Pip(target, sources, Path(folder)).try_one(lacking[0])
+        except DownloadError as error:  # there is no pip
+            return str(error)
+
+
+def _known(cache: Path, pins: Mapping[str, Pin], target: Target) -> set[str]:
+    """The packages that a download takes from other wheelhouses of the cache."""
+    there = {
+        wheel.sha256
+        for manifest in cache.glob(f"*-cp*/{MANIFEST}")
+        if target.runs_wheels_of(manifest.parent.name)
+        and (house := read_wheelhouse(manifest.parent))
+        and not house.notices
+        for wheel in house.wheels.values()
+    }
+    return {name for name, pin in pins.items() if pin.hashes & there}

@@ -1,0 +1,240 @@
+"""A mirror with a CA of its own behind a proxy, as the control node's pip sees both."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause
+from ansible_collections.ftcluster.cluster.plugins.modules.package_sources import explained
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils import download
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
+    DownloadError,
+    Pip,
+    Sources,
+    Target,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheel_source import (
+    kinds_of,
+    refusal,
+)
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
+    Wanted,
+    get_wheels,
+)
+
+from tests.mirror import Authority, Mirror, Proxy, with_tls
+from tests.unit.wheels import write_wheel
+
+TARGET = Target("3.11", "2.36", "x86_64")
+NAME = "mirror.site"
+WANTED = Wanted("stack", "a==1.0\nb==1.0\n", allow_unverified=True)
+INDEX = f"https://{NAME}/debian/dists/bookworm/InRelease"
+FAILED = f"E: Failed to fetch {INDEX}  "
+UNVERIFIED = "Certificate verification failed: The certificate is NOT trusted. The certificate"
+SOURCES = Sources(index_url=f"https://{NAME}/simple")
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[int]:
+    """Its port."""
+    with server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+
+
+class Site:
+    """A mirror with three certificates, and proxies that lead to it."""
+
+    def __init__(self, folder: Path, ports: dict[str, int]) -> None:
+        self.ca, self.ports = folder / "ca.pem", ports
+
+    @contextmanager
+    def proxy(self, certificate: str, refuses: int = 0) -> Iterator[str]:
+        where = {NAME: ("127.0.0.1", self.ports[certificate])}
+        with serving(Proxy(("127.0.0.1", 0), where, refuses)) as port:
+            yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("a", "b"):
+        write_wheel(folder / "wheels", name, "1.0")
+    ca = Authority()
+    (folder / "ca.pem").write_text(ca.pem)
+    ports, mirrors = {}, []
+    for kind, text in {
+        "good": ca.certificate(NAME),
+        "expired": ca.certificate(NAME, days=-1),
+        "other": ca.certificate("other.site"),
+    }.items():
+        path = folder / f"{kind}.pem"
+        path.write_text(text)
+        mirror = Mirror(("127.0.0.1", 0), folder / "wheels")
+        with_tls(mirror, path)
+        mirrors.append(mirror)
+        threading.Thread(target=mirror.serve_forever, args=(0.05,), daemon=True).start()
+        ports[kind] = mirror.server_port
+    yield Site(folder, ports)
+    for mirror in mirrors:
+        mirror.shutdown()
+        mirror.server_close()
+
+
+@pytest.fixture(autouse=True)
+def own_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pip without any configuration."""
+    for name in os.environ:
+        if name.startswith("PIP_") or name.lower().endswith(("_proxy", "_ca_bundle")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    # its question whether there is a pip at all takes as long as a download
+    monkeypatch.setattr(download, "pip_command", lambda: [sys.executable, "-m", "pip"])
+
+
+def test_wheels_come_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.proxy("good") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("PIP_CERT", str(site.ca))
+        assert refusal(WANTED, TARGET, SOURCES, tmp_path) == ""
+        house = get_wheels(WANTED, TARGET, SOURCES, tmp_path)
+    assert sorted(house.wheels) == ["a-1.0-py3-none-any.whl", "b-1.0-py3-none-any.whl"]
+    # what is there needs no mirror
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    assert refusal(WANTED, TARGET, SOURCES, tmp_path) == ""
+    pins = "".join(
+        f"{name.partition('-')[0]}==1.0 --hash=sha256:{one.sha256}\n"
+        for name, one in house.wheels.items()
+    )
+    newer = Wanted("newer", pins)
+    assert refusal(newer, TARGET, SOURCES, tmp_path) == ""
+    assert "does not answer" in refusal(
+        Wanted("newer", f"{pins}c==1.0\n", allow_unverified=True), TARGET, SOURCES, tmp_path
+    )
+
+
+@pytest.mark.parametrize(
+    ("certificate", "refuses", "settings", "said", "to_do"),
+    [
+        ("good", 0, {"PIP_CERT": ""}, "no CA that the control node trusts has signed the "
+         "certificate of mirror.site", "PIP_CERT=FILE"),
+        ("good", 0, {"REQUESTS_CA_BUNDLE": "/etc/ssl/certs/ca-certificates.crt"},
+         "no CA that the control node trusts", "unset REQUESTS_CA_BUNDLE, which pip reads before"),
+        ("good", 0, {"PIP_CERT": "/none/ca.pem"},
+         "no file of certificates /none/ca.pem, which PIP_CERT names", "name the right one"),
+        ("expired", 0, {}, "the certificate of mirror.site has expired", "have it renewed"),
+        ("other", 0, {}, "the certificate of mirror.site is for another name", "name the mirror"),
+        ("good", 403, {}, "does not lead to mirror.site: 403 Forbidden", "NO_PROXY=mirror.site"),
+        ("good", 407, {}, "wants a user and a password for mirror.site", "USER:PASSWORD@HOST"),
+        ("good", 0, {"HTTPS_PROXY": "http://me:secret@127.0.0.1:1"},
+         "the proxy http://****@127.0.0.1:1 does not answer: Connection refused", "start it"),
+        ("good", 0, {"HTTPS_PROXY": "http://proxy.invalid:3128"},
+         "the proxy http://proxy.invalid:3128 does not answer", "start it or name another one"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_one_line_with_what_to_do(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certificate: str, refuses: int,
+    settings: dict[str, str], said: str, to_do: str,
+) -> None:  # fmt: skip
+    with site.proxy(certificate, refuses) as proxy:
+        for name, value in {"HTTPS_PROXY": proxy, "PIP_CERT": str(site.ca), **settings}.items():
+            monkeypatch.setenv(name, value)
+        found = refusal(WANTED, TARGET, SOURCES, tmp_path / "cache")
+        assert found.startswith("the control node cannot download the wheels: ")
+        assert said in found
+        assert to_do in found
+        assert "\n" not in found
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_download_says_the_same(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.proxy("good", 403) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        said = refusal(WANTED, TARGET, SOURCES, tmp_path / "cache")
+        with pytest.raises(DownloadError) as caught:
+            Pip(TARGET, SOURCES, tmp_path).download([Pin("a", "1.0", frozenset())])
+        assert str(caught.value) == said
+        # of a script's own packages as well
+        asked, limits = tmp_path / "asked", tmp_path / "limits"
+        asked.write_text(f"--index-url {SOURCES.index_url}\na\n")
+        limits.touch()
+        own = Pip(TARGET, Sources(), tmp_path).download_file(asked, limits)
+        assert own.problem
+        assert said.endswith(own.problem)
+
+
+def test_a_mirror_without_tls_is_not_trusted(tmp_path: Path) -> None:
+    found = refusal(WANTED, TARGET, Sources("http://mirror.invalid/simple"), tmp_path)
+    assert "pip takes nothing from mirror.invalid, which it reaches without TLS" in found
+    assert found.endswith("PIP_TRUSTED_HOST=mirror.invalid")
+
+
+def test_a_mirror_that_lacks_a_package_is_refused_with_pips_words(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with site.proxy("good") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy)
+        monkeypatch.setenv("PIP_CERT", str(site.ca))
+        found = refusal(Wanted("other", "c==1.0\n"), TARGET, SOURCES, tmp_path)
+    assert "No matching distribution found for c==1.0" in found
+
+
+def test_hosts_of_one_kind_need_the_same_wheels() -> None:
+    def host(version: str, libc: str = "glibc 2.36") -> dict[str, object]:
+        pythons = [{"version": version, "path": "/usr/bin/python3"}]
+        return {"pythons": pythons, "libc": libc, "machine": "x86_64"}
+
+    hosts = {
+        "a": host("3.11.2"), "b": host("3.11.9"), "c": host("3.12.1"), "e": host("3.11.2"),
+        "d": host("3.11.2", "musl 1"), "f": {},
+    }  # fmt: skip
+    pythons = dict.fromkeys(hosts, "/usr/bin/python3") | {"e": ""}
+    assert kinds_of(hosts, pythons) == {TARGET: "a", Target("3.12", "2.36", "x86_64"): "c"}
+
+
+# as apt 2.6 of Debian 12 prints them
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"{FAILED}{UNVERIFIED} issuer is unknown.  "
+         "Could not handshake: Error in the certificate verification. [IP: 198.18.0.1 3128]",
+         "no CA that the host trusts has signed the certificate of mirror.site; put the CA"),
+        (f"{FAILED}{UNVERIFIED} chain uses expired certificate.  "
+         "Could not handshake: Error in the certificate verification.",
+         "the certificate of mirror.site has expired; have it renewed"),
+        (FAILED + "Invalid response from proxy: HTTP/1.0 403 Forbidden  Server: BaseHTTP/0.6",
+         "the proxy http://proxy:3128 does not lead to mirror.site: 403 Forbidden; have it let"),
+        (f"{FAILED}Could not connect to 198.18.0.1:9 (198.18.0.1). - connect (111: Connection "
+         "refused)",
+         "the proxy 198.18.0.1:9 does not answer: Connection refused; start it"),
+        (FAILED + "Could not resolve 'proxy.site'",
+         "the proxy proxy.site does not answer: its name is not known; start it"),
+        (FAILED + "Could not resolve 'mirror.site'", "Failed to fetch https://mirror.site/"),
+        (f"{FAILED}407  Proxy Authentication Required [IP: 127.0.0.1 41973]",
+         "the proxy http://proxy:3128 wants a user and a password for mirror.site; give them"),
+        (f"{FAILED}403  Forbidden [IP: 127.0.0.1 44231]\nE: Download Failed",
+         f"Failed to fetch {INDEX} 403 Forbidden [IP: 127.0.0.1 44231] (by the proxy http://proxy"),
+        ("", "apt says nothing (by the proxy http://proxy:3128); name a source"),
+    ],
+)  # fmt: skip
+def test_apts_words(said: str, expected: str) -> None:
+    assert explained(said, INDEX, "http://proxy:3128").startswith(expected)
+
+
+def test_words_of_something_else_are_no_cause() -> None:
+    for said in ("404 Not Found", "Could not connect to mirror.site:443 (10.0.0.1).", ""):
+        assert cause(said, "mirror.site:443", "", "the host") is None
