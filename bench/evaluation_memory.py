@@ -1,10 +1,12 @@
 """The memory of a rank while it trains, evaluates and saves, beside what the plan expects.
 
     PYTHONPATH=.:train:common:runner PREFIX/current/bin/python -m bench.evaluation_memory
-        [--width N] [--layers N] [--vocabulary N] [--tokens N] [--precision bf16|fp32]
+        [--width N] [--layers N] [--vocabulary N] [--tokens N] [--samples N] [--precision bf16|fp32]
+        [--masked]
 
 from the repository's root. A Llama with random weights and a vocabulary that is large beside its
-layers. Prints one JSON object: the peak of the whole process, and of each part of it.
+layers; with --masked a BERT, which learns 15 % of the tokens. Prints one JSON object: the peak of
+the whole process, and of each part of it.
 """
 
 import argparse
@@ -19,16 +21,18 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig, LlamaConfig
 
 from bench.engine_run import WORLD
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.job import Job
-from ftcluster_common.recipe import CausalLm, Recipe, Training
+from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Training
 from ftcluster_train.engine import checkpoints, loop
+from ftcluster_train.engine.data.masking import BEGINS
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
 from ftcluster_train.io.events import EventWriter
 
 STEPS = 2
@@ -39,7 +43,14 @@ RESET_PEAK = "5"  # proc(5), clear_refs
 class Tokenizer:
     """What a training needs of one."""
 
-    pad_token_id = eos_token_id = 0
+    pad_token_id = eos_token_id = pad_token_type_id = 0
+    mask_token_id, is_fast, padding_side = 1, True, "right"
+
+    def __init__(self, vocabulary: int) -> None:
+        self._vocabulary = vocabulary
+
+    def __len__(self) -> int:
+        return self._vocabulary
 
     def save_pretrained(self, folder: Path) -> None:
         """Write nothing."""
@@ -52,32 +63,40 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--masked", action="store_true")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     torch.manual_seed(0)
     heads = max(options.width // 64, 1)
-    config = LlamaConfig(
+    kind, auto = LlamaConfig, AutoModelForCausalLM
+    if options.masked:
+        kind, auto = BertConfig, AutoModelForMaskedLM
+    config = kind(
         hidden_size=options.width, num_hidden_layers=options.layers, num_attention_heads=heads,
         intermediate_size=4 * options.width, vocab_size=options.vocabulary, pad_token_id=0,
     )  # fmt: skip
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = auto.from_config(config, dtype=torch.float32)
     parameters = sum(p.numel() for p in model.parameters())
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     training = Training(
         max_steps=STEPS, logging_steps=1, eval_strategy="steps", eval_steps=1,
         save_strategy="steps", save_steps=1, save_total_limit=1,
     )  # fmt: skip
+    fields, name, task_class = CausalLm(block_size=options.tokens), "causal-lm", CausalLmTask
+    if options.masked:
+        fields, name, task_class = MaskedLm(max_length=options.tokens), "masked-lm", MaskedLmTask
     recipe = Recipe(
-        "clm", "random", "", CausalLm(block_size=options.tokens), "causal-lm", batch_size=1,
+        "lm", "random", "", fields, name, batch_size=options.samples,
         precision=options.precision, training=training, from_scratch=True,
     )  # fmt: skip
     peaks: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        task = CausalLmTask(recipe, Tokenizer())
+        task = task_class(recipe, Tokenizer(options.vocabulary))
         job = Job("m", folder, folder, recipe, options.precision, ipex=False, snapshot_seconds=0)
-        train_set = samples(folder / "train", STEPS, options)
+        train_set = samples(folder / "train", STEPS * options.samples, options)
         validation = samples(folder / "validation", EVALUATED // options.tokens, options)
         loop.Evaluator.evaluate = watched(loop.Evaluator.evaluate, "evaluation", peaks)
         checkpoints.Checkpoints.save = watched(checkpoints.Checkpoints.save, "checkpoint", peaks)
@@ -86,9 +105,12 @@ def main() -> int:
             loop.train(job, task, model, train_set, {"validation": validation}, WORLD, log)
     size = ModelSize(
         parameters, options.layers, options.width, heads, options.vocabulary,
-        embeddings=2 * options.vocabulary * options.width,
+        embeddings=(2 - options.masked) * options.vocabulary * options.width,
     )  # fmt: skip
-    plan = need(size, options.precision, 1, options.tokens, True, evaluated=EVALUATED)
+    plan = need(
+        size, options.precision, options.samples, options.tokens, True, evaluated=EVALUATED,
+        learned=fields.mlm_probability if options.masked else 1.0,
+    )  # fmt: skip
     print(json.dumps({
         **vars(options), "parameters": parameters, "peaks": peaks,
         "peak_bytes": max(peaks.values()), "plan_bytes": plan.total,
@@ -126,9 +148,10 @@ def peak() -> int:
 
 def samples(folder: Path, count: int, options: argparse.Namespace) -> Samples:
     """Random blocks."""
-    writer = SampleWriter(folder, {"input_ids": "i"})
+    writer = SampleWriter(folder, {"input_ids": "i", "kinds": "b"})
     for _ in range(count):
-        writer.add({"input_ids": torch.randint(options.vocabulary, (options.tokens,)).tolist()})
+        sample = {"input_ids": torch.randint(options.vocabulary, (options.tokens,)).tolist()}
+        writer.add(sample | {"kinds": [BEGINS] * options.tokens})
     writer.close()
     return Samples(folder)
 

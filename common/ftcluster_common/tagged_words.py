@@ -225,14 +225,19 @@ def whole_entities(tags: Iterable[str]) -> list[Entity]:
 
 
 def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
-    """The tags of `count` words with these entities, in IOB2 or IOBES.
+    """The tags of `count` words with these entities, in IOB1, IOB2 or IOBES.
 
     >>> tags_of([("A", 0, 3), ("B", 3, 4)], 5, "IOBES")
     ['B-A', 'I-A', 'E-A', 'S-B', 'O']
+    >>> tags_of([("A", 0, 2), ("A", 2, 3), ("B", 3, 4)], 4, "IOB1")
+    ['I-A', 'I-A', 'B-A', 'I-B']
     """
     tags = [OUTSIDE] * count
+    before: tuple[str, int] = ("", -1)
     for kind, begin, end in found:
-        tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+        first = "I" if scheme == "IOB1" and before != (kind, begin) else "B"
+        before = (kind, end)
+        tags[begin:end] = [f"{first}-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
         if scheme == "IOBES":
             tags[end - 1] = f"{'E' if end - begin > 1 else 'S'}-{kind}"
     return tags
@@ -252,11 +257,17 @@ def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
 
 
 def scheme_of(names: Iterable[str]) -> Scheme:
-    """The scheme of a model's tags; IOB2 stands for IOB1 too."""
-    named = [name for name in names if name != OUTSIDE]
+    """The scheme of a model's tags; IOB1 only where a type has no B-, for else it cannot be told.
+
+    >>> scheme_of(["O", "B-A", "I-A"]), scheme_of(["O", "I-A"]), scheme_of(["O", "S-A"])
+    ('IOB2', 'IOB1', 'IOBES')
+    """
+    named = {name for name in names if name != OUTSIDE}
     if not all(map(PREFIXED.fullmatch, named)):
         return "plain"
-    return "IOBES" if any(name[0] in "ES" for name in named) else "IOB2"
+    if any(name[0] in "ES" for name in named):
+        return "IOBES"
+    return "IOB2" if all(f"B-{kind}" in named for _, kind in map(parts, named)) else "IOB1"
 
 
 class TagCheck:

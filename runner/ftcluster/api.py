@@ -367,9 +367,12 @@ def generate(
 def load(model: "Run | Name", **options: Any) -> Any:
     """A trained model in this Python: transformers' pipeline, or that of sentence-transformers.
 
+    transformers has no pipeline for answers to questions and for summaries or translations: these
+    are the model and its tokenizer.
+
     Args:
         model: a run, whose model is copied here (`Run.model`), or a model's folder.
-        options: of the pipeline, SentenceTransformer or CrossEncoder.
+        options: of the pipeline, SentenceTransformer, CrossEncoder or the model's from_pretrained.
 
     Raises:
         FtclusterError: a package is missing in this Python, or there is no such model.

@@ -208,3 +208,19 @@ def test_adapters_of_fp32_beside_weights_in_bf16() -> None:
     one.register_forward_hook(partial(_plus_adapter, down, up, 2.0))
     assert torch.equal(one(x), (plain + 2 * (x.float() @ down.T @ up.T)).bfloat16())
     assert layers(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", [EMBED, RERANK])
+def test_adapters_are_measured_with_their_base(tmp_path: Path, name: str) -> None:
+    job = job_of(
+        tmp_path, name, batch_size=30, max_steps=20, learning_rate=2e-2, eval_strategy="steps",
+        eval_steps=20, eval_on_start=True,
+    )  # fmt: skip
+    events = run_rank(job)
+    first, found = (one["metrics"] for one in events if one["event"] == "evaluation")
+    assert found != first
+    folder = events[-1]["model"]
+    assert not (Path(folder) / "config.json").exists()
+    recipe = replace(job.recipe, model=folder, options=replace(job.recipe.options, lora_r=None))
+    again = replace(job, run_dir=tmp_path / "runs/two", recipe=recipe, purpose=EVALUATE)
+    assert result_of(again)["metrics"] == pytest.approx(found, abs=1e-5)

@@ -9,13 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import pipeline
+import torch
+from transformers import AutoModelForCausalLM, pipeline
 
 from ftcluster_common.job import EVALUATE, GENERATE, Job
 from ftcluster_train.engine import generation
+from ftcluster_train.engine.checkpoints import save_model
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError, TrainingStopped
 from tests.engine.jobs import make_job, run_rank
-from tests.engine.test_instruction_tuning import TASK, chats, job_of, write_chat_model
+from tests.engine.models import make_model, make_tokenizer
+from tests.engine.test_instruction_tuning import (
+    ANSWER,
+    BEGIN,
+    PAD,
+    TASK,
+    chats,
+    job_of,
+    write_chat_model,
+)
 
 pytestmark = pytest.mark.usefixtures("one_world")
 GREEDY = {"max_new_tokens": 6, "temperature": 0.0, "top_p": 1.0, "seed": 1, "system": ""}
@@ -126,3 +138,49 @@ def test_an_evaluation_shows_answers_beside_their_references(tmp_path: Path) -> 
     for prompt, reference, _ in rows:
         last = prompt.split()[-1]
         assert reference.split() == [last, last]
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["all weights", "adapters"])
+def test_an_answer_ends_with_the_end_that_was_learned(tmp_path: Path, adapters: bool) -> None:
+    """The base knows only the end of a text, which no conversation has."""
+    base = Path(write_chat_model(tmp_path / "model"))
+    config = base / "generation_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "eos_token_id": ANSWER}))
+    job = job_of(
+        tmp_path, chats(200, 1), model=str(base), max_steps=60,
+        learning_rate=3e-2 if adapters else 5e-3, options={"lora_r": 8 if adapters else None},
+    )  # fmt: skip
+    folder = run_rank(job)[-1]["model"]
+    ends = json.loads((Path(folder) / "generation_config.json").read_text())["eos_token_id"]
+    assert ends == [ANSWER, PAD]
+    if adapters:
+        model = generation.load_decoder(folder, tmp_path, torch.float32)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(folder)
+    ended = 0
+    for word in range(4, 24):
+        ids = torch.tensor([[BEGIN, word, PAD, BEGIN, ANSWER]])
+        found = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
+        assert PAD not in found[:-1]
+        ended += found[-1] == PAD
+    assert ended > 10
+
+
+@pytest.mark.parametrize(
+    ("written", "ends"),
+    [
+        ("{{ m.content }}\n[PAD]\n", [2, PAD]),
+        ("{{ m.content }} w7\n", 2),  # a token that answers have as well
+        ("{{ m.role }} [PAD]", 2),  # without the answer
+        ("{{ m.content }} [CLS]", 2),  # known already
+    ],
+)
+def test_which_token_ends_an_answer(tmp_path: Path, written: str, ends: Any) -> None:
+    template = f"{{% for m in messages %}}{written}{{% endfor %}}"
+    job = make_job(tmp_path, TASK)
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    model = make_model("llama", TASK, eos_token_id=2)
+    save_model(model, make_task(job.recipe, tokenizer), tmp_path / "saved")
+    config = json.loads((tmp_path / "saved/generation_config.json").read_text())
+    assert config["eos_token_id"] == ends

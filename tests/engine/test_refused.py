@@ -1,5 +1,6 @@
 """What does not fit a task is refused in words, before the first step."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from ftcluster_common.job import Job
+from ftcluster_common.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
+from tests.engine.jobs import run_rank
 from tests.engine.models import make_tokenizer
-from tests.engine.runs import classes, make_whole_job, questions, write_data, write_model
+from tests.engine.runs import classes, make_whole_job, questions, triplets, write_data, write_model
 
 KINDS = {"bert": "text-classification", "gpt2": "causal-lm"}  # of models, for what
 
@@ -76,6 +80,45 @@ def test_adapters_without_their_model(tmp_path: Path) -> None:
     error = refusal(job)
     assert "adapters, and not the model that they belong to" in error.message
     assert "merge_and_unload" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "does not name the model that the adapters belong to"),
+        ({"base_model_name_or_path": "/nowhere"}, "belong to, /nowhere, is no folder of "),
+        ({"use_dora": True}, "adapter_config.json has use_dora=True"),
+        ({"r": 0}, "lacks a number r or lora_alpha"),
+        ({"target_modules": "all-linear"}, "has no list target_modules"),
+        ({"target_modules": ["query"]}, "have no weights classifier.bias"),
+        ({"target_modules": ["classifier"]}, "layer classifier has another size"),
+    ],
+)
+def test_adapters_that_cannot_be_evaluated(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / "adapters"
+    folder.mkdir()
+    if fields:
+        base = write_model(tmp_path / "base", "bert", "text-ranking")
+        plain = {"base_model_name_or_path": base, "r": 2, "lora_alpha": 4, "target_modules": []}
+        fields = {**plain, **fields}
+    layers = [f"bert.encoder.layer.{n}.attention.self.query" for n in range(2)]
+    if fields.get("target_modules") == ["classifier"]:
+        layers = ["classifier"]
+    sizes = {"A": (2, 32), "B": (32, 2)}
+    tensors = {
+        f"base_model.model.{layer}.lora_{part}.weight": torch.zeros(size)
+        for layer in layers
+        for part, size in sizes.items()
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    data = write_data(tmp_path / "pairs", {"validation": triplets(9, 1)})
+    job = replace(job_of(tmp_path, "text-ranking", data=data, model=str(folder)), purpose=EVALUATE)
+    with pytest.raises(TrainError) as error:
+        run_rank(job)
+    assert said in error.value.message
 
 
 def test_texts_that_fill_no_block(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
-from ftcluster_common.tagged_words import Tagged
+from ftcluster_common.tagged_words import Tagged, scheme_of
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.tag_windows import label_tokens
 from ftcluster_train.engine.data.token_store import Samples
@@ -294,11 +294,48 @@ def test_tags_that_cannot_be_learned(tmp_path: Path, sets: Any, said: str) -> No
     assert said in caught.value.message
 
 
-def test_other_sets_get_the_scheme_of_the_training_set(tmp_path: Path) -> None:
-    iobes = [{"tokens": ["a", "b", "c"], "ner_tags": ["B-A", "E-A", "S-A"]}] * 2
-    iob2 = [{"tokens": ["a", "b", "c"], "ner_tags": ["B-A", "I-A", "B-A"]}] * 2
-    for number, (train, validation) in enumerate(((iobes, iob2), (iob2, iobes))):
-        job = job_of(tmp_path / str(number), {"train": train, "validation": validation})
-        samples = samples_of(job, "validation")
-        tags = [samples.about["names"][t] for t in samples[0]["tags"] if t != IGNORED]
-        assert tags == train[0]["ner_tags"]
+# CoNLL-2003 has IOB1: `d e` are an entity, and `f` another of the same type
+SCHEMES = {
+    "IOB1": ["I-A", "O", "I-B", "I-A", "I-A", "B-A"],
+    "IOB2": ["B-A", "O", "B-B", "B-A", "I-A", "B-A"],
+    "IOBES": ["S-A", "O", "S-B", "B-A", "E-A", "S-A"],
+}
+FOUND = {  # the first two words as a whole, and the entities of all others as they are
+    "IOB2": ["B-A", "I-A", "B-B", "B-A", "I-A", "B-A"],
+    "IOBES": ["B-A", "E-A", "S-B", "B-A", "E-A", "S-A"],
+}
+
+
+@pytest.mark.parametrize("validation", SCHEMES)
+@pytest.mark.parametrize("train", SCHEMES)
+def test_each_set_has_the_scheme_of_the_model(tmp_path: Path, train: str, validation: str) -> None:
+    sets = {
+        split: [{"tokens": list("abcdef"), "ner_tags": SCHEMES[scheme]}] * 2
+        for split, scheme in (("train", train), ("validation", validation))
+    }
+    learned = "IOBES" if train == "IOBES" else "IOB2"
+    folder = Path(prepare(job_of(tmp_path, sets)).samples)
+    for split in sets:
+        samples = Samples(folder / split)
+        names = samples.about["names"]
+        tags = [[names[t] for t in one["tags"] if t != IGNORED] for one in samples]
+        assert tags == [SCHEMES[learned]] * 2
+        # seqeval and conlleval: 3 of 4 entities are right, of 4 that are found
+        report = entity_report([FOUND[learned]] * 2, tags, scheme_of(names))
+        metrics = entity_metrics(report, [FOUND[learned]] * 2, tags, scheme_of(names))
+        assert [metrics[name] for name in ("precision", "recall", "f1")] == [0.75] * 3
+
+
+def test_a_model_of_others_with_iob1_is_measured_in_it(tmp_path: Path) -> None:
+    names = ["O", "I-A", "I-B", "B-A"]
+    model = make_model("bert", TASK, num_labels=len(names), max_position_embeddings=48)
+    model.config.id2label = dict(enumerate(names))
+    model.config.label2id = {name: number for number, name in enumerate(names)}
+    model.save_pretrained(tmp_path / "model")
+    make_pieces().save_pretrained(tmp_path / "model")
+    for scheme, tags in SCHEMES.items():
+        rows = [{"tokens": list("abcdef"), "ner_tags": tags}]
+        job = job_of(tmp_path / scheme, rows, str(tmp_path / "model"), "evaluate")
+        [folder] = [one for one in Path(prepare(job).samples).iterdir() if one.is_dir()]
+        [sample] = Samples(folder)
+        assert [names[t] for t in sample["tags"] if t != IGNORED] == SCHEMES["IOB1"]

@@ -179,6 +179,8 @@ def test_a_model_is_loaded_as_its_users_do(
     (folder / "ftcluster.json").write_text(json.dumps(about))
     with pytest.raises(ftcluster.FtclusterError, match=r"needs .* in this Python"):
         ftcluster.load(folder)
+    with pytest.raises(ftcluster.FtclusterError, match=r"has no ftcluster\.json"):
+        ftcluster.load(tmp_path)
     calls: list[str] = []
     module = types.ModuleType(package)
     module.pipeline = lambda task, **_: calls.append(f"pipeline {task}")  # type: ignore[attr-defined]

@@ -10,11 +10,16 @@ from typing import Any, Protocol, runtime_checkable
 
 from ftcluster.errors import FtclusterError, InputError
 from ftcluster.paths import state_dir, write_atomically
+from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster_common.sentence_modules import MODULES
-from ftcluster_common.trained_model import pipeline_of, read_trained
+from ftcluster_common.trained_model import FILE, pipeline_of, read_trained
 
 # of transformers, by task
 RANKING = "text-ranking"
+PARTS = {  # it has no pipelines for these since 5.0
+    "question-answering": "AutoModelForQuestionAnswering",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+}
 FRAMES = "frames"  # of the state folder
 PACKAGES = "pip install {} torch, in an environment of its own"
 
@@ -64,29 +69,38 @@ def load(folder: Path, **options: Any) -> Any:
     """A model's folder as those use it who know nothing of ftcluster.
 
     Returns:
-        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline.
+        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; of
+        PARTS the model and its tokenizer.
 
     Raises:
-        FtclusterError: a package is missing, or has no pipeline for the model's task.
+        FtclusterError: there is no such folder, it is of no training, or a package is missing.
     """
     trained = read_trained(folder)
     task = str(trained.get("task", ""))
     if not folder.is_dir():
         raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
+    if not task and not (folder / MODULES).is_file():
+        raise FtclusterError(
+            f"{folder} has no {FILE}, so it is not known what its model does",
+            "give the folder of a training, or load it with transformers' pipeline(TASK, FOLDER)",
+        )
+    adapted = (folder / ADAPTERS).is_file()
+    if task == RANKING and adapted:
+        raise FtclusterError(
+            f"{folder} has adapters, whose head CrossEncoder leaves out",
+            f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
+        )
     if (folder / MODULES).is_file() or task == RANKING:
         kind = "CrossEncoder" if task == RANKING else "SentenceTransformer"
         return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
-    if (folder / "adapter_config.json").is_file():
+    if adapted:
         _package("peft")
-    transformers = _package("transformers")
-    name = pipeline_of(task, trained.get("options") or {}) or None
-    try:
-        return transformers.pipeline(name, model=str(folder), **options)
-    except KeyError as error:
-        raise FtclusterError(
-            f"transformers {transformers.__version__} has no pipeline for {name}",
-            f"load its parts, as {folder / 'README.md'} shows",
-        ) from error
+    transformers, name = _package("transformers"), str(folder)
+    if task in PARTS:
+        model = getattr(transformers, PARTS[task]).from_pretrained(name, **options)
+        return model, transformers.AutoTokenizer.from_pretrained(name)
+    pipeline = pipeline_of(task, trained.get("options") or {})
+    return transformers.pipeline(pipeline, model=name, **options)
 
 
 def _package(name: str) -> Any:

@@ -33,7 +33,6 @@ from ftcluster.operations.sweep_result import (
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
 from ftcluster.recipe.search import Settings
-from ftcluster.recipe.tasks import metric_names
 from ftcluster.text.plural import counted
 from ftcluster_common.run_state import INTERRUPTED, RunState, name_of_run
 
@@ -100,9 +99,7 @@ class _Sweep:
         asked = [self._search.ask() for _ in self._parts] if self._search else request.tried
         prepared, self._asked = self._add(asked[: request.tpe or None])
         first = prepared[0].recipe
-        if request.metric and request.metric not in (known := metric_names(first.options)):
-            raise UsageError(f"--metric {request.metric}: this task has {', '.join(known)}")
-        self._aim = aim_of(first.training, request.metric)
+        self._aim = aim_of(first, request.metric, request.fields)
         self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
         self._running: dict[int, Row] = {}  # by the part's place
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"

@@ -32,7 +32,7 @@ class SweepRequest(RecipeRequest):
         random: how many random combinations are tried; 0: all of them.
         tpe: how many Optuna's sampler TPE chooses by those before, instead.
         seed: what these are drawn with.
-        metric: what is compared; "": metric_for_best_model, or else the loss.
+        metric: what is compared; "": see `aim_of`.
         retry: whether runs that have failed or were stopped are trained again.
         fetch: a new or empty folder of this machine for the best model, or "".
         report: where a page about the runs is written, or None.
@@ -70,6 +70,11 @@ class SweepRequest(RecipeRequest):
     @cached_property
     def _axes(self) -> tuple[list[str], list[Axis]]:
         return axes_of(self.words, all_fields())
+
+    @property
+    def fields(self) -> list[str]:
+        """The names of those with several values."""
+        return [axis.name for axis in self._axes[1]]
 
     def search(self, at_once: int) -> Tpe | None:
         """What chooses so many combinations at once by their results; None: all are known before.

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftcluster.errors import UsageError
 from ftcluster.progress.format import duration
 from ftcluster.recipe.search import Settings
+from ftcluster.recipe.tasks import comparable_metrics, metric_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
-from ftcluster_common.recipe import Training
+from ftcluster_common.recipe import Recipe
 
 LESS_IS_BETTER = {"loss", "perplexity"}  # words of a metric's name; of all others more is better
 PREFIX = "eval_"  # of a metric's name in transformers
@@ -73,17 +75,20 @@ class Aim:
     """What the best run has the best value of.
 
     Attributes:
-        metric: its name; "": the loss, or else the first metric that is measured.
+        metric: its name; "": the first of `others` that is measured; without these the loss, or
+            else the first metric that is measured.
         greater: whether more is better; None: by its name.
     """
 
     metric: str = ""
     greater: bool | None = None
+    others: tuple[str, ...] = ()
 
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
         """The metric's name, and its value where it is measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
-        name = self.metric or ("loss" if "loss" in plain else next(iter(plain), ""))
+        known = self.others or ("loss", *plain)
+        name = self.metric or next((name for name in known if name in plain), "")
         return name, plain.get(name)
 
     def more_is_better(self, name: str) -> bool:
@@ -92,11 +97,34 @@ class Aim:
         return by_name if self.greater is None else self.greater
 
 
-def aim_of(training: Training, asked: str) -> Aim:
-    """What a sweep looks for: a metric that is asked for, or that of the recipe's best model."""
+def aim_of(recipe: Recipe, asked: str, fields: Sequence[str]) -> Aim:
+    """What a sweep looks for: a metric that is asked for, or that of the recipe's best model.
+
+    Where a field that is tried is a part of the loss itself, losses of runs say nothing of which
+    one is better. Then it is the first other metric, unless one is asked for.
+
+    Args:
+        fields: that have several values.
+
+    Raises:
+        UsageError: the task has no such metric, or none that its runs are compared by.
+    """
+    training, known = recipe.training, metric_names(recipe.options)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)
-    metric = asked.removeprefix(PREFIX) or own
-    return Aim(metric, training.greater_is_better if metric == own else None)
+    asked = asked.removeprefix(PREFIX)
+    if asked and asked not in known:
+        raise UsageError(f"--metric {asked}: this task has {', '.join(known)}")
+    comparable = comparable_metrics(recipe.options, fields)
+    if asked or (own or "loss") in comparable or comparable == known:
+        metric = asked or own
+        return Aim(metric, training.greater_is_better if metric == own else None)
+    if not comparable:
+        raise UsageError(
+            f"{', '.join(known)} are computed with {' and '.join(fields)}, so runs with other "
+            "values are not compared by them, and this task has no other metric",
+            f"--metric {known[0]} compares them all the same",
+        )
+    return Aim(others=comparable)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from ftcluster_common.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import (
     DecoderTuning,
     LanguageModel,
+    MaskedLm,
     PreferenceTuning,
     Recipe,
     Seq2SeqLm,
@@ -42,7 +43,8 @@ class Batch:
         parts: number of gradient accumulation steps.
         tokens: the most that a text has.
         texts: how many a sample has, computed one by one.
-        predicts_tokens: whether the loss is over the vocabulary at every token.
+        predicts_tokens: whether the loss is over the vocabulary, at the tokens that are learned.
+        learned: the share of a text's tokens that are.
         precision: bf16 or fp32.
         model: its size, if it is known.
         sharded: whether the optimizer is sharded over the ranks.
@@ -61,6 +63,7 @@ class Batch:
     tokens: int = 0
     texts: int = 1
     predicts_tokens: bool = False
+    learned: float = 1.0
     precision: str = "fp32"
     model: ModelSize | None = None
     ipex: bool = False
@@ -90,6 +93,7 @@ class Batch:
             tokens=tokens,
             texts=recipe.texts_of_a_sample,
             predicts_tokens=isinstance(recipe.options, LanguageModel | DecoderTuning | Seq2SeqLm),
+            learned=_learned(recipe, ipex),
             precision=precision,
             model=model,
             ipex=ipex,
@@ -132,7 +136,7 @@ class Batch:
             self.model, self.precision, texts, self.tokens, self.predicts_tokens, self.ipex,
             world if self.sharded else None, self.local and world > 1,
             self.adapter_rank, self.checkpointing, self.in_4bit, self.merged, self.evaluated,
-            self.targets,
+            self.targets, self.learned,
         )  # fmt: skip
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
@@ -286,3 +290,14 @@ class Batch:
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why
+
+
+def _learned(recipe: Recipe, ipex: bool) -> float:
+    """The share of a text's tokens that have logits, at most.
+
+    Of a masked language model the masked ones, unless its last layer is not fused with the loss. Of
+    conversations the answers, which may be nearly all.
+    """
+    masks = isinstance(recipe.options, MaskedLm)
+    fused = not ipex and not recipe.training.label_smoothing_factor
+    return recipe.options.mlm_probability if masks and fused else 1.0

@@ -114,6 +114,7 @@ def need(
     merged: bool = False,
     evaluated: int = 0,
     targets: int = 0,
+    learned: float = 1.0,
 ) -> Need:
     """The memory for a forward and a backward pass, and for evaluating and saving between them.
 
@@ -122,13 +123,14 @@ def need(
         local: whether hosts take local steps.
         samples: how many a rank computes at once.
         tokens: the most that a sample has; others are padded to it.
-        predicts_tokens: whether the loss is over the vocabulary at every token.
+        predicts_tokens: whether the loss is over the vocabulary, at the tokens that are learned.
         adapter_rank: that of low-rank adapters, which are trained instead of all weights.
         checkpointing: whether of all layers but one only the input is kept.
         in_4bit: whether weights that are not trained are in NF4, but for embeddings.
         merged: whether adapters are added to the weights at the end.
         evaluated: tokens that a rank evaluates at once; 0: nothing is.
         targets: the most tokens of a text that a decoder beside an encoder learns; 0: no decoder.
+        learned: the share of tokens that are learned, of which alone there are logits.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -143,14 +145,14 @@ def need(
         layers = 1 if checkpointing else size.decoder_layers or size.layers
         activations += int(samples * targets * layers * of_decoder)
     if predicts_tokens:
-        logits = samples * (targets or tokens) * size.vocabulary
+        logits = int(samples * (targets or tokens) * learned) * size.vocabulary
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
     if targets:  # keys and values of both attentions, while a text is written
         evaluating += 4 * evaluated * (size.decoder_layers or size.layers) * size.features * each
     if predicts_tokens:
-        at_once = min(evaluated * size.vocabulary, LOGITS)
+        at_once = min(int(evaluated * learned) * size.vocabulary, LOGITS)
         evaluating += at_once * each
     if adapter_rank is not None:
         trained = adapter_parameters(size, adapter_rank)

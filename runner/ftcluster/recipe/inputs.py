@@ -39,7 +39,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
            "pytorch_model.bin.index.json")  # fmt: skip
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json",
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
-ADAPTERS = "adapter_config.json"
+ADAPTERS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 # model types that read a text in both directions, unless their configuration has is_decoder; of all
 # others the ranks find out
@@ -79,7 +79,7 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
     problems: list[InputError] = []
     checks: dict[str, Callable[[Path], None]] = {
         "data": lambda path: check_data(path, recipe, purpose),
-        "model": lambda path: check_model_folder(path, recipe),
+        "model": lambda path: check_model_folder(path, recipe, purpose),
         "tokenizer": lambda path: check_tokenizer_folder(path, recipe),
         "teacher": lambda path: check_model_folder(path, replace(recipe, from_scratch=False)),
     }
@@ -168,11 +168,12 @@ def check_checkpoint(value: str) -> None:
     )
 
 
-def check_model_folder(folder: Path, recipe: Recipe) -> None:
+def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     """Make sure that `from_pretrained` can read a folder.
 
     Training from scratch needs only a configuration. No tokenizer is needed if the recipe names
-    one, or if one is trained on the data.
+    one, or if one is trained on the data. Trained adapters are used with their base, which the
+    hosts look for.
 
     Raises:
         InputError: it is no folder, lacks its configuration, weights or tokenizer, or has a model
@@ -181,6 +182,8 @@ def check_model_folder(folder: Path, recipe: Recipe) -> None:
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
     if (folder / ADAPTERS).is_file() and not (folder / "config.json").is_file():
+        if purpose != "train" and (folder / ADAPTER_WEIGHTS).is_file():
+            return
         raise InputError(
             f"model {folder} has adapters, and not the model that they belong to",
             "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",

@@ -1,7 +1,7 @@
 """Metrics of the tasks, fields that contradict each other, and the tasks of GLUE."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ftcluster_common.recipe import (
@@ -10,6 +10,7 @@ from ftcluster_common.recipe import (
     DecoderTuning,
     InstructionTuning,
     LanguageModel,
+    MaskedLm,
     Metric,
     Options,
     PreferenceTuning,
@@ -33,6 +34,16 @@ OF_PAIRS = (
 )  # fmt: skip
 REGRESSION_METRICS = ("pearson", "spearman")
 CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
+# fields that an evaluation's metrics are computed with: other values are another scale
+SCALED_BY: Mapping[type[Options], Mapping[str, tuple[str, ...]]] = {
+    MaskedLm: dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity")),
+    PreferenceTuning: {"beta": ("loss", "margin"), "label_smoothing_factor": ("loss",)},
+    SentenceSimilarity: {"loss": ("loss",), "teacher": ("loss", "cosine")},
+    TextDistillation: {
+        "temperature": ("loss",), "alpha": ("loss",), "teacher": ("loss", "agreement"),
+    },
+    TextRanking: {"loss": ("loss",)},
+}  # fmt: skip
 SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
 
 
@@ -63,6 +74,18 @@ def metric_names(options: Options) -> tuple[str, ...]:
         return names
     endings = [split.removeprefix("validation_") for split in options.validation_splits]
     return tuple(f"{name}_{ending}" for ending in endings for name in names)
+
+
+def comparable_metrics(options: Options, fields: Iterable[str]) -> tuple[str, ...]:
+    """Return the metrics of a task that runs with several values of these fields are compared by.
+
+    Args:
+        fields: by their names on a command line.
+    """
+    scaled = SCALED_BY.get(type(options), {})
+    plain = (name.removeprefix("options.").removeprefix("training.") for name in fields)
+    others = {metric for name in plain for metric in scaled.get(name, ())}
+    return tuple(name for name in metric_names(options) if name not in others)
 
 
 def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:

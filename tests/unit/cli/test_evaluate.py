@@ -81,6 +81,21 @@ def test_a_trained_model_has_its_own_configuration_and_tokenizer(
     assert (recipe.from_scratch, recipe.tokenizer, recipe.config_overrides) == (False, None, {})
 
 
+def test_adapters_are_copied_and_their_base_is_that_of_the_hosts(
+    launched: list[TrainingRun], shell: Shell
+) -> None:
+    Path("adapters").mkdir()
+    pairs = {"query": "a", "text": "b", "label": 1}
+    Path("pairs.jsonl").write_text(f"{json.dumps(pairs)}\n")
+    Path("adapters/adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    words = "evaluate rerank --model adapters --data pairs.jsonl"
+    assert "has adapters, and not the model" in shell(words, 1).err  # nor their weights
+    Path("adapters/adapter_model.safetensors").touch()
+    document(shell, words)
+    [run] = launched
+    assert [Path(source).name for source, _ in run.folders] == ["pairs.jsonl", "adapters"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -23,7 +23,7 @@ from ftcluster.operations import prepare, sweep
 from ftcluster.operations.report import ReportRequest
 from ftcluster.operations.sweep_result import Aim, Row, SweepResult
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.recipe import Training
+from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.run_state import INTERRUPTED, RunState
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS, cluster, host
@@ -309,4 +309,51 @@ def test_which_one_is_best(aim: Aim, best: int | None) -> None:
     ]
     result = SweepResult([*rows, Row({}, state="failed")], aim)
     assert result.best is (None if best is None else rows[best])
-    assert sweep.aim_of(Training(metric_for_best_model="eval_f1"), "") == Aim("f1")
+    best = ["metric_for_best_model=eval_f1", "save_strategy=best"]
+    recipe = load_recipe("mrpc", best)
+    assert sweep.aim_of(recipe, "", ["learning_rate"]) == Aim("f1")
+
+
+DISTILLED, TUNED = ("accuracy", "f1_macro", "agreement"), ("accuracy", "margin")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "asked", "fields", "aim"),
+    [
+        ("distill", "", ["learning_rate"], Aim()),
+        ("distill", "", ["learning_rate", "options.temperature"], Aim(others=DISTILLED)),
+        ("distill", "", ["alpha", "teacher"], Aim(others=DISTILLED[:2])),
+        ("distill", "eval_loss", ["alpha"], Aim("loss")),
+        ("dpo", "", ["training.label_smoothing_factor"], Aim(others=TUNED)),
+        ("dpo", "", ["beta"], Aim(others=TUNED[:1])),
+        ("sft", "", ["label_smoothing_factor"], Aim()),  # evaluations have none
+        ("mlm", "perplexity", ["mlm_probability"], Aim("perplexity")),
+    ],
+)
+def test_losses_that_a_field_scales_are_not_compared(
+    recipe: str, asked: str, fields: list[str], aim: Aim
+) -> None:
+    given = load_recipe(recipe, [])
+    assert sweep.aim_of(given, asked, fields) == aim
+    training = replace(given.training, metric_for_best_model="loss")
+    wanted = Aim("loss") if aim == Aim() else aim
+    assert sweep.aim_of(replace(given, training=training), asked, fields) == wanted
+
+
+def test_the_first_other_metric_that_is_measured_is_compared() -> None:
+    """Without labels a distilled classifier has no accuracy."""
+    rows = [
+        Row({}, state="done", metrics={"agreement": value, "loss": 1 - value})
+        for value in (0.9, 0.5)
+    ]
+    result = SweepResult(rows, Aim(others=DISTILLED))
+    assert (result.metric, result.best) == ("agreement", rows[0])
+
+
+def test_a_sweep_without_anything_to_compare_is_refused(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a b\n")
+    words = ["sweep", "mlm", "--data", str(tmp_path / "texts.txt"), "mlm_probability=0.15,0.3"]
+    refused = shell([*words, "--dry-run"], 2).err
+    assert "loss, perplexity are computed with mlm_probability" in refused
+    assert "--metric loss" in refused
+    shell([*words, "--dry-run", "--metric", "loss"])

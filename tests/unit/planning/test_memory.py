@@ -77,6 +77,20 @@ def test_the_estimate_of_evaluating_and_saving_is_near_what_was_measured(
     assert found.total / 1e6 == pytest.approx(measured_mb, rel=0.1)
 
 
+def test_of_a_masked_language_model_masked_tokens_alone_have_logits() -> None:
+    """The peak of 8 texts with a vocabulary of 250,002 (bench.evaluation_memory --masked)."""
+    size = ModelSize(32_729_618, 2, 128, 2, 250_002)
+    fields = ["batch_size=8", "max_length=128"]
+    found = Batch.of(load_recipe("mlm", fields), "bf16", size, ipex=False).need(1)
+    assert found
+    assert found.total / 1e6 == pytest.approx(1493, rel=0.1)
+    # the whole vocabulary for each token, where the last layer is not fused with the loss
+    smoothed = [*fields, "label_smoothing_factor=0.1"]
+    more = Batch.of(load_recipe("mlm", smoothed), "bf16", size, ipex=False).need(1)
+    assert more
+    assert more.activations > 2 * found.activations
+
+
 def test_each_text_of_a_sample_has_activations() -> None:
     size = ModelSize(*MINI, HEADS)
 

@@ -10,6 +10,7 @@ from ftcluster.errors import InputError, RecipeError
 from ftcluster.operations.recipe_words import on_the_hosts
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.job import EVALUATE
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said
 
@@ -51,6 +52,9 @@ def test_instruction_tuning_needs_a_chat_template(tmp_path: Path, said: Said) ->
 
     (tmp_path / "adapter_config.json").touch()
     said(problem())
+    (tmp_path / "adapter_model.safetensors").touch()
+    assert "has adapters" in problem()
+    check_inputs(load_recipe("sft", [f"model={tmp_path}", "data=org/chats"]), EVALUATE)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / name).touch()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import (
     Adapters,
     Recipe,
@@ -30,6 +31,19 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's n
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
 TASK_TYPES = {SentenceSimilarity: "FEATURE_EXTRACTION", TextRanking: "SEQ_CLS"}  # else CAUSAL_LM
 SHOWN = 12  # layers in an error
+# fields of peft's files with which adapters are added in another way, where they have another value
+PLAIN = {
+    "peft_type": "LORA", "bias": "none", "fan_in_fan_out": False, "use_rslora": False,
+    "use_dora": False, "use_qalora": False, "lora_bias": False, "rank_pattern": {},
+    "alpha_pattern": {}, "layers_to_transform": None, "target_parameters": None,
+    "trainable_token_indices": None, "alora_invocation_tokens": None,
+}  # fmt: skip
+MERGE = "merge them with peft: merge_and_unload()"
+
+
+def has_only_adapters(folder: str) -> bool:
+    """Whether a folder has adapters, and not the model that they belong to."""
+    return (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file()
 
 
 def check_whole(folder: str) -> None:
@@ -38,11 +52,16 @@ def check_whole(folder: str) -> None:
     Raises:
         TrainError: it has only adapters.
     """
-    if (Path(folder) / CONFIG).is_file() and not (Path(folder) / "config.json").is_file():
+    if has_only_adapters(folder):
         raise TrainError(
             f"{folder} has adapters, and not the model that they belong to",
-            "train it with merge_adapters=true, or merge them with peft: merge_and_unload()",
+            f"train it with merge_adapters=true, or {MERGE}",
         )
+
+
+def settings_of_base(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a base's configuration, whose head may have other outputs than its adapters'."""
+    return {"num_labels": 1} if isinstance(recipe.options, TextRanking) else {}
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
@@ -207,15 +226,33 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
     return loaded
 
 
+def use_adapters(model: "PreTrainedModel", folder: Path, merge: bool = False) -> set[str]:
+    """Add the adapters of a folder to their base; returns the weights that they replace, by name.
+
+    Raises:
+        TrainError: they are of another model, or not plain LoRA.
+    """
+    weights, problems = add_saved_adapters(model, folder, merge)
+    if problems:
+        what = f"the adapters of {folder} do not fit {model.name_or_path}: {'; '.join(problems)}"
+        raise TrainError(what, MERGE)
+    return {*weights}
+
+
 def add_saved_adapters(
-    model: "PreTrainedModel", folder: Path
+    model: "PreTrainedModel", folder: Path, merge: bool = False
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """Add what a folder has to the layers of a plain model, as its files say and peft does.
+
+    Args:
+        merge: whether they are added to the weights, and not to what their layers compute.
 
     Returns:
         The adapters, by the names of their tensors in a model that has them, and what is wrong.
     """
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_json(folder / CONFIG)
+    if unlike := _not_plain(config):
+        return {}, unlike
     scale = config["lora_alpha"] / config["r"]
     found = {}
     for saved, tensor in load_file(folder / WEIGHTS).items():
@@ -235,13 +272,29 @@ def add_saved_adapters(
             down, up = (found.pop(f"{name}.{part}", None) for part in PARTS)
             if down is None or up is None:
                 problems.append(f"layer {name} has no adapter")
+            elif (up.shape[0], down.shape[1]) != (layer.out_features, layer.in_features):
+                problems.append(f"layer {name} has another size")
             elif adapter := getattr(layer.weight, "adapter", None):
                 if adapter.scale != scale:
                     problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
+            elif merge:
+                layer.weight.data.addmm_(up.float(), down.float(), alpha=scale)
             else:
                 layer.register_forward_hook(partial(_plus_adapter, down, up, scale))
     problems += [f"adapter {name} is of no layer" for name in found]
     return weights, problems[:SHOWN]
+
+
+def _not_plain(config: Any) -> list[str]:
+    """What of peft's fields is more than A and B of each layer, or missing."""
+    numbers = [config.get(name) for name in ("lora_alpha", "r")]
+    if not all(isinstance(one, int | float) and one for one in numbers):
+        return [f"{CONFIG} lacks a number r or lora_alpha"]
+    if not isinstance(config.get("target_modules"), list):
+        return [f"{CONFIG} has no list target_modules"]
+    given = {name: config.get(name) for name in PLAIN}
+    unlike = (name for name, value in given.items() if value and value != PLAIN[name])
+    return [f"{CONFIG} has {name}={given[name]}" for name in unlike]
 
 
 def _plus_adapter(

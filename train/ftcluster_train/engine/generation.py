@@ -11,12 +11,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from transformers.generation.streamers import TextStreamer
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.given_files import read_json
 from ftcluster_common.job import Job
 from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
-from ftcluster_train.engine.adapters import add_saved_adapters
-from ftcluster_train.engine.data.download import fetch_model
+from ftcluster_train.engine.adapters import use_adapters
+from ftcluster_train.engine.data.download import fetch_base
 from ftcluster_train.engine.data.token_store import Inputs, Samples
 from ftcluster_train.engine.models import dtype_keyword, load_tokenizer
 from ftcluster_train.engine.progress import ProgressLog
@@ -139,13 +140,12 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
     try:
         if not (Path(folder) / ADAPTERS).is_file():
             return AutoModelForCausalLM.from_pretrained(folder, **keyword).eval()
-        config = read_json(Path(folder) / ADAPTERS)
-        base, revision = str(config["base_model_name_or_path"]), config.get("revision")
-        base = fetch_model(f"{base}@{revision}" if revision else base, models, weights=True)
+        base = fetch_base(folder, models, weights=True)
         model = AutoModelForCausalLM.from_pretrained(base, **keyword)
-        _, problems = add_saved_adapters(model, Path(folder))
-        if problems:
-            raise TrainError(f"the adapters of {folder} do not fit {base}: {'; '.join(problems)}")
+        use_adapters(model, Path(folder))
+        if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
+            ends = read_json(Path(folder) / GENERATION_CONFIG_NAME)["eos_token_id"]
+            model.generation_config.eos_token_id = ends
         return model.eval()
     except TrainError:
         raise

@@ -42,8 +42,8 @@ from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import EVALUATE, GENERATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_common.trained_model import hash_of, read_rows
-from ftcluster_train.engine.adapters import check_whole
-from ftcluster_train.engine.data.download import commit_of, fetch_model
+from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
+from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_store import (
     Samples,
@@ -82,28 +82,33 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         TrainError, DataError: model or data cannot be loaded, or do not fit the task.
     """
     recipe, models = job.recipe, job.prefix / "models"
-    model = recipe.model
+    model, adapters = recipe.model, ""
     if not model.startswith(BY_TYPE):
         model = fetch_model(model, models, weights=weights and not recipe.from_scratch)
-        if job.purpose != GENERATE:
+        if job.purpose == "train":
             check_whole(model)
-    folder, notices = _tokenizer(recipe, model, models, job.run_dir)
+        elif job.purpose != GENERATE and has_only_adapters(model):
+            adapters, model = model, fetch_base(model, models, weights)
+    own = adapters or model  # what is beside the weights: tokenizer, modules, hashes of rows
+    beside = own if has_tokenizer(own) else model
+    folder, notices = _tokenizer(recipe, beside, models, job.run_dir)
     tokenizer = load_tokenizer(folder)
     if job.purpose == GENERATE:
         return Inputs(model, folder, "", notices, {})
-    config = load_config(recipe, model, tokenizer)
+    settings_of = settings_of_base(recipe) if adapters else {}
+    config = load_config(recipe, model, tokenizer, **settings_of)
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
     if not model.startswith(BY_TYPE):
-        task.look_at_model(Path(model))
+        task.look_at_model(Path(own))
     teacher = ""
     if recipe.teacher:
         teacher = fetch_model(recipe.teacher, models, weights=weights, field="teacher")
         check_whole(teacher)
         task.look_at_teacher(Path(teacher))
     longest = longest_input(config, tokenizer)
-    earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(model))
+    earlier = set() if model.startswith(BY_TYPE) or recipe.from_scratch else read_rows(Path(own))
 
     def encode(samples: Path) -> list[str]:
         notices = [*task.encode(recipe.data, longest, samples), *task.notices()]
@@ -148,14 +153,14 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
     commits = {
-        "model": "" if Path(recipe.model).exists() else commit_of(Path(model)),
+        "model": "" if Path(recipe.model).exists() else commit_of(Path(own)),
         "data": commit_of(*(Path(name) for names in version.values() for name in names)),
     }
     known = {what: commit for what, commit in commits.items() if commit}
     notices += [
         f"{what} {getattr(recipe, what)}: commit {commit}" for what, commit in known.items()
     ]
-    return Inputs(model, folder, str(samples), notices + more, report, teacher, known)
+    return Inputs(model, folder, str(samples), notices + more, report, teacher, known, adapters)
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:

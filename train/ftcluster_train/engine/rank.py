@@ -38,7 +38,13 @@ from ftcluster_train.comm.world import (
     join_world,
     leave_world,
 )
-from ftcluster_train.engine.adapters import add_adapters, merge_adapters, saved_parameters
+from ftcluster_train.engine.adapters import (
+    add_adapters,
+    merge_adapters,
+    saved_parameters,
+    settings_of_base,
+    use_adapters,
+)
 from ftcluster_train.engine.checkpoints import check_space, save_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
@@ -50,6 +56,7 @@ from ftcluster_train.engine.models import (
     load_config,
     load_model,
     load_tokenizer,
+    new_weights,
     new_weights_notice,
 )
 from ftcluster_train.engine.optim.ipex import load_ipex
@@ -206,11 +213,16 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
     if job.purpose != "train":
-        config = load_config(recipe, inputs.model, tokenizer)
+        base = settings_of_base(recipe) if inputs.adapters else {}
+        config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
-        model = load_model(
-            task.model_class, recipe, inputs.model, config, require_trained_head=task.has_head
-        )
+        trained = task.has_head and not inputs.adapters
+        model = load_model(task.model_class, recipe, inputs.model, config, trained)
+        if inputs.adapters:
+            found = use_adapters(model, Path(inputs.adapters), merge=True)
+            if task.has_head and (missing := sorted(new_weights(model) - found)):
+                what = f"{inputs.adapters} and {inputs.model} have no weights {missing[0]}"
+                raise TrainError(what, "use the model that the adapters were trained with")
         return task, model, samples
     task = make_task(recipe, tokenizer)
     task.columns = samples[TRAIN].about.get("columns", {})

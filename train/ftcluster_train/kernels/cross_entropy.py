@@ -102,7 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
             if grad_bias is not None:
-                grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
+                _add_rows(grad_bias, logits)
             if of_weight:
                 whole = len(tokens) <= size
                 grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
@@ -168,7 +168,7 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             logits = _logits(hidden[part], padded, bias)
             _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
             if grad_bias is not None:
-                grad_bias += logits[:, : len(weight)].sum(0, dtype=torch.float32)
+                _add_rows(grad_bias, logits)
             _product(logits, padded, grad_hidden[part])
             grad_weight = _add_product(grad_weight, logits, hidden[part], whole=False)
             del logits
@@ -225,8 +225,15 @@ def chunk_size(vocab_size: int) -> int:
 def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     logits = _product(hidden, padded.T)
     if bias is not None:
-        logits[:, : len(bias)] += bias
+        for rows in logits.split(ROWS):  # fp32 beside bf16 makes a copy in fp32 of what is added to
+            rows[:, : len(bias)] += bias
     return logits
+
+
+def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
+    """Add the sum of the rows; torch would have all of them in fp32 for that."""
+    for rows in logits.split(ROWS):
+        sums += rows[:, : len(sums)].sum(0, dtype=torch.float32)
 
 
 def _product(

@@ -6,6 +6,7 @@ its name but not its contents. The name is a hash of the contents.
 
 import hashlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ INDEXES = {
     ".bin": "pytorch_model.bin.index.json",
 }  # safetensors are preferred
 COMMIT = re.compile(r"[0-9a-f]{40}")
+BASE = "base_model_name_or_path"  # of peft's files
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,6 +44,31 @@ def fetch_model(model: str, models: Path, weights: bool, field: str = "model") -
     if Path(model).is_dir():
         return model
     return _from_hub(model, models, weights, field)
+
+
+def fetch_base(adapters: str, models: Path, weights: bool) -> str:
+    """The folder of the model that a folder's adapters belong to, as its files name it.
+
+    Raises:
+        TrainError: they name none, or it is not on this host and cannot be downloaded.
+        GivenFileError: their file cannot be read.
+    """
+    path = Path(adapters) / "adapter_config.json"
+    config = read_json(path)
+    fields = config if isinstance(config, dict) else {}
+    base, revision = fields.get(BASE), fields.get("revision")
+    if not isinstance(base, str) or not base:
+        raise TrainError(
+            f"{path} does not name the model that the adapters belong to",
+            f"write its folder on the hosts, or its name of the Hub, as {BASE}",
+        )
+    if base.startswith(("/", ".", "~")) and not Path(base).is_dir():
+        raise TrainError(
+            f"the model that the adapters of {adapters} belong to, {base}, is no folder of "
+            f"{socket.gethostname()}",
+            f"put it there on each host, or write its name of the Hub as {BASE} into {path.name}",
+        )
+    return fetch_model(f"{base}@{revision}" if revision else base, models, weights, BASE)
 
 
 def model_from_package(model: str, models: Path) -> Path:

@@ -216,6 +216,21 @@ def _common(one: str, other: str) -> int:
     return next((i for i, (a, b) in pairs if a != b), len(other))
 
 
+def after_answer(render: Render) -> tuple[str, int]:
+    """An answer as a chat template writes it, and where what the template adds behind it begins.
+
+    Raises:
+        DataError: the template refuses it, or leaves the answer out.
+    """
+    answer = f"{MARK}answer"
+    text = render(
+        [{"role": "user", "content": MARK}, {"role": ASSISTANT, "content": answer}], False
+    )
+    if answer not in text:
+        raise DataError("the chat template leaves out an answer")
+    return text, text.rindex(answer) + len(answer)
+
+
 def plain_text(conversation: Conversation, end: str) -> LearnedText:
     """A prompt and its completion, one after the other, without a chat template.
 

@@ -56,7 +56,7 @@ class Inputs:
         model: a folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: a folder for `from_pretrained`.
         samples: the folder with a folder of token samples for each split.
-        teacher: a folder for `from_pretrained`, or "".
+        teacher: a folder for `from_pretrained`, or ""; likewise adapters, of the model.
         report: what the samples say of the data, see `engine.data_report`.
         notices: what to tell the user, such as that samples were truncated.
         commits: of the Hub, of "model" and "data", where these are from there.
@@ -69,6 +69,7 @@ class Inputs:
     report: dict[str, Any]
     teacher: str = ""
     commits: dict[str, str] = field(default_factory=dict)
+    adapters: str = ""
 
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
@@ -145,14 +146,15 @@ def _inputs_of(job: Job) -> Path | None:
 
 def _files(job: Job, inputs: Inputs) -> str:
     """The hash of data, tokenizer and this package; of weights of their names, sizes and times."""
+    models = (inputs.model, inputs.adapters, inputs.teacher)
     weights = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)
-        for folder in filter(None, (inputs.model, inputs.teacher))
+        for folder in filter(None, models)
         for path in sorted(Path(folder).glob("*"))
         if path.suffix in NO_TOKEN_FILES
     ]
     code = [Path(__file__).parents[1], Path(ftcluster_common.__file__).parent]
-    names = (inputs.model, inputs.tokenizer, inputs.teacher, job.recipe.data)
+    names = (*models, inputs.tokenizer, job.recipe.data)
     read = [Path(name) for name in names if name and Path(name).exists()]
     return token_key({"weights": weights}, [*code, *read])
 

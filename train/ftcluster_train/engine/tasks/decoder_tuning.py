@@ -1,5 +1,6 @@
 """What tasks have in common that train a decoder with conversations."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice, pairwise
@@ -9,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jinja2 import TemplateError
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
+from ftcluster_common.given_files import read_json
 from ftcluster_common.messages import Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.text_samples import (
     LearnedText,
+    after_answer,
     learned_texts,
     learned_tokens,
     plain_text,
@@ -211,6 +215,39 @@ class DecoderTuningTask(Task):
 
     def _kernels(self, head: torch.Tensor | None) -> KernelMode:
         return KernelMode([Attention(with_dropout=False).patch()], head)
+
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Have answers end with the token that ends those which are learned.
+
+        A base model only knows the end of a text, behind which its chat template goes on.
+        Of adapters the file has nothing else: transformers reads the others from their base.
+        """
+        end = self._end_of_answer()
+        known = model.generation_config.eos_token_id
+        ends = known if isinstance(known, list) else [known] * (known is not None)
+        if end is None or end in ends:
+            return
+        path = folder / GENERATION_CONFIG_NAME
+        written = read_json(path) if path.exists() else {}
+        written["eos_token_id"] = [*ends, end]
+        path.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+    def _end_of_answer(self) -> int | None:
+        """The first token behind an answer that no text has; None where the template writes none.
+
+        Others, such as of a blank line, are in answers as well.
+        """
+        if not self.options.chat_template:
+            end: int | None = self.tokenizer.eos_token_id
+            return end
+        try:
+            text, behind = after_answer(self._render(Conversation(())))
+        except DataError:  # it only takes other conversations
+            return None
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        pairs = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        added = self.tokenizer.added_tokens_decoder
+        return next((n for n, (start, _) in pairs if start >= behind and n in added), None)
 
     # a batch
 

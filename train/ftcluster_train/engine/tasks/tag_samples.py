@@ -114,12 +114,15 @@ class TagWriter:
         self._rows += 1
 
     def _tags(self, tags: list[str], where: str, scheme: Scheme) -> list[int]:
-        """The numbers of tags, in the model's scheme; those of spans are IOB2."""
+        """The numbers of tags, in the model's scheme; those of spans are IOB2.
+
+        IOB1 becomes IOB2 where the model has a B- of each type, as all have that are trained here:
+        its names alone do not tell which of both it has learned.
+        """
         wanted = scheme_of(self._names)
         if scheme and (scheme == "plain") != (wanted == "plain"):
             raise TrainError(f"{where}: the tags are {scheme} ones, those of the model {wanted}")
-        other = (scheme == "IOBES") != (wanted == "IOBES")
-        if wanted != "plain" and (other or self._options.repair_tags):
+        if wanted != "plain" and (scheme != wanted or self._options.repair_tags):
             tags = tags_of(entities(tags), len(tags), wanted)
         if unknown := {*tags} - self._numbers.keys():
             more = " ..." * (len(self._names) > SHOWN)

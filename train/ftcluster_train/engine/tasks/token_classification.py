@@ -78,7 +78,7 @@ class TokenClassificationTask(Task):
         sets = self.sets(data)
         names = names_of_model(self.trained) if self.trained else self._find_names(sets[TRAIN])
         names = [plain_tag(name) for name in names]
-        if self.options.label_all_tokens and scheme_of(names) != "IOB2":
+        if self.options.label_all_tokens and scheme_of(names) not in ("IOB1", "IOB2"):
             raise TrainError(
                 "label_all_tokens is for tags of IOB, whose I- a word's further tokens get",
                 "leave it out",
