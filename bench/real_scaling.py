@@ -4,8 +4,8 @@
 
 after `testbed up 4` and `ftcluster setup` of these hosts; XDG_STATE_HOME is that of the setup.
 
-    measure   steps of `bench.real_steps` on 1, 2 and 4 hosts, in turns; each host has half a core
-              and a cable of 10 Gbit/s
+    measure   steps of `bench.real_steps` on 2 and 4 hosts, every other one without an exchange;
+              each host has half a core and a cable of 10 Gbit/s
     trace     one step on 2 hosts of a core with a cable of 1 Gbit/s, which shows what runs beside
               what
     picture   writes docs/overlap.svg from the trace, and prints the table
@@ -34,7 +34,7 @@ from ftcluster.report.charts import COMMUNICATION, COMPUTE, INPUT, THEME
 from tests.programs import FTCLUSTER
 from tests.testbed import Testbed
 
-HOSTS, TURNS, STEPS = (1, 2, 4), 3, 5
+HOSTS, TURNS, STEPS = (2, 4), 2, 14
 SAMPLES, TOKENS = 32, 128
 SHARE, RATE = 50, "10gbit"  # percent of a core; of a cable
 TRACE_SHARE, TRACE_RATE = 100, "1gbit"
@@ -81,24 +81,32 @@ def slowest(line: Line) -> float:
 
 
 def table(turns: Sequence[Line]) -> list[str]:
-    """A row for each number of hosts: the median of all steps."""
+    """A row for each number of hosts: the median of all pairs of steps, one alone and one not."""
     rows = [
-        "| hosts | step, s | of the turns | samples/s | efficiency | blocked |",
-        "|---" * 6 + "|",
+        "| hosts | a step alone, s | with exchange, s | efficiency | of the turns | blocked |",
+        "|---|---|---|---|---|---|",
     ]
-    alone = 0.0
     for hosts in HOSTS:
-        of_turns = [one["steps"] for one in turns if one["hosts"] == hosts]
-        steps = [step for one in of_turns for step in one]
-        seconds = statistics.median(map(slowest, steps))
-        alone = alone or seconds
-        medians = ", ".join(f"{statistics.median(map(slowest, one)):.2f}" for one in of_turns)
-        waited = statistics.median(max(row[1] for row in step["ranks"]) for step in steps)
+        of_turns = [pairs(one["steps"]) for one in turns if one["hosts"] == hosts]
+        found = [pair for one in of_turns for pair in one]
+        alone, together = (statistics.median(map(slowest, one)) for one in zip(*found, strict=True))
+        waited = statistics.median(max(row[1] for row in pair[1]["ranks"]) for pair in found)
+        each = ", ".join(f"{efficiency(one):.1%}" for one in of_turns)
         rows.append(
-            f"| {hosts} | {seconds:.2f} | {medians} | {hosts * SAMPLES / seconds:.1f} | "
-            f"{alone / seconds:.1%} | {waited / seconds:.1%} |"
+            f"| {hosts} | {alone:.2f} | {together:.2f} | {efficiency(found):.1%} | {each} | "
+            f"{waited / together:.1%} |"
         )
     return rows
+
+
+def pairs(steps: Sequence[Line]) -> list[tuple[Line, Line]]:
+    """Each step without an exchange, and the one after it."""
+    return list(zip(steps[::2], steps[1::2], strict=True))
+
+
+def efficiency(found: Sequence[tuple[Line, Line]]) -> float:
+    """The median over pairs of the time alone by that with the exchange."""
+    return statistics.median(slowest(alone) / slowest(other) for alone, other in found)
 
 
 def picture(spans: Sequence[tuple[str, str, float, float]]) -> str:

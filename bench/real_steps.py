@@ -1,11 +1,12 @@
 """Training steps of BERT-base with real computing, and when each part of the last one ran.
 
-    ftcluster run -- real_steps.py '{"backend": "impi", "steps": 6, "samples": 32, "tokens": 128}'
+    ftcluster run -- real_steps.py '{"backend": "impi", "steps": 8, "samples": 32, "tokens": 128}'
 
 Each rank takes steps as the training loop does: kernels, bf16, gradients summed in buckets beside
-the backward pass, AdamW. Rank 0 prints a line of JSON for each step, with the seconds of each rank;
-that of the last step has `spans` too: what this rank did, from when to when, in seconds from the
-step's begin.
+the backward pass, AdamW. Every other step has no exchange, as on a host alone, so that both kinds
+meet the same cores. Rank 0 prints a line of JSON for each step, with the seconds
+of each rank; that of the last step has `spans` too: what this rank did, from when to when, in
+seconds from the step's begin.
 """
 
 import json
@@ -85,6 +86,11 @@ def layer_of(name: str) -> str:
     return "embeddings" if "embeddings" in words else "head"
 
 
+def exchange(buckets: GradientBuckets, ranks: int, tables: dict[Any, Any]) -> None:
+    """Have buckets exchange gradients with so many ranks from the next step on."""
+    buckets._world_size, buckets._tables = ranks, tables
+
+
 def main(words: Sequence[str]) -> int:
     """Take the steps; returns the exit code."""
     options = json.loads(words[0])
@@ -97,9 +103,13 @@ def main(words: Sequence[str]) -> int:
     spans = Spans(model)
     spans.watch()  # before the optimizer's hooks
     optimizer = FlatOptimizerStep(model, Training(gradient_dtype="bf16"), torch.bfloat16, ranks)
+    buckets = optimizer.gradients
+    tables = buckets._tables
     model.train()
     torch.manual_seed(rank)
     for step in range(options["steps"]):
+        alone = step % 2 == 0  # the last one is not
+        exchange(buckets, 1 if alone else ranks, {} if alone else tables)
         tokens = torch.randint(VOCABULARY, (options["samples"], options["tokens"]))
         dist.barrier()
         spans.begin()
@@ -115,7 +125,7 @@ def main(words: Sequence[str]) -> int:
         seconds = time.perf_counter() - began
         of_ranks = gather_over_ranks([seconds, optimizer.traffic.waited - waited])
         if rank == 0:
-            line: dict[str, Any] = {"step": step, "ranks": of_ranks}
+            line: dict[str, Any] = {"step": step, "alone": alone, "ranks": of_ranks}
             if step == options["steps"] - 1:
                 line["spans"] = [
                     (row, part, round(first - began, 4), round(last - began, 4))

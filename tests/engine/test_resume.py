@@ -28,10 +28,12 @@ from ftcluster_train.engine.rank import listen_for_stop
 from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io import fsync
-from tests.engine.jobs import Run, make_job, make_samples
+from tests.engine.jobs import Run, make_job, make_samples, run_rank
 from tests.engine.jobs import run as run_once
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.ranks import on_ranks
+from tests.engine.test_run_on_ranks import KINDS
+from tests.engine.test_run_on_ranks import job_of as job_of_kind
 
 SAMPLES = make_samples("text-classification", 60)
 STEPS: dict[str, Any] = {
@@ -85,6 +87,34 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(
     assert notice == "resumed after step 4"
     steps = [event["step"] for event in resumed.of("step")]
     assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(
+    "name", ["tags", "masks", "summaries", "distilled classes", "distilled embeddings"]
+)
+def test_a_resumed_run_of_a_task_is_the_same_to_the_last_bit(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where samples are drawn anew in each epoch, or a teacher has read them."""
+    jobs = [
+        job_of_kind(tmp_path / folder, KINDS[name], "runs/one", save_strategy="steps", save_steps=4)
+        for folder in ("whole", "killed")
+    ]
+    whole = run_rank(jobs[0])
+    with monkeypatch.context() as patch:
+        killed_at(patch, 6)
+        with pytest.raises(Killed):
+            run_rank(jobs[1])
+    resumed = run_rank(jobs[1])
+
+    def of(events: list[dict[str, Any]], event: str, field: str) -> list[Any]:
+        return [one[field] for one in events if one["event"] == event]
+
+    assert of(resumed, "step", "step") == [1, 2, 3, 4, 5, 5, 6, 7, 8]
+    assert of(resumed, "step", "loss")[5:] == of(whole, "step", "loss")[4:]
+    assert of(resumed, "parameters", "sha256")[-1] == of(whole, "parameters", "sha256")[-1]
+    assert resumed[-1]["metrics"] == whole[-1]["metrics"]
 
 
 def test_another_run_continues_from_the_checkpoints_of_the_first(

@@ -40,13 +40,26 @@ Events = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of task: its model, its data, the fields that it changes, the names of its metrics."""
+    """A kind of task: its model, its data, the fields that it changes, the names of its metrics.
+
+    Attributes:
+        teacher: the teacher's model and what that is for.
+    """
 
     task: str
     model: str
     rows: Callable[[int, int], Sequence[Row]]
     options: dict[str, Any]
     metrics: tuple[str, ...]
+    teacher: tuple[str, str] | None = None
+
+
+def half_labelled(count: int, seed: int) -> Sequence[Row]:
+    """Rows with the names of a teacher's classes, or without a label."""
+    return [
+        {"text": row["text"], "label": f"LABEL_{row['label']}" if number % 2 else None}
+        for number, row in enumerate(classes(count, seed))
+    ]
 
 
 KINDS = {
@@ -88,6 +101,14 @@ KINDS = {
         "preference-tuning", "gpt2", preferences, {"chat_template": False},
         ("loss", "accuracy", "margin"),
     ),
+    "distilled classes": Kind(
+        "text-distillation", "bert", half_labelled, {},
+        ("accuracy", "f1_macro", "agreement", "loss"), ("roberta", "text-classification"),
+    ),
+    "distilled embeddings": Kind(
+        "sentence-similarity", "bert", classes, {"loss": "mse"}, ("cosine", "loss"),
+        ("roberta", "sentence-similarity"),
+    ),
     "adapters of NF4": Kind(
         "preference-tuning", "llama", preferences,
         {"chat_template": False, "lora_r": 4, "load_in_4bit": True}, ("loss", "accuracy", "margin"),
@@ -96,15 +117,21 @@ KINDS = {
 FOUR = ("completions",)  # also on four ranks; the numbers of tokens that they learn differ most
 
 
-def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
+def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     data = write_data(folder / "data", {"train": kind.rows(50, 1), "validation": kind.rows(17, 2)})
     adapted = "lora_r" in kind.options  # the head is not trained then, so it has to be there
     model = write_model(folder / "model", kind.model, kind.task, head=adapted)
-    job = make_whole_job(
-        folder / f"run-{ranks}", kind.task, data, model, kind.options, {"batch_size": BATCH},
-        max_steps=STEPS, eval_strategy="epoch",
-        gradient_accumulation_steps=min(ranks, 2), adam_epsilon=1e-6,
+    recipe: dict[str, Any] = {"batch_size": BATCH}
+    if kind.teacher:
+        recipe["teacher"] = write_model(folder / "teacher", *kind.teacher, head=True)
+    return make_whole_job(
+        folder / name, kind.task, data, model, kind.options, recipe, max_steps=STEPS,
+        eval_strategy="epoch", adam_epsilon=1e-6, **training,
     )  # fmt: skip
+
+
+def prepared(folder: Path, kind: Kind, ranks: int) -> Job:
+    job = job_of(folder, kind, f"run-{ranks}", gradient_accumulation_steps=min(ranks, 2))
     write_inputs(job.run_dir, prepare(job))
     job = replace(job, log_samples=True, resume=("stopped",), must_resume=False)
     for folder_of_run in job.run_dirs:

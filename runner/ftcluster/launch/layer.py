@@ -19,8 +19,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Outcome,
     Pip,
     Sources,
-    redacted,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     Wheelhouse,

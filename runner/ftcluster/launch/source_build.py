@@ -10,8 +10,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     DownloadError,
     Target,
     pip_command,
-    redacted,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import redacted
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version

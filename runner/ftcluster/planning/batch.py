@@ -298,6 +298,5 @@ def _learned(recipe: Recipe, ipex: bool) -> float:
     Of a masked language model the masked ones, unless its last layer is not fused with the loss. Of
     conversations the answers, which may be nearly all.
     """
-    masks = isinstance(recipe.options, MaskedLm)
-    fused = not ipex and not recipe.training.label_smoothing_factor
-    return recipe.options.mlm_probability if masks and fused else 1.0
+    options, fused = recipe.options, not ipex and not recipe.training.label_smoothing_factor
+    return options.mlm_probability if isinstance(options, MaskedLm) and fused else 1.0
