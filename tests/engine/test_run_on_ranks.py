@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ftcluster_common.job import Job
+from ftcluster_common.sentence_modules import SentenceModules, module_files
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run
@@ -124,6 +125,12 @@ def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     recipe: dict[str, Any] = {"batch_size": BATCH}
     if kind.teacher:
         recipe["teacher"] = write_model(folder / "teacher", *kind.teacher, head=True)
+        if kind.task == "sentence-similarity":
+            for name, document in module_files(
+                SentenceModules("mean", normalize=True), 32, 24, {}
+            ).items():
+                (folder / "teacher" / name).parent.mkdir(exist_ok=True)
+                (folder / "teacher" / name).write_text(json.dumps(document))
     return make_whole_job(
         folder / name, kind.task, data, model, kind.options, recipe, max_steps=STEPS,
         eval_strategy="epoch", adam_epsilon=1e-6, **training,
