@@ -126,11 +126,10 @@ def job_of(folder: Path, kind: Kind, name: str, **training: Any) -> Job:
     if kind.teacher:
         recipe["teacher"] = write_model(folder / "teacher", *kind.teacher, head=True)
         if kind.task == "sentence-similarity":
-            for name, document in module_files(
-                SentenceModules("mean", normalize=True), 32, 24, {}
-            ).items():
-                (folder / "teacher" / name).parent.mkdir(exist_ok=True)
-                (folder / "teacher" / name).write_text(json.dumps(document))
+            files = module_files(SentenceModules("mean", normalize=True), 32, 24, {})
+            for file, document in files.items():
+                (folder / "teacher" / file).parent.mkdir(exist_ok=True)
+                (folder / "teacher" / file).write_text(json.dumps(document))
     return make_whole_job(
         folder / name, kind.task, data, model, kind.options, recipe, max_steps=STEPS,
         eval_strategy="epoch", adam_epsilon=1e-6, **training,
