@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import ROOT
+from tests.programs import ROOT, free_ports
 
 EXAMPLES = ROOT / "examples"
 # what an example needs beside the stack
 PACKAGES = {"embeddings": "sentence_transformers", "sft_trl": "trl", "fabric": "lightning"}
-PORT = "29571"  # of MASTER_PORT; a rank that is alone listens there
 WORDS = ["a", "b", "c", "d", "e", "f"]
 
 
@@ -95,7 +94,8 @@ def test_an_example_trains_and_leaves_its_model(name: str, tmp_path: Path) -> No
     words = ["--data", str(rows), *model_of(name, tmp_path / "model"),
              *length.get(name, ["--epochs", epochs])]  # fmt: skip
     alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    more = {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
+    (port,) = free_ports(1)  # a rank that is alone listens there
+    more = {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *words],
         env={**os.environ, **alone, **more, "ACCELERATE_USE_CPU": "true"},
