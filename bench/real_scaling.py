@@ -86,7 +86,7 @@ def table(turns: Sequence[Line]) -> list[str]:
         "| hosts | a step alone, s | with exchange, s | efficiency | of the turns | blocked |",
         "|---|---|---|---|---|---|",
     ]
-    for hosts in HOSTS:
+    for hosts in sorted({one["hosts"] for one in turns}):
         of_turns = [pairs(one["steps"]) for one in turns if one["hosts"] == hosts]
         found = [pair for one in of_turns for pair in one]
         alone, together = (statistics.median(map(slowest, one)) for one in zip(*found, strict=True))
