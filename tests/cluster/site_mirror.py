@@ -65,7 +65,8 @@ def debian() -> str:
     """Where this machine has Debian's packages from, without the last folder."""
     text = "\n".join(registries.apt_sources("bookworm").values())
     found = re.search(r"(https?://\S+)/debian/?(?=\s|$)", text)
-    return found[1] if found else "http://deb.debian.org"
+    assert found, f"this machine's sources of apt name no mirror with a folder debian: {text}"
+    return found[1]
 
 
 @contextmanager
