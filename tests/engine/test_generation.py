@@ -164,6 +164,10 @@ def test_an_answer_ends_with_the_end_that_was_learned(tmp_path: Path, adapters: 
         assert PAD not in found[:-1]
         ended += found[-1] == PAD
     assert ended > 10
+    if adapters:  # a file of others, which says nothing of ends
+        (Path(folder) / "generation_config.json").write_text('{"temperature": 0.5}')
+        model = generation.load_decoder(folder, tmp_path, torch.float32)
+        assert model.generation_config.eos_token_id == ANSWER
 
 
 @pytest.mark.parametrize(

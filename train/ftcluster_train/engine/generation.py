@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
 from transformers.generation.streamers import TextStreamer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ftcluster_common.given_files import read_json
 from ftcluster_common.job import Job
 from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
 from ftcluster_train.engine.adapters import use_adapters
@@ -144,8 +149,9 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
         model = AutoModelForCausalLM.from_pretrained(base, **keyword)
         use_adapters(model, Path(folder))
         if (Path(folder) / GENERATION_CONFIG_NAME).is_file():
-            ends = read_json(Path(folder) / GENERATION_CONFIG_NAME)["eos_token_id"]
-            model.generation_config.eos_token_id = ends
+            ends = GenerationConfig.from_pretrained(folder).eos_token_id
+            if ends is not None:  # others' files may say something else only
+                model.generation_config.eos_token_id = ends
         return model.eval()
     except TrainError:
         raise
