@@ -548,7 +548,7 @@ PARSERS = {
         lambda data, _: split_output(data), (b"[r 0] a\n[r 12] b\n[r 0] FTCLUSTER-ERROR {}\nx",)
     ),
     "runs of a head": Parser(
-        of_json(lambda rows: RUNS_LISTED.read({"runs": pack(rows), "left": 0})),
+        of_json(lambda rows: RUNS_LISTED.read(json.dumps({"runs": pack(rows), "left": 0}))),
         (dumped([RUN_LISTED]),), (WrongAnswer,),
     ),
     "jobs of a head": Parser(of_json(JOBS_FOUND.read), (dumped({"r": {}}),), (WrongAnswer,)),
@@ -558,8 +558,8 @@ PARSERS = {
     "stack of a head": Parser(of_json(STACK_DESCRIBED.read), (dumped(STACK),), (WrongAnswer,)),
     "event of Ansible": Parser(
         of_json(lambda found: read_event({"event": "runner_on_ok", "event_data": {
-            "host": "a", "task": "Return the list", "task_action": SET_FACT,
-            "res": {"ansible_facts": {"runs_listed": found}}}})),
+            "host": "a", "task": "Return what was found", "task_action": SET_FACT,
+            "res": {"ansible_facts": {"jobs_found": found}}}})),
         (dumped({"runs": pack([RUN_LISTED]), "left": 0}),),
     ),
     "record of a cluster, on the head": Parser(

@@ -19,6 +19,7 @@ from ftcluster_common.events import EVENTS, is_data
 from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of, unpack
 
 SET_FACT = "ansible.builtin.set_fact"
+NODE_PROGRAM = "ftcluster.cluster.node_program"
 STACK_LINK, CLUSTER_RECORD = "ftcluster.cluster.stack_link", "ftcluster.cluster.cluster_record"
 MOST_TEXT = 4096  # characters of a text
 MOST_SHOWN = 60
@@ -172,8 +173,8 @@ def run_state(value: Any) -> RunState:
 
 
 def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """A page of runs, and how many are left for later pages."""
-    page = _mapping(value)
+    """A page of runs as JSON, and how many are left for later pages."""
+    page = _mapping(_json("the list of runs", value))
     left = int(number("how many runs are left", page.get("left"), whole=True))
     try:
         rows = unpack(_text(page.get("runs")))
@@ -187,6 +188,15 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     if left < 0 or (left and not found):
         _refuse("how many runs are left", left)
     return found, left
+
+
+def _stopped(value: Any) -> tuple[tuple[RunState, ...], int]:
+    """A line that says whether a run was stopped, and the run as it is then.
+
+    The latter is missing where an earlier version set the hosts up.
+    """
+    page = _text(value).partition("\n")[2]
+    return _runs(page) if page else ((), 0)
 
 
 def _jobs(value: Any) -> dict[str, dict[str, Any]]:
@@ -255,6 +265,13 @@ def _mapping(value: Any) -> dict[str, Any]:
     return value
 
 
+def _json(what: str, value: Any) -> Any:
+    try:
+        return json.loads(_text(value))
+    except (ValueError, RecursionError):
+        _refuse(what, value)
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         _refuse("a text", value)
@@ -277,7 +294,8 @@ def _folder(value: Any) -> str:
 
 
 # of runs
-RUNS_LISTED = Answer("Return the list", "runs_listed", _runs, most=FEWER_RUNS)
+RUNS_LISTED = Answer("List the runs", "stdout", _runs, NODE_PROGRAM, most=FEWER_RUNS)
+RUN_STOPPED = Answer("End the ranks", "stdout", _stopped, NODE_PROGRAM, most=ANOTHER_VERSION)
 JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
 CACHES_FOUND = Answer("Return their sizes", "caches_found", _caches)
 SCRIPT_FOUND = Answer("Return that it is there", "script_found", _true, most=ANOTHER_VERSION)

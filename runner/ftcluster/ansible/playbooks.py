@@ -369,7 +369,7 @@ class Stop(Playbook):
     stop_force: bool
 
     name = "stop"
-    answers = (answers.RUNS_LISTED,)
+    answers = (answers.RUN_STOPPED,)
 
 
 @dataclass(frozen=True)

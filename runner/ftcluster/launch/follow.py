@@ -21,7 +21,7 @@ from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 
-from ftcluster.ansible.answers import CLUSTER_CHANGED, RUNS_LISTED, SET_FACT, take
+from ftcluster.ansible.answers import CLUSTER_CHANGED, RUN_STOPPED, SET_FACT, take
 from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.settings import for_hosts
@@ -351,7 +351,7 @@ def stop(
     listed: list[RunState] = []
 
     def on_event(event: TaskEvent) -> None:
-        if event.host == run_hosts.head and (answer := take(RUNS_LISTED, event)):
+        if event.host == run_hosts.head and (answer := take(RUN_STOPPED, event)):
             listed.extend(one for one in answer[0][0] if one.run == run)
 
     outcome = run_playbook(

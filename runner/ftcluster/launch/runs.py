@@ -85,7 +85,7 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
         )  # fmt: skip
         if done.returncode:
             raise FtclusterError(f"{at.train_head}: {done.stderr.strip()}", "run ftcluster setup")
-        return checked(RUNS_LISTED, printable(json.loads(done.stdout)), at.train_head)
+        return checked(RUNS_LISTED, printable(done.stdout), at.train_head)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FtclusterError(f"{at.train_head}: {error}", "run ftcluster setup") from None
 

@@ -41,8 +41,8 @@ HOSTILE = st.recursive(
 )
 
 
-def page(*rows: Any, left: Any = 0) -> dict[str, Any]:
-    return {"runs": pack(rows), "left": left}
+def page(*rows: Any, left: Any = 0) -> str:
+    return json.dumps({"runs": pack(rows), "left": left})
 
 
 def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
@@ -64,7 +64,7 @@ def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
 GOOD = {
     answers.RUNS_LISTED: page(ROW), answers.JOBS_FOUND: {RUN: {}}, answers.STACK_DESCRIBED: STACK,
     answers.CACHES_FOUND: {"models": [5, 3]}, answers.SCRIPT_FOUND: True, answers.HOSTS: ["a"],
-    answers.TABLE: ["a"],
+    answers.TABLE: ["a"], answers.RUN_STOPPED: f"stopped\n{page(ROW)}\n",
     answers.PROBLEMS: [{"what": "a"}], answers.NOTICES: [], answers.CURRENT: "/a",
     answers.PREVIOUS: "/a", answers.DATA_READ: {"report": DATA_SAID, "notices": []},
     answers.MEASURED: "{}", answers.RECORDED: "{}",
@@ -78,7 +78,7 @@ def test_only_the_task_that_asks_answers(answer: Answer[Any]) -> None:
     assert take(answer, event(answer, value)) is not None
     command = "ansible.builtin.command"
     assert take(answer, event(answer, value, action=command)) is None
-    assert take(answer, event(answer, value, task="List the runs", action=command)) is None
+    assert take(answer, event(answer, value, task="List runs", action=command)) is None
     assert take(answer, event(answer, value, task="Another")) is None
     assert take(answer, event(answer, value, kind="failed")) is None
 
@@ -127,10 +127,11 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [
-    None, {}, [ROW], "[]", page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
-    page(ROW, left="1"), page(left=5), {"runs": [ROW]}, {"runs": [ROW], "left": 0},
-    {"runs": "x", "left": 0}, {"runs": pack([ROW])[:-8], "left": 0},
-    {"runs": pack("x" * MOST_ROWS_BYTES), "left": 0},
+    None, {}, [ROW], "[]", "", "{", "[" * 5000, {"runs": pack([ROW]), "left": 0}, page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
+    page(ROW, left="1"), page(left=5), *map(json.dumps, (
+        {"runs": [ROW]}, {"runs": [ROW], "left": 0}, {"runs": "x", "left": 0},
+        {"runs": pack([ROW])[:-8], "left": 0}, {"runs": pack("x" * MOST_ROWS_BYTES), "left": 0},
+    )),
 ])  # fmt: skip
 def test_a_list_in_another_form_is_refused(value: Any) -> None:
     with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):

@@ -113,7 +113,7 @@ def test_stop_ends_a_run_whose_supervisor_is_stopped(run_dir: Path) -> None:
     parent = parent_of(pid)
     os.kill(parent, signal.SIGKILL)  # nothing kills it or starts it again
     os.kill(pid, signal.SIGSTOP)
-    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert until_end(run_dir)["state"] == "stopped"
     assert processes_of(run_dir.name) == []
 
@@ -126,13 +126,13 @@ def test_force_ends_a_run_without_its_supervisor(run_dir: Path, alone: bool) -> 
     if alone:
         os.kill(parent_of(pid), signal.SIGKILL)
     os.kill(pid, signal.SIGSTOP)
-    assert supervisor("stop", run_dir, "--force").stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir, "--force").stdout.splitlines()[0] == "stopped"
     end = until_end(run_dir)
     assert (end["state"], end["exit_code"]) == ("stopped", 143)
     assert processes_of(run_dir.name) == []
     wait_for(lambda: supervisor_of(run_dir) is None)
     lines = (run_dir / "events.jsonl").read_text()
-    assert supervisor("stop", run_dir, "--force").stdout.strip() == "not running"
+    assert supervisor("stop", run_dir, "--force").stdout.splitlines()[0] == "not running"
     assert (run_dir / "events.jsonl").read_text() == lines
 
 
@@ -182,7 +182,7 @@ def test_a_run_without_a_supervisor_is_started_again_and_one_with_it_is_not(run_
 def test_a_run_that_is_stopped_while_its_supervisor_is_gone_stays_so(run_dir: Path) -> None:
     launch(run_dir, "sleep 300")
     kill(run_dir, beside=True)
-    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "not running"
     supervisor("start", run_dir)
     assert until_end(run_dir)["state"] == "stopped"
 

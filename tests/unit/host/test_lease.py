@@ -253,7 +253,7 @@ def test_a_second_run_is_refused_by_name_and_one_that_shares_is_not(tmp_path: Pa
     third = launched(tmp_path, "third", f"touch {tmp_path}/started", share_hosts=True)
     assert until_end(third)["state"] == "done"
     assert (tmp_path / "started").exists()
-    assert supervisor("stop", first).stdout.strip() == "stopped"
+    assert supervisor("stop", first).stdout.splitlines()[0] == "stopped"
     fourth = launched(tmp_path, "fourth", "true")  # at once
     assert until_end(fourth)["state"] == "done"
 
@@ -266,7 +266,7 @@ def test_runs_that_wait_go_on_one_after_the_other_or_are_stopped(tmp_path: Path)
     waiting.insert(0, launched(tmp_path, "interrupted", alone, restarts=1))
     for one in waiting:
         wait_for(lambda run=one: f"waiting: head: run {first.name} is using it" in phases(run))
-    assert supervisor("stop", waiting[2]).stdout.strip() == "stopped"
+    assert supervisor("stop", waiting[2]).stdout.splitlines()[0] == "stopped"
     assert until_end(waiting[2])["state"] == "stopped"
     os.kill(int((first / "supervisor.pid").read_text()), signal.SIGKILL)
     for one in waiting[:2]:

@@ -223,10 +223,10 @@ def test_a_ranks_lines_are_whole_however_mpirun_cut_them(run_dir: Path) -> None:
 def test_stop_ends_everything_and_says_so(run_dir: Path) -> None:
     launch(run_dir, "trap '' TERM; setsid sleep 300 & sleep 300 & wait")
     wait_for(lambda: processes_of(run_dir.name))
-    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert events(run_dir)[-1]["state"] == "stopped"
     assert processes_of(run_dir.name) == []
-    assert supervisor("stop", run_dir).stdout.strip() == "not running"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "not running"
 
 
 def test_a_host_that_the_mesh_does_not_reach_ends_the_run_before_a_rank_starts(
@@ -336,7 +336,7 @@ def test_ranks_have_the_token_for_as_long_as_they_run(
 def test_a_token_does_not_outlast_a_run_that_is_stopped(run_dir: Path) -> None:
     launch(run_dir, "sleep 300", token="hf_s3cret")
     wait_for((run_dir / "hub_token").exists)
-    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert not (run_dir / "hub_token").exists()
 
 
@@ -365,7 +365,7 @@ def test_a_run_whose_token_does_not_come_is_ended(
     launch(run_dir, "sleep 300", env={"HF_TOKEN_PATH": str(file)})
     wait_for((run_dir / "supervisor.pid").exists)
     (run_dir / ".ftcluster-0f").write_text("hf_s3")  # of a writer that was killed
-    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert not (run_dir / ".ftcluster-0f").exists()
     monkeypatch.setattr(rank_environment, "ARRIVAL_SECONDS", 0)
     request: Any = SimpleNamespace(check=lambda: None)
@@ -383,7 +383,7 @@ def test_a_token_of_a_supervisor_that_was_killed_goes_with_stop_and_sweep(
     os.kill(parent_of(supervisor_pid), signal.SIGKILL)  # nothing starts it again
     os.kill(supervisor_pid, signal.SIGKILL)
     assert (run_dir / "hub_token").exists()
-    while supervisor("stop", run_dir).stdout.strip() != "not running":
+    while supervisor("stop", run_dir).stdout.splitlines()[0] != "not running":
         pass
     assert not (run_dir / "hub_token").exists()
     assert (tmp_path / "argv").read_text().count("rm -f ") == 2

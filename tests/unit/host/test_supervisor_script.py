@@ -153,7 +153,7 @@ def test_a_stop_keeps_what_was_said_before_it(run_dir: Path) -> None:
     last = say(run_dir, 0, "saved").replace("'", '"')
     launch(run_dir, f"trap '{last}; exit 0' TERM; {say(run_dir, 0, 'here')}; sleep 300 & wait")
     wait_for(lambda: output(run_dir)["stdout"] == "here")
-    assert supervisor("stop", run_dir).stdout.strip() == "stopped"
+    assert supervisor("stop", run_dir).stdout.splitlines()[0] == "stopped"
     assert events(run_dir)[-1]["state"] == "stopped"
     assert output(run_dir)["stdout"] == "heresaved"
     assert processes_of(run_dir.name) == []

@@ -86,6 +86,11 @@ def list_runs(
     return page, max(0, len(names) - skip - len(page))  # some may have been removed since page 1
 
 
+def listed(folder: Path, beginnings: Sequence[str] = (), skip: int = 0, most: int = 0) -> str:
+    """What `list_runs` gives, as JSON, as much of it as fits into one answer."""
+    return json.dumps(packed_page(*list_runs(folder, beginnings, skip, most)))
+
+
 def packed_page(runs: Sequence[RunState], left: int) -> dict[str, Any]:
     """What of some runs fits into one answer, and how many are left for later ones."""
     rows = [run.to_dict() for run in runs]
@@ -321,8 +326,7 @@ def main() -> int:
     verb, folder, *runs = sys.argv[1:]
     os.umask(GROUP_READS)
     if verb == "list":
-        page, left = list_runs(Path(folder), runs[2:], int(runs[0]), int(runs[1]))
-        print(json.dumps(packed_page(page, left)))
+        print(listed(Path(folder), runs[2:], int(runs[0]), int(runs[1])))
     elif verb == "caches":
         print(json.dumps(clear_caches(Path(folder), runs[1:], runs[0] != "0")))
     elif verb == "jobs":

@@ -3,7 +3,7 @@
     M=ftcluster_train.host.supervisor
     python -m $M start RUN_DIR          launch, in the background
     python -m $M supervise RUN_DIR      launch, in the foreground
-    python -m $M stop RUN_DIR           end the run, print whether it ran
+    python -m $M stop RUN_DIR           end the run; print whether it ran, and how it has ended
     python -m $M stop RUN_DIR --force   the same, without its supervisor
     python -m $M sweep RUN_DIR          kill what is left of it on this host
 
@@ -32,7 +32,7 @@ from ftcluster_common.launch import (
 )
 from ftcluster_common.slurm import job_in_queue
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import background, lease, processes
+from ftcluster_train.host import background, lease, processes, runs
 from ftcluster_train.host.background import PID_FILE, STOP_FILE
 from ftcluster_train.host.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
 from ftcluster_train.host.lease import Leases
@@ -272,6 +272,7 @@ def run_verb(verb: str, folder: str, *options: str) -> int:
     else:
         print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
         forget_secrets(run_dir)  # where the supervisor was killed
+        print(runs.listed(run_dir.parent, [run_dir.name], most=1))
     return 0
 
 
