@@ -203,6 +203,8 @@ def _are(values: Any, type_: Any) -> bool:
 
 
 def _is(value: Any, type_: Any) -> bool:
+    if type(value) is type_ is not int:
+        return True
     # Python takes true for a whole number, and one of any length
     whole = isinstance(value, int)
     return (

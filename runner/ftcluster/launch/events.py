@@ -45,8 +45,10 @@ def _is_finite(item: tuple[str, Any]) -> bool:
     name, value = item
     if name in MAY_DIVERGE:
         return True
-    values = value if isinstance(value, list) else [value]
-    values = list(value.values()) if isinstance(value, dict) else values
+    if isinstance(value, float):
+        return math.isfinite(value)
+    values = value if isinstance(value, list) else ()
+    values = value.values() if isinstance(value, dict) else values
     return all(math.isfinite(one) for one in values if isinstance(one, float))
 
 

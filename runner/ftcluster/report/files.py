@@ -57,7 +57,11 @@ def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
         }
         for path in copies.values():
             path.touch()
-        copy_logs(run_hosts, run, copies)
+        if run_hosts.is_here:
+            there = Path(run_hosts.at(run).train_run_dir)
+            copies |= {name: there / name for name in copies if (there / name).is_file()}
+        else:
+            copy_logs(run_hosts, run, copies)
         events = EventReader(copies[EVENTS]).new_events()
         if record is None:
             with copies[JOB].open("rb") as file:

@@ -28,9 +28,13 @@ def printable(value: Any) -> Any:
     {'msg': ['bold \\\\x1b[2J', 1]}
     """
     if isinstance(value, str):
+        if value.isascii() and value.isprintable():
+            return value
         lines = _COLOUR.sub("", value).replace("\r\n", "\n")
         return _CONTROL.sub(_escape, lines)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (int, float)):
+        return value
+    if isinstance(value, (list, tuple)):
         return [printable(part) for part in value]
     if isinstance(value, dict):
         return {printable(name): printable(part) for name, part in value.items()}
