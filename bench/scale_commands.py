@@ -24,14 +24,14 @@ from typing import Any
 from bench.runs import cpu, write
 from ftcluster.report.files import EVENTS, JOB
 from ftcluster_common import __version__
-from ftcluster_common.launch import LAUNCH_FILE
+from ftcluster_common.launch import LAUNCH_FILE, Launch, RankCores, RankHost
 from tests.programs import FTCLUSTER, Home
 
 RUNS, EVENT_COUNT, LOG_BYTES = 10_000, 10_000_000, 20 << 30
 DAY = 86400.0
 ENDED = 30 * DAY  # ago
-AGAIN = 3  # times that each command is called, of which the fastest counts: others use the cores
-HOST = {"name": "localhost", "address": "127.0.0.1", "ranks": [{"cores": "0", "threads": 1}]}
+AGAIN = 5  # times that each command is called, of which the fastest counts: others use the cores
+HOST = RankHost("localhost", "127.0.0.1", (RankCores("0", 1),))
 LONG = "long-20260101-000000-0000"
 
 
@@ -64,8 +64,8 @@ def add_runs(home: Home, count: int) -> str:
 def add_run(folder: Path, lines: list[dict[str, Any]]) -> None:
     folder.mkdir(parents=True)
     (folder / EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    launch = {"hosts": [HOST], "started_by": "somebody"}
-    (folder / LAUNCH_FILE).write_text(json.dumps(launch))
+    launch = Launch(str(folder), (), {}, (HOST,), "", "", started_by="somebody")
+    (folder / LAUNCH_FILE).write_text(json.dumps(launch.to_dict()))
 
 
 def add_long_run(home: Home) -> None:
@@ -92,7 +92,19 @@ def add_long_run(home: Home) -> None:
         file.write(b"[0] a line of a rank's log, of which there are many\n" * 200_000)
 
 
-def call(home: Home, *words: str) -> dict[str, Any]:
+# what the supervisor does every few seconds
+WRITE_METRICS = """
+import sys
+from pathlib import Path
+from ftcluster_common.launch import read_launch
+from ftcluster_train.host.metrics_file import MetricsFile
+
+run = Path(sys.argv[1])
+MetricsFile(run).write(read_launch(run))
+"""
+
+
+def call(home: Home, *words: str, program: Path = FTCLUSTER) -> dict[str, Any]:
     """A command of the control node; the fastest of some calls.
 
     Raises:
@@ -104,7 +116,7 @@ def call(home: Home, *words: str) -> dict[str, Any]:
         with (home.folder / "said").open("w+b") as said:
             began = time.monotonic()
             pid = os.posix_spawn(
-                FTCLUSTER, [str(FTCLUSTER), *words], home.env,
+                program, [str(program), *words], home.env,
                 file_actions=[(os.POSIX_SPAWN_DUP2, said.fileno(), one) for one in (1, 2)],
             )  # fmt: skip
             _, status, usage = os.wait4(pid, 0)
@@ -154,8 +166,13 @@ def measure(home: Home) -> Iterator[dict[str, Any]]:
         yield {"runs": RUNS, **call(home, *words)}
     add_long_run(home)
     home.run("ps")
-    for words in (("attach", LONG), ("logs", LONG), ("report", LONG), ("ps",)):
+    for words in (
+        ("attach", LONG), ("logs", LONG), ("logs", "-f", LONG), ("report", LONG), ("ps",),
+    ):  # fmt: skip
         yield {"events": EVENT_COUNT, **call(home, *words)}
+    python, run = home.prefix / "current/bin/python", home.prefix / "runs" / LONG
+    written = call(home, "-B", "-c", WRITE_METRICS, str(run), program=python)
+    yield {"events": EVENT_COUNT, **written, "command": "metrics file"}
 
 
 def main() -> int:

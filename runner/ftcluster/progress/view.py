@@ -184,4 +184,5 @@ class _PlainView(TerminalView):
         super().run_event(progress, kind)
 
     def say(self, text: str) -> None:
-        self._console.out(text, highlight=False)
+        # each line through rich's Console takes longer than all that is done for its event
+        print(text, file=self._console.file, flush=True)
