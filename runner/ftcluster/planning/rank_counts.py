@@ -19,10 +19,15 @@ ACROSS_SOCKETS = 0.7  # the speed of a core whose rank has memory on another soc
 
 @dataclass(frozen=True)
 class Count:
-    """The number of ranks of one host."""
+    """The number of ranks of one host.
+
+    Attributes:
+        at_most: whether a host with fewer cores has fewer ranks.
+    """
 
     ranks: int
     why: str
+    at_most: bool = False
 
 
 def requested_count(
@@ -32,7 +37,8 @@ def requested_count(
     if ranks_per_host is not None:
         return Count(ranks_per_host, "set with --ranks-per-host")
     if recipe is not None and recipe.ranks_per_host is not None:
-        return Count(recipe.ranks_per_host, tuned.reason(recipe, "ranks_per_host"))
+        reason = tuned.reason(recipe, "ranks_per_host")
+        return Count(recipe.ranks_per_host, reason, at_most=True)
     return None
 
 
@@ -46,7 +52,7 @@ def choose_counts(
     ones. At least one.
 
     Raises:
-        PlanError: more are requested than a host has cores; names each such host.
+        PlanError: the command line requests more than a host has cores; names each such host.
     """
     if requested:
         return _requested(hosts, requested)
@@ -68,12 +74,11 @@ def choose_counts(
 
 
 def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
-    ranks = requested.ranks
     facts = [topology.host for topology in hosts]
     short = [
-        f"{host.name} has {counted(host.cores, 'core')} for {ranks} ranks"
+        f"{host.name} has {counted(host.cores, 'core')} for {requested.ranks} ranks"
         for host in facts
-        if host.cores < ranks
+        if host.cores < requested.ranks and not requested.at_most
     ]
     if short:
         raise PlanError(
@@ -82,8 +87,10 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
         )
     counts = {}
     for topology in hosts:
-        good = topology.even_counts
-        why = requested.why
+        good, cores = topology.even_counts, topology.host.cores
+        ranks, why = min(requested.ranks, cores), requested.why
+        if ranks < requested.ranks:
+            why = f"{requested.ranks} are {why}, but each needs a core of its own"
         if ranks not in good and not topology.limited and spanning(topology, ranks):
             would = f"{', '.join(map(str, good[:-1]))} or {good[-1]}"
             why += f"; some ranks have cores of two NUMA nodes, with {would} ranks none would"

@@ -100,6 +100,15 @@ def test_too_few_cores_or_samples(batch: int, ranks: int, said: Callable[[object
     said(caught.value)
 
 
+def test_a_recipe_has_fewer_ranks_where_there_are_fewer_cores() -> None:
+    facts = cluster(host("a", cores=1), host("b", cores=8))
+    launch = plan(facts, replace(RECIPE, ranks_per_host=2), STACKS)
+    assert [len(one.placement) for one in launch.hosts] == [1, 2]
+    small, large = about(launch, "ranks")
+    assert "each needs a core of its own" in small.why
+    assert "core" not in large.why
+
+
 @pytest.mark.parametrize(
     ("sockets", "count", "possible"),
     [
