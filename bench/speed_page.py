@@ -24,12 +24,13 @@ from ftcluster.report.charts import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
-    "engine": ("2026-11-27-engine.json",),
+    "engine": ("2026-11-27-engine.json", "2026-11-27-engine-tasks.json"),
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
     "embed": ("2026-11-26-embed.json",),
     "quality": ("2026-11-26-quality.json",),
+    "jobs": ("2026-11-27-jobs.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
 }
 ENGINE = {
@@ -38,6 +39,9 @@ ENGINE = {
     "gpt2": "Shakespeare, GPT-2 124M, 4 x 512 tokens",
     "mrpc-bert": "MRPC, BERT-base, batch 32",
     "squad-bert-large": "SQuAD, BERT-large, batch 12",
+    "ner": "names in MRPC's sentences, DistilBERT-base, batch 32",
+    "mlm": "masked words of Shakespeare, DistilBERT-base, 8 x 256 tokens",
+    "seq2seq": "questions to SQuAD's texts, T5-small, batch 16",
 }
 SCRIPTS = {
     "glue": "run_glue.py on MRPC, DistilBERT-base",
@@ -240,6 +244,22 @@ def by_precision() -> dict[tuple[str, str], Any]:
     }
 
 
+def jobs() -> str:
+    """The usual jobs as a Markdown table."""
+    lines = [
+        "| job | `ftcluster train` | s | of them training | metric | the same as the peer's, by |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in read("jobs")[-1]["jobs"]:
+        metric, value = one["metric"].replace("_", " "), one["value"]
+        test = f"[{one['equal']}](../tests/engine/{one['equal']})"
+        lines.append(
+            f"| {one['job']} | `{one['recipe']}` | {one['seconds']:.0f} | {one['training']:.0f} "
+            f"| {metric} {value:.3g} | {test} |"
+        )
+    return "\n".join(lines)
+
+
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
@@ -247,6 +267,7 @@ def tables(found: list[Comparison]) -> dict[str, str]:
         "machines": machines(),
         "quality": of_quality([row for row in read("quality")[-1]["quality"] if shown(row)]),
         "time": times_to_a_metric(),
+        "jobs": jobs(),
         "published": of_published(by_precision(), CORES),
     }
 

@@ -92,7 +92,7 @@ def with_tls(server: ThreadingHTTPServer, certificate: Path) -> None:
 
 
 class Mirror(ThreadingHTTPServer):
-    """Gives a folder's wheels at /simple (PEP 503), and what a mirror of a distribution has."""
+    """Gives a folder's wheels at /simple (PEP 503), its repodata, and what a distribution's has."""
 
     daemon_threads = True
 
@@ -115,8 +115,8 @@ class _MirrorHandler(BaseHTTPRequestHandler):
             page = f"<!DOCTYPE html><html><body>{links}</body></html>".encode()
             self.begin("text/html", len(page))
             self.wfile.write(page)
-        elif first == "wheels":
-            path = self.server.wheels / name
+        elif first in ("wheels", "repodata"):
+            path = self.server.wheels / ("" if first == "wheels" else first) / name
             self.begin("application/zip", path.stat().st_size)
             with path.open("rb") as file:
                 shutil.copyfileobj(file, self.wfile)

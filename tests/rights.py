@@ -128,6 +128,11 @@ def _browser(folder: Path) -> None:
         raise Missing(str(error)) from error
 
 
+def _dnf(folder: Path) -> None:
+    _run("dnf", "--version")
+    _run("createrepo_c", "-q", str(folder))
+
+
 def _promtool(_folder: Path) -> None:
     from tests.programs import PROMTOOL
 
@@ -148,6 +153,7 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "bf16": lambda _: _cpu("avx512_bf16", "amx_bf16"),
     "browser": _browser,
     "compiler": _compiler,
+    "dnf": _dnf,
     "hosts": _hosts,  # tests/testbed
     "index": _index,
     "mount": _mount,

@@ -1,12 +1,12 @@
 # Apache-2.0 (see LICENSE)
-"""Why a mirror of packages gives nothing: a certificate or a proxy, in the words of pip and apt."""
+"""Why a mirror of packages gives nothing: a certificate or a proxy, as pip, apt and dnf say it."""
 
 from __future__ import annotations
 
 import re
 
 # Each kind, what programs say of it, and what is said here. Of pip by OpenSSL and urllib3, of apt
-# by GnuTLS, since Debian 13 OpenSSL. The first that fits counts.
+# by GnuTLS, since Debian 13 OpenSSL, of dnf by libcurl and OpenSSL. The first that fits counts.
 KINDS = (
     (
         "expired",
@@ -15,7 +15,8 @@ KINDS = (
     ),
     (
         "name",
-        r"doesn't match|[Mm]ismatch, certificate is not valid|does not match the expected",
+        r"doesn't match|[Mm]ismatch, certificate is not valid|does not match (?:the expected|target)"
+        r"|no alternative certificate subject name matches",
         "the certificate of {mirror} is for another name",
     ),
     (
@@ -25,13 +26,16 @@ KINDS = (
     ),
     (
         "password",
-        r"Tunnel connection failed: 407|407 +Proxy Authentication Required",
+        r"Tunnel connection failed: 407|407 +Proxy Authentication Required"
+        r"|CONNECT tunnel failed, response 407|Received HTTP code 407 from proxy",
         "the proxy {proxy} wants a user and a password for {mirror}",
     ),
     (
         "refused",
         r"Tunnel connection failed: (?P<said>\d[\w ]+)"
-        r"|Invalid response from proxy: HTTP/\S+ +(?P<answer>\d[\w ]+?)(?:  |$|\n)",
+        r"|Invalid response from proxy: HTTP/\S+ +(?P<answer>\d[\w ]+?)(?:  |$|\n)"
+        r"|CONNECT tunnel failed, response (?P<status>\d+)"
+        r"|Received HTTP code (?P<code>\d+) from proxy",
         "the proxy {proxy} does not lead to {mirror}: {said}",
     ),
     (
@@ -41,12 +45,22 @@ KINDS = (
         "the proxy {proxy} does not answer: {said}",
     ),
 )
-# of apt, which does not say that it speaks of a proxy
+# of apt and libcurl, which do not say that they speak of a proxy
 UNREACHED = re.compile(
-    r"(?:Could not connect to|Unable to connect to|Could not resolve|Connection failed to)"
-    r" '?(?P<host>[\w.-]+|\[[\da-f:]+\])(?::(?P<port>\w+))?"
+    r"(?:Could not connect to|Unable to connect to|Could not resolve(?: proxy:)?"
+    r"|Connection failed to|Failed to connect to)"
+    r" '?(?P<host>[\w.-]+|\[[\da-f:]+\])(?:(?::| port )(?P<port>\w+))?"
 )
-BECAUSE = re.compile("Connection refused|timed out|No route to host|Could not resolve")
+BECAUSE = re.compile("Connection refused|timed out|No route to host")
+
+
+def redacted(text: str) -> str:
+    """A text without the credentials of its URLs.
+
+    >>> redacted("from https://me:secret@mirror.site/simple")
+    'from https://****@mirror.site/simple'
+    """
+    return re.sub(r"//[^/@\s]*@", "//****@", text)
 
 
 def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | None:
@@ -72,6 +86,7 @@ def cause(text: str, mirror: str, proxy: str, who: str) -> tuple[str, str] | Non
     if found and found["host"] != mirror.partition(":")[0]:
         named = found["host"] + (f":{found['port']}" if found["port"] else "")
         because = BECAUSE.search(text)
-        said = f": {because[0]}" if because and because[0] != "Could not resolve" else ""
-        return "proxy", f"the proxy {named} does not answer{said or ': its name is not known'}"
+        said = f": {because[0]}" if because else ""
+        said = ": its name is not known" if "resolve" in text else said
+        return "proxy", f"the proxy {named} does not answer{said}"
     return None

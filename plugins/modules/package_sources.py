@@ -6,11 +6,12 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: package_sources
-short_description: Tries whether apt reaches one of its sources
+short_description: Tries whether apt or dnf reaches one of its sources
 description:
   - Downloads the index of one source after the other with apt's own settings, until one comes. It
     is removed again; apt's lists stay as they are.
-  - On hosts without apt, or where no program is missing, nothing is tried.
+  - Of dnf the metadata of one source are brought up to date, which an installation would do too.
+  - On hosts with neither, or where no program is missing, nothing is tried.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 options:
@@ -61,9 +62,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause, redacted
 
 HELPER = "/usr/lib/apt/apt-helper"
+DNF_SETTINGS = "/etc/dnf/dnf.conf"
 SECONDS = 10  # for a source that does not answer
 MOST = 3  # of them are tried
 FOLDERS = ["/usr/sbin", "/sbin"]  # which are not on every user's search path
@@ -72,7 +74,19 @@ QUICK = [
     *("-o", "Acquire::Retries=0"),
     *("-o", f"Acquire::http::Timeout={SECONDS}", "-o", f"Acquire::https::Timeout={SECONDS}"),
 ]
+ONE_TRY = [f"--setopt=timeout={SECONDS}", "--setopt=retries=1", "--setopt=skip_if_unavailable=0"]
+DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # with the cause, or without it
 # by the kinds of fetch_errors
+DNF_HINTS = {
+    "expired": "have it renewed; if its dates are right, the host's clock is wrong",
+    "name": "name the mirror in /etc/yum.repos.d as its certificate does",
+    "untrusted": "put the CA of your site into /etc/pki/ca-trust/source/anchors on the host, then: "
+    "sudo update-ca-trust",
+    "password": "give them: proxy_username and proxy_password in /etc/dnf/dnf.conf",
+    "refused": "have it let {mirror} through, or go without it: an empty proxy= in the source's "
+    "file in /etc/yum.repos.d",
+    "proxy": "start it, or name another one: proxy in /etc/dnf/dnf.conf",
+}
 HINTS = {
     "expired": "have it renewed; if its dates are right, the host's clock is wrong",
     "name": "name the mirror in apt's sources as its certificate does",
@@ -107,9 +121,49 @@ def proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
     for one in dict.fromkeys((scheme, "http")):
         found = re.search(rf'^Acquire::{one}::Proxy "([^"]+)";', settings, re.MULTILINE | re.I)
         if found:
-            return re.sub("//[^/@]*@", "//****@", found[1])
-    value = environ.get(f"{scheme}_proxy") or environ.get("all_proxy") or "of apt's settings"
-    return re.sub("//[^/@]*@", "//****@", value)
+            return redacted(found[1])
+    return redacted(_proxy_of_all(scheme, environ) or "of apt's settings")
+
+
+def _proxy_of_all(scheme: str, environ: Mapping[str, str]) -> str:
+    return environ.get(f"{scheme}_proxy") or environ.get("all_proxy") or ""
+
+
+def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
+    """The proxy that dnf uses for a scheme, by its dnf.conf.
+
+    >>> dnf_proxy_of("[main]\\nproxy = http://proxy:3128\\n", "https", {})
+    'http://proxy:3128'
+    """
+    found = re.search(r"^proxy\s*=[ \t]*(\S+)", settings, re.MULTILINE)
+    own = found[1] if found else ""
+    return redacted(own or _proxy_of_all(scheme, environ) or "of dnf's settings")
+
+
+def dnf_sources(listing: str) -> list[str]:
+    """The ids that `dnf repolist` prints.
+
+    >>> dnf_sources("repo id      repo name\\nbaseos   AlmaLinux 9 - BaseOS\\n")
+    ['baseos']
+    """
+    return [line.split()[0] for line in listing.splitlines()[1:] if line.strip()]
+
+
+def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, str]) -> str:
+    """Why the metadata of a source did not come, and what to do."""
+    lines = [one or other for one, other in DNF_SAID.findall(said)]
+    text = " ".join((lines or ["dnf says nothing"])[0].split())
+    url = re.search(r"https?://[^\s\[\]]+", text)
+    parts = urlsplit(url[0] if url else "")
+    proxy = dnf_proxy_of(settings, parts.scheme, environ)
+    mirror = parts.netloc.rpartition("@")[2]
+    found = cause(text, mirror, proxy, "the host") if mirror else None
+    if found is None:
+        return (
+            f"{redacted(text)}; have the source {source} in /etc/yum.repos.d name one that answers"
+        )
+    kind, what = found
+    return f"{what}; {DNF_HINTS[kind].format(mirror=mirror)}"
 
 
 def explained(said: str, url: str, proxy: str) -> str:
@@ -124,6 +178,24 @@ def explained(said: str, url: str, proxy: str) -> str:
     kind, what = found
     words = {"mirror": parts.netloc, "name": parts.hostname, "scheme": parts.scheme}
     return f"{what}; {HINTS[kind].format(**words)}"
+
+
+def dnf_refusal(module: AnsibleModule) -> str:
+    """Why none of dnf's sources gives anything; "" where one does, or there is none."""
+    words = {"LC_ALL": "C.UTF-8"}
+    listing = module.run_command(["dnf", "-q", "repolist"], environ_update=words)[1]
+    try:
+        settings = Path(DNF_SETTINGS).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        settings = ""
+    first = ""
+    for source in dnf_sources(listing)[:MOST]:
+        command = ["dnf", *ONE_TRY, f"--repo={source}", "--refresh", "makecache"]
+        code, out, err = module.run_command(command, environ_update=words)
+        if code == 0:
+            return ""
+        first = first or dnf_explained(out + err, source, settings, os.environ)
+    return first
 
 
 def refusal(module: AnsibleModule) -> str:
@@ -161,8 +233,12 @@ def main() -> None:
         if not module.get_bin_path(program, opt_dirs=FOLDERS)
     ]
     missing = [*module.params["packages"], *absent]
-    tries = bool(missing) and Path(HELPER).exists()
-    module.exit_json(changed=False, missing=missing, refused=refusal(module) if tries else "")
+    refused = ""
+    if missing and Path(HELPER).exists():
+        refused = refusal(module)
+    elif missing and module.get_bin_path("dnf"):
+        refused = dnf_refusal(module)
+    module.exit_json(changed=False, missing=missing, refused=refused)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from email.parser import HeaderParser
 from itertools import dropwhile, takewhile
 from pathlib import Path
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, linux_environment
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import (
     LAST_LINES,
@@ -24,7 +25,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import
     complaint,
     known_cause,
     reason,
-    redacted,
     telling,
 )
 from packaging.requirements import InvalidRequirement, Requirement

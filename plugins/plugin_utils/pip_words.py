@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause, redacted
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
@@ -31,11 +31,6 @@ HINTS = {
 }
 UNKNOWN = re.compile(r"No matching distribution found for ([A-Za-z0-9._-]+)")
 UNFETCHED = "Could not fetch URL "
-
-
-def redacted(url: str) -> str:
-    """A URL without credentials."""
-    return re.sub(r"//[^/@]*@", "//****@", url)
 
 
 def reason(lines: list[str]) -> str:

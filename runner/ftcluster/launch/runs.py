@@ -1,6 +1,5 @@
 """The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
 
-import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

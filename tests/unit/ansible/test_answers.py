@@ -127,7 +127,8 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [
-    None, {}, [ROW], "[]", "", "{", "[" * 5000, {"runs": pack([ROW]), "left": 0}, page(1), page({}), page(ROW, ROW), page([ROW]), page(ROW, left=-1),
+    None, {}, [ROW], "[]", "", "{", "[" * 5000, {"runs": pack([ROW]), "left": 0}, page(1), page({}),
+    page(ROW, ROW), page([ROW]), page(ROW, left=-1),
     page(ROW, left="1"), page(left=5), *map(json.dumps, (
         {"runs": [ROW]}, {"runs": [ROW], "left": 0}, {"runs": "x", "left": 0},
         {"runs": pack([ROW])[:-8], "left": 0}, {"runs": pack("x" * MOST_ROWS_BYTES), "left": 0},

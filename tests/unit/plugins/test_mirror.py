@@ -1,6 +1,7 @@
 """A mirror with a CA of its own behind a proxy, as the control node's pip sees both."""
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,11 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import cause
-from ansible_collections.ftcluster.cluster.plugins.modules.package_sources import explained
+from ansible_collections.ftcluster.cluster.plugins.modules import package_sources
+from ansible_collections.ftcluster.cluster.plugins.modules.package_sources import (
+    dnf_explained,
+    explained,
+)
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import download
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
@@ -238,3 +243,88 @@ def test_apts_words(said: str, expected: str) -> None:
 def test_words_of_something_else_are_no_cause() -> None:
     for said in ("404 Not Found", "Could not connect to mirror.site:443 (10.0.0.1).", ""):
         assert cause(said, "mirror.site:443", "", "the host") is None
+
+
+# libcurl's own, as dnf prints it; of certificates by OpenSSL, which Enterprise Linux has
+REPOMD = f"https://{NAME}/repodata/repomd.xml"
+NOT_OK = f"  - Curl error (60): SSL peer certificate or SSH remote key was not OK for {REPOMD}"
+FAILURE = f"  - Curl error (56): Failure when receiving data from the peer for {REPOMD}"
+SETTINGS = "[main]\ngpgcheck=1\nproxy=http://me:secret@proxy:3128\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (f"{NOT_OK} [SSL certificate problem: unable to get local issuer certificate]",
+         "no CA that the host trusts has signed the certificate of mirror.site; put the CA of your "
+         "site into /etc/pki/ca-trust"),
+        (f"{NOT_OK} [SSL certificate problem: certificate has expired]",
+         "the certificate of mirror.site has expired; have it renewed"),
+        (f"{NOT_OK} [SSL: no alternative certificate subject name matches target host name "
+         "'mirror.site']", "the certificate of mirror.site is for another name; name the mirror"),
+        (f"{FAILURE} [Received HTTP code 403 from proxy after CONNECT]",
+         "the proxy http://****@proxy:3128 does not lead to mirror.site: 403; have it let"),
+        (f"{FAILURE} [Received HTTP code 407 from proxy after CONNECT]",
+         "the proxy http://****@proxy:3128 wants a user and a password for mirror.site; give them"),
+        ("Error: There are no enabled repositories in \"/etc/yum.repos.d\".",
+         "There are no enabled repositories"),
+        ("", "dnf says nothing; have the source site in /etc/yum.repos.d"),
+    ],
+)  # fmt: skip
+def test_dnfs_words(said: str, expected: str) -> None:
+    assert dnf_explained(said, "site", SETTINGS, {}).startswith(expected)
+
+
+class Host:
+    """Runs commands as a module on a host does, with a dnf that has sources of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        own = f"--setopt=reposdir={folder} --setopt=cachedir={folder}/cache --releasever=9"
+        program = folder / "bin" / "dnf"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec /usr/bin/dnf {own} "$@"\n')
+        program.chmod(0o755)
+
+    def has(self, proxy: str, more: str = "") -> None:
+        (self._folder / "site.repo").write_text(
+            f"[site]\nname=site\nbaseurl=https://{NAME}/\ngpgcheck=0\nproxy={proxy}\n{more}\n"
+        )
+
+    def run_command(
+        self, command: list[str], environ_update: dict[str, str]
+    ) -> tuple[int, str, str]:
+        path = f"{self._folder}/bin:{os.environ['PATH']}"
+        done = subprocess.run(
+            command, env=os.environ | environ_update | {"PATH": path}, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.needs("dnf")
+def test_dnf_through_a_proxy_from_a_mirror_with_a_ca_of_its_own(site: Site, tmp_path: Path) -> None:
+    host, trusts = Host(tmp_path), f"sslcacert={site.ca}"
+    subprocess.run(["createrepo_c", "-q", site.ca.parent / "wheels"], check=True)
+    with site.proxy("good") as proxy:
+        host.has(proxy, trusts)
+        assert package_sources.dnf_refusal(host) == ""  # type: ignore[arg-type]
+    refused = {}
+    for what, certificate, refuses in (
+        ("name", "other", 0), ("refused", "good", 403), ("password", "good", 407),
+    ):  # fmt: skip
+        with site.proxy(certificate, refuses) as proxy:
+            host.has(proxy, trusts)
+            refused[what] = package_sources.dnf_refusal(host)  # type: ignore[arg-type]
+    for what, proxy in (("off", "http://127.0.0.1:1"), ("unknown", "http://proxy.invalid:3128")):
+        host.has(proxy, trusts)
+        refused[what] = package_sources.dnf_refusal(host)  # type: ignore[arg-type]
+    for what, expected in {
+        "name": f"the certificate of {NAME} is for another name; name the mirror in /etc/yum",
+        "refused": f"the proxy of dnf's settings does not lead to {NAME}: 403; have it let",
+        "password": f"the proxy of dnf's settings wants a user and a password for {NAME}; give",
+        "off": "the proxy 127.0.0.1:1 does not answer; start it",
+        "unknown": "the proxy proxy.invalid does not answer: its name is not known; start it",
+    }.items():
+        assert refused[what].startswith(expected), refused
+        assert "\n" not in refused[what]
