@@ -1,7 +1,7 @@
 """Writes one HTML page about runs."""
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,9 +43,10 @@ def report(request: ReportRequest, view: View) -> Result:
     """
     bench = read_scaling(request.scaling) if request.scaling else None
     names: Sequence[str] = list(dict.fromkeys(request.runs)) or [""]
-    # what draws takes a second to start, as long as a head takes to answer
-    threading.Thread(target=_load_charts, daemon=True).start()
-    files = [_files_of(request.connection, name, view) for name in names]
+    with ThreadPoolExecutor(1) as pool:
+        # what draws takes a second to start, as long as a head takes to answer
+        pool.submit(_load_charts)
+        files = [_files_of(request.connection, name, view) for name in names]
     from jinja2 import TemplateError
 
     from ftcluster.report.page import render
