@@ -28,7 +28,7 @@ FILES = {
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
-    "embed": ("2026-11-26-embed.json",),
+    "embed": ("2026-11-27-embed.json",),
     "quality": ("2026-11-26-quality.json",),
     "jobs": ("2026-11-27-jobs.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),

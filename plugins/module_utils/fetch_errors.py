@@ -15,8 +15,8 @@ KINDS = (
     ),
     (
         "name",
-        r"doesn't match|[Mm]ismatch, certificate is not valid|does not match (?:the expected|target)"
-        r"|no alternative certificate subject name matches",
+        r"doesn't match|[Mm]ismatch, certificate is not valid|does not match the expected"
+        r"|does not match target host|no alternative certificate subject name matches",
         "the certificate of {mirror} is for another name",
     ),
     (

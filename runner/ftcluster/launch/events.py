@@ -47,8 +47,7 @@ def _is_finite(item: tuple[str, Any]) -> bool:
         return True
     if isinstance(value, float):
         return math.isfinite(value)
-    values = value if isinstance(value, list) else ()
-    values = value.values() if isinstance(value, dict) else values
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return all(math.isfinite(one) for one in values if isinstance(one, float))
 
 

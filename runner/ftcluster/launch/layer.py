@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     CONFLICT,
     DownloadError,
@@ -20,7 +21,6 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Pip,
     Sources,
 )
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     Wheelhouse,

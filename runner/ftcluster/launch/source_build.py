@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     DownloadError,
     Target,
     pip_command,
 )
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import redacted
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
