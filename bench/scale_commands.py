@@ -92,6 +92,7 @@ def add_long_run(home: Home) -> None:
         file.write(b"[0] a line of a rank's log, of which there are many\n" * 200_000)
 
 
+METRICS_FILE = "the supervisor's file of metrics, as a new supervisor writes it"
 # what the supervisor does every few seconds
 WRITE_METRICS = """
 import sys
@@ -172,7 +173,7 @@ def measure(home: Home) -> Iterator[dict[str, Any]]:
         yield {"events": EVENT_COUNT, **call(home, *words)}
     python, run = home.prefix / "current/bin/python", home.prefix / "runs" / LONG
     written = call(home, "-B", "-c", WRITE_METRICS, str(run), program=python)
-    yield {"events": EVENT_COUNT, **written, "command": "metrics file"}
+    yield {"events": EVENT_COUNT, **written, "command": METRICS_FILE}
 
 
 def main() -> int:
