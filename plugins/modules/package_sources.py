@@ -141,12 +141,13 @@ def dnf_proxy_of(settings: str, scheme: str, environ: Mapping[str, str]) -> str:
 
 
 def dnf_sources(listing: str) -> list[str]:
-    """The ids that `dnf repolist` prints.
+    """The ids that `dnf repolist` prints, below what plugins such as subscription-manager say.
 
-    >>> dnf_sources("repo id      repo name\\nbaseos   AlmaLinux 9 - BaseOS\\n")
+    >>> dnf_sources("Updating ...\\nrepo id      repo name\\nbaseos   AlmaLinux 9 - BaseOS\\n")
     ['baseos']
     """
-    return [line.split()[0] for line in listing.splitlines()[1:] if line.strip()]
+    _, _, rows = listing.partition("repo id")
+    return [line.split()[0] for line in rows.splitlines()[1:] if line.strip()]
 
 
 def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, str]) -> str:
