@@ -139,6 +139,11 @@ def test_a_list_in_another_form_is_refused(value: Any) -> None:
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, value))
 
 
+def test_a_head_of_an_earlier_version_says_only_whether_a_run_was_stopped() -> None:
+    for said in ("stopped\n", "not running\n"):
+        assert take(answers.RUN_STOPPED, event(answers.RUN_STOPPED, said)) == (((), 0),)
+
+
 @given(HOSTILE, st.sampled_from(sorted(ROW)))
 def test_whatever_a_row_says_it_is_safe_or_refused(value: Any, name: str) -> None:
     taken = taken_or_refused(answers.RUNS_LISTED, page({**ROW, name: value}))
