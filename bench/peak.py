@@ -5,9 +5,8 @@
 
 from the repository's root, with the Python of a stack. A row for each instruction set: a loop in C
 of registers that wait for nothing (native/peak.c), and torch's products of the shapes of MRPC's
-DistilBERT; with AMX also the gradients of weights by tiles of our own. The best of all turns: other
-work and the CPU's clock only take away. CPUs compute slower while tiles are new to them, so each
-is warmed up.
+DistilBERT; with AMX also by tiles of our own. The best of all turns: other work and the CPU's clock
+only take away. CPUs compute slower while tiles are new to them, so each is warmed up.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import torch
 
 from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
 from ftcluster_train.io.machine import cpuinfo_field
-from ftcluster_train.kernels import simd
+from ftcluster_train.kernels import products
 
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
 SECONDS = 0.2  # of a turn
@@ -44,7 +43,7 @@ def main() -> int:
     }  # fmt: skip
     for dtype in (torch.bfloat16, torch.float32):
         if dtype == torch.float32 or any(LOOPS[name].bf16 for name in peaks):
-            found = products(dtype, seconds)
+            found = rates(dtype, seconds)
             results["products"][str(dtype).removeprefix("torch.")] = found
     print(table(results))
     if options.results:
@@ -52,9 +51,10 @@ def main() -> int:
     return 0
 
 
-def products(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
+def rates(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
     """Operations per second by shape and kind of product."""
     found = {}
+    tiles = dtype == torch.bfloat16 and products.has_amx()
     for outputs, inputs in SHAPES:
         x, w, g = (
             torch.randn(*shape).to(dtype)
@@ -66,10 +66,14 @@ def products(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
             "gradient of the input": lambda g=g, w=w: g @ w,
             "gradient of the weight": lambda g=g, x=x: g.T @ x,
         }
-        if dtype == torch.bfloat16 and simd.has_amx():
-            kinds["gradient of the weight, our tiles"] = lambda g=g, x=x, sums=sums: (
-                simd.weight_gradient_(g, x, sums, adds=False)
-            )
+        if tiles:
+            kinds |= {
+                "output, our tiles": lambda x=x, w=w: products.product(x, w.T),
+                "gradient of the input, our tiles": lambda g=g, w=w: products.product(g, w),
+                "gradient of the weight, our tiles": lambda g=g, x=x, sums=sums: (
+                    products.weight_gradient_(g, x, sums, adds=False)
+                ),
+            }
         work = 2.0 * ROWS * outputs * inputs
         found[f"{ROWS} x {inputs} x {outputs}"] = {
             name: work / best_seconds(function, seconds) for name, function in kinds.items()

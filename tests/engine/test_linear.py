@@ -27,14 +27,18 @@ def gradients(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.7, 1.0])
 @pytest.mark.parametrize("bias", [True, False])
-def test_gradients_are_those_of_torch(dtype: torch.dtype, kept: float, bias: bool) -> None:
+@pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(31, 24, 16), (310, 96, 64)])
+def test_gradients_are_those_of_torch(
+    dtype: torch.dtype, kept: float, bias: bool, tokens: int, inputs: int, outputs: int
+) -> None:
     torch.manual_seed(1)
-    tensors = [torch.randn(7, 31, 24), torch.randn(16, 24), *[torch.randn(16)] * bias]
-    tensors = [tensor.to(dtype) for tensor in tensors]
-    grad = torch.randn(7, 31, 16).to(dtype) * (torch.rand(7, 31, 1) < kept)
+    tensors = [torch.randn(7, tokens, inputs), torch.randn(outputs, inputs)]
+    tensors = [tensor.to(dtype) for tensor in (*tensors, *[torch.randn(outputs)] * bias)]
+    grad = torch.randn(7, tokens, outputs).to(dtype) * (torch.rand(7, tokens, 1) < kept)
     found = gradients(linear, tensors, grad)
+    terms = {"rtol": 1e-5, "atol": 1e-6 * 7 * tokens} if dtype == torch.float32 else {}
     for own, reference in zip(found, gradients(functional.linear, tensors, grad), strict=True):
-        torch.testing.assert_close(own, reference)
+        torch.testing.assert_close(own, reference, **terms)
 
 
 @pytest.mark.parametrize("shape", [(7, 31), (1, 1), (0, 31), (5,)])
@@ -46,6 +50,19 @@ def test_a_bias_is_added_as_torch_adds_it(shape: tuple[int, ...], strided: bool)
     weight.requires_grad_()
     exact = functional.linear(input.double(), weight.double(), bias.double()).bfloat16()
     torch.testing.assert_close(linear(input, weight, bias), exact, atol=4e-3, rtol=8e-3)
+
+
+@pytest.mark.parametrize("bias", [torch.arange(32.0)[::2], torch.ones(1).expand(16), torch.ones(1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_bias_in_another_form(dtype: torch.dtype, bias: torch.Tensor) -> None:
+    input, weight = torch.zeros(40, 24, dtype=dtype), torch.zeros(16, 24, dtype=dtype)
+    weight.requires_grad_()
+    bias = bias.to(dtype).detach().requires_grad_()
+    output = linear(input, weight, bias)
+    assert torch.equal(output, bias.expand(40, 16))
+    output.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.sum() == 40 * 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.kernels import cross_entropy, simd
+from ftcluster_train.kernels import cross_entropy, products, simd
 from ftcluster_train.kernels import linear as module
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.kernels.gradient_sums import make_sums
@@ -34,7 +34,7 @@ rows = st.integers(1, 100) | st.sampled_from([1792, 1793, 3600])
 def test_tiles_compute_the_product(
     rows: int, outputs: int, inputs: int, adds: bool, threads: int, data: st.DataObject | None
 ) -> None:
-    assert simd.has_amx()
+    assert products.has_amx()
     before = torch.get_num_threads()
     if data:
         gradient, input = (data.draw(tensors((rows, n), BF16)) for n in (outputs, inputs))
@@ -49,7 +49,7 @@ def test_tiles_compute_the_product(
         torch.set_num_threads(threads)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(simd, "FEW_ELEMENTS", 0)
-            simd.weight_gradient_(gradient, input, sums, adds)
+            products.weight_gradient_(gradient, input, sums, adds)
     finally:
         torch.set_num_threads(before)
     check_near(sums, exact, unit(torch.float32, rows + 1) * size)
@@ -60,15 +60,15 @@ def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     """Weights that are small have sums as well."""
     monkeypatch.setattr(module, "MUCH_WORK", 0)
     if request.param == "tiles":
-        if not simd.has_amx():
+        if not products.has_amx():
             pytest.skip("needs amx: this CPU has no tiles, or the kernel does not allow them")
         return
 
     def product(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
         sums.copy_(left.float().T @ right.float() + (sums if adds else 0))
 
-    monkeypatch.setattr(simd, "has_amx", lambda: True)
-    monkeypatch.setattr(simd, "weight_gradient_", product)
+    monkeypatch.setattr(products, "has_amx", lambda: True)
+    monkeypatch.setattr(products, "weight_gradient_", product)
 
 
 class _Turned(torch.nn.Module):
@@ -203,11 +203,11 @@ def test_a_model_is_freed_with_its_sums() -> None:
 @pytest.mark.parametrize("value", ["AVX512_CORE_BF16", "avx2"])
 def test_a_limit_for_onednn_is_one_for_tiles(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", value)
-    assert not simd.has_amx.__wrapped__()
+    assert not products.has_amx.__wrapped__()
 
 
 def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simd, "has_amx", lambda: True)
+    monkeypatch.setattr(products, "has_amx", lambda: True)
     assert make_sums(torch.empty(64, 32), BF16)
     odd = make_sums(torch.empty(64, 40), BF16)
     assert odd

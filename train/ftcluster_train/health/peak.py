@@ -13,6 +13,7 @@ from typing import Any
 
 from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.products import has_amx
 
 KERNELS = Path(simd.__file__).parent
 ROUNDS = 20_000  # some 0.5 ms to 5 ms
@@ -45,7 +46,7 @@ LOOPS = {
 def instruction_sets() -> list[str]:
     """The names of LOOPS that run here, the fastest first."""
     here = [name for name in LOOPS if name in cpuinfo_field("flags").split()]
-    if "amx_bf16" in here and not simd.has_amx():  # needs the kernel's leave
+    if "amx_bf16" in here and not has_amx():  # needs the kernel's leave
         here.remove("amx_bf16")
     return [name for name in here if (KERNELS / LOOPS[name].library).exists()]
 

@@ -17,8 +17,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import LOGITS
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.gradient_sums import fits_tiles, sums_of
+from ftcluster_train.kernels import products, simd
+from ftcluster_train.kernels.gradient_sums import sums_of
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
@@ -187,12 +187,12 @@ def _add_product(
     Args:
         whole: whether these are all tokens. Sums of several in bf16 would be rounded again.
     """
-    fits = logits.dtype == torch.bfloat16 and fits_tiles(logits.shape[1], hidden.shape[1])
-    if fits and len(logits) and simd.has_amx():
+    fits = logits.dtype == torch.bfloat16 and products.fits_tiles(logits.shape[1], hidden.shape[1])
+    if fits and len(logits) and products.has_amx():
         adds = sums is not None
         if sums is None:
             sums = torch.empty(logits.shape[1], hidden.shape[1])
-        simd.weight_gradient_(logits, hidden.contiguous(), sums, adds)
+        products.weight_gradient_(logits, hidden.contiguous(), sums, adds)
         return sums
     more = logits.T @ hidden
     if sums is not None:

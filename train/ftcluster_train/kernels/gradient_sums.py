@@ -1,13 +1,11 @@
-"""Gradients of weights: by AMX where the CPU has it, and added to the fp32 sums of the training.
+"""Gradients of weights, added to the fp32 sums of the training by AMX.
 
 Autograd would return a tensor in bf16, which is rounded, written and read once more.
 """
 
 import torch
 
-from ftcluster_train.kernels import simd
-
-MULTIPLE = 32  # of which the sizes of a weight are, where AMX computes its gradient
+from ftcluster_train.kernels import products
 
 
 class GradientSums:
@@ -24,7 +22,7 @@ class GradientSums:
     def takes(self, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Whether `add_product` computes with these factors."""
         of_weight = self.values.shape == (left.shape[1], right.shape[1])
-        fits = of_weight and fits_tiles(*self.values.shape)
+        fits = of_weight and products.fits_tiles(*self.values.shape)
         return fits and left.dtype == right.dtype == torch.bfloat16
 
     def add(self, gradient: torch.Tensor, factor: float) -> None:
@@ -39,7 +37,7 @@ class GradientSums:
         """Add left' right, of shapes (rows, outputs) and (rows, inputs) in bf16."""
         if len(left):
             left, right = left.contiguous(), right.contiguous()
-            simd.weight_gradient_(left, right, self.values, self.filled)
+            products.weight_gradient_(left, right, self.values, self.filled)
         elif not self.filled:
             self.values.zero_()
         self.filled = True
@@ -51,25 +49,10 @@ def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
     Args:
         values: where the gradient is to be, fp32 from a cache line on.
     """
-    fits = values.ndim == 2 and dtype == torch.bfloat16 and simd.has_amx()
+    fits = values.ndim == 2 and dtype == torch.bfloat16 and products.has_amx()
     return GradientSums(values) if fits else None
-
-
-def fits_tiles(outputs: int, inputs: int) -> bool:
-    """Whether AMX computes the gradient of a weight with these sizes."""
-    return outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0
 
 
 def sums_of(weight: torch.Tensor) -> GradientSums | None:
     """Those of a weight, unless a hook of somebody's is to see its gradient."""
     return None if weight._backward_hooks else getattr(weight, "gradient_sums", None)
-
-
-def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left' right, of shapes (rows, outputs) and (rows, inputs)."""
-    fits = left.dtype == torch.bfloat16 and fits_tiles(left.shape[1], right.shape[1])
-    if not (fits and len(left) and simd.has_amx()):
-        return left.T @ right
-    product = torch.empty(left.shape[1], right.shape[1])
-    simd.weight_gradient_(left.contiguous(), right.contiguous(), product, adds=False)
-    return product.to(left.dtype)

@@ -27,16 +27,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.gradient_sums import product_of_columns, sums_of
-from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
+from ftcluster_train.kernels.gradient_sums import sums_of
+from ftcluster_train.kernels.products import product, product_of_columns, torch_linear
 
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
 LOOKED_AT = torch.arange(32) * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
-
-torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
 
 def linear(
@@ -53,17 +51,12 @@ def linear(
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     same = input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
-    if not learns or not same or input.numel() * len(weight) < MUCH_WORK:
+    usual = bias is None or bias.shape == weight.shape[:1]  # torch takes one number for all
+    if not learns or not same or not usual or input.numel() * len(weight) < MUCH_WORK:
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read)
     return output
-
-
-def _product(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    if bias is not None and input.dtype == torch.bfloat16 and has_linear_in_bf16():
-        return linear_in_bf16(input, weight, bias)
-    return torch_linear(input, weight, bias)
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
@@ -79,8 +72,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
         if chosen is None:
-            return _product(input, weight, bias)
-        rows = _product(input.flatten(0, -2)[chosen], weight, bias)
+            return product(input, weight.T, bias)
+        rows = product(input.flatten(0, -2)[chosen], weight.T, bias)
         return _at_rows(chosen, rows, input.shape[:-1])
 
     @staticmethod
@@ -94,7 +87,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             rows, grad = rows[chosen], grad[chosen]
         grad_input = None
         if of_input:
-            grad_input = grad @ weight
+            grad_input = product(grad, weight)
             if chosen is None:
                 grad_input = grad_input.view(input.shape)
             else:
@@ -106,8 +99,8 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             if sums is not None and sums.takes(*factors):
                 sums.add_product(*factors)
             else:
-                product = product_of_columns(*factors)
-                grad_weight = product if in_order else product.T
+                of_factors = product_of_columns(*factors)
+                grad_weight = of_factors if in_order else of_factors.T
         return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None
 
 
@@ -216,12 +209,12 @@ class _Nf4Linear(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.weight = weight
-        return functional.linear(input, dense(weight), bias)
+        return product(input, dense(weight).T, bias)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad_output @ dense(ctx.weight), None, None
+        return product(grad_output, dense(ctx.weight)), None, None
 
 
 @dataclass(frozen=True)
@@ -273,7 +266,7 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
     ) -> torch.Tensor:
         flat = input.flatten(0, -2)
         low = flat @ down.T
-        output = functional.linear(flat, dense(weight), bias)
+        output = product(flat, dense(weight).T, bias)
         output.addmm_(low, up.T, alpha=scale)
         ctx.save_for_backward(flat, down, up, low)
         ctx.weight, ctx.scale = weight, scale
@@ -288,6 +281,6 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         grad_down = grad_low.T @ flat
         grad_input = None
         if ctx.needs_input_grad[0]:
-            grad_input = (grad @ dense(ctx.weight)).addmm_(grad_low, down)
+            grad_input = product(grad, dense(ctx.weight)).addmm_(grad_low, down)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
         return grad_input, None, None, grad_down, grad_up, None

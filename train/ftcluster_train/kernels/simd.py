@@ -6,7 +6,6 @@ bf16 or fp32, all of a call in the same dtype.
 """
 
 import ctypes
-import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -21,11 +20,6 @@ LIBRARIES = {
     "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
     "libavx2.so": {"avx2", "fma"},
 }
-AMX = {"amx_tile", "amx_bf16"}  # flags
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes the other products
-TILES = 16 * 56 * 512  # numbers that a thread packs at once, see native/weight_gradient.c
-PACKED_ROWS = 56 * 32
 TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # of a row, see native/softmax.c
 FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
@@ -59,7 +53,7 @@ def library_path() -> Path | None:
 
 def is_available() -> bool:
     """Whether the loops can be called."""
-    return _library() is not None
+    return loaded_library() is not None
 
 
 def is_fit(*tensors: torch.Tensor | None) -> bool:
@@ -69,7 +63,8 @@ def is_fit(*tensors: torch.Tensor | None) -> bool:
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def loaded_library() -> ctypes.CDLL | None:
+    """The loops for this CPU; None where they cannot be called."""
     path = library_path()
     if path is None or not path.exists():
         return None
@@ -80,41 +75,6 @@ def _library() -> ctypes.CDLL | None:
         return None
     library.use_openmp(*functions)
     return library
-
-
-@cache
-def has_amx() -> bool:
-    """Whether `weight_gradient_` can be called: the CPU has tiles, and the kernel allows them.
-
-    A limit that was set for oneDNN holds here as well.
-    """
-    library = _library()
-    limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
-    if not set(cpuinfo_field("flags").split()) >= AMX or not hasattr(library, "weight_gradient"):
-        return False
-    if "AMX" not in limit and limit not in ("ALL", "DEFAULT"):
-        return False
-    words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
-    return int(ctypes.CDLL(None).syscall(*words)) == 0
-
-
-def weight_gradient_(
-    gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
-) -> None:
-    """The gradient of a linear layer's weight, gradient' input, on AMX.
-
-    Args:
-        gradient, input: contiguous bf16, shapes (rows, outputs) and (rows, inputs); these sizes
-            are multiples of 32.
-        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
-        adds: whether the gradient is added to `sums`.
-    """
-    (rows, outputs), inputs = gradient.shape, input.shape[1]
-    packed, own = (
-        torch.empty(size, dtype=torch.bfloat16)
-        for size in (inputs * min(PACKED_ROWS, -(-rows // 32) * 32), TILES * _threads(gradient))
-    )
-    _call("weight_gradient", gradient, input, sums, rows, outputs, inputs, packed, own, int(adds))
 
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
@@ -224,7 +184,7 @@ def norm(
     rows, columns = _rows(input)
     means = torch.empty(rows) if centered else None
     scales = torch.empty(rows)
-    _call("norm", input, weight, bias, output, rounded, means, scales, rows, columns,
+    call("norm", input, weight, bias, output, rounded, means, scales, rows, columns,
           float(epsilon))  # fmt: skip
     return output, rounded, means, scales
 
@@ -243,8 +203,8 @@ def norm_backward(
         grad, rounded_grad: of the output in fp32 and of that in bf16; contiguous.
     """
     output, (rows, columns) = torch.empty_like(input), _rows(input)
-    sums = torch.zeros(_threads(input), 2, columns)
-    _call("norm_backward", input, weight, grad, rounded_grad, means, scales, output, sums,
+    sums = torch.zeros(threads_for(input), 2, columns)
+    call("norm_backward", input, weight, grad, rounded_grad, means, scales, output, sums,
           rows, columns)  # fmt: skip
     of_weight, of_bias = sums.sum(0)
     return output, of_weight, of_bias
@@ -283,7 +243,7 @@ def adamw_(
         copy: of the weights, in bf16.
         numbers: see `Numbers` in native/adamw.c.
     """
-    _call("adamw", weights, gradients, means, squares, copy, weights.numel(), *numbers)
+    call("adamw", weights, gradients, means, squares, copy, weights.numel(), *numbers)
 
 
 def widen(input: torch.Tensor, output: torch.Tensor) -> None:
@@ -293,12 +253,12 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
         input: contiguous.
         output: contiguous, from a cache line on.
     """
-    _call("widen", input, output, input.numel())
+    call("widen", input, output, input.numel())
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
     """The sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
-    sums = torch.zeros(_threads(rows), rows.shape[1])
+    sums = torch.zeros(threads_for(rows), rows.shape[1])
     _call_typed("column_sums", rows, sums, *rows.shape)
     total: torch.Tensor = sums.sum(0).to(rows.dtype)
     return total
@@ -314,26 +274,27 @@ def _rows(values: torch.Tensor) -> tuple[int, int]:
     return values.numel() // columns if columns else 0, columns
 
 
-def _threads(values: torch.Tensor) -> int:
+def threads_for(values: torch.Tensor) -> int:
+    """How many threads a call with this first argument has."""
     return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
 
 
 def _call_typed(name: str, first: torch.Tensor, *others: torch.Tensor | float | None) -> None:
     """Call a loop that there is for each of TYPES."""
-    _call(name, first, *others, types=(TYPES[first.dtype],))
+    call(name, first, *others, types=(TYPES[first.dtype],))
 
 
-def _call(
+def call(
     name: str,
     first: torch.Tensor,
     *others: torch.Tensor | float | None,
     types: Sequence[int] = (),
 ) -> None:
     """Call a loop on as many threads as its first argument is worth."""
-    library = _library()
+    library = loaded_library()
     assert library is not None
     arguments = map(_in_c, (*types, first, *others))
-    getattr(library, name)(*arguments, ctypes.c_int(_threads(first)))
+    getattr(library, name)(*arguments, ctypes.c_int(threads_for(first)))
 
 
 def _in_c(argument: torch.Tensor | float | None) -> Any:

@@ -19,9 +19,9 @@ from ftcluster_train.kernels.linear import (
     linear,
     linear_in_nf4,
     linear_with_adapter,
-    torch_linear,
 )
 from ftcluster_train.kernels.private_torch import version_of
+from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 

@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from ftcluster_train.kernels.cross_entropy import cross_entropy
 from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm, rounded_output
-from ftcluster_train.kernels.linear import linear, torch_linear
+from ftcluster_train.kernels.linear import linear
 from ftcluster_train.kernels.private_torch import is_transformed
+from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.attention import Attention, cast_as_torch
 from ftcluster_train.patching.fp32_residuals import torch_layer_norm
 from ftcluster_train.patching.registry import (

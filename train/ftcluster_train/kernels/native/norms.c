@@ -98,5 +98,5 @@ EXPORT void norm_backward(const void *input, const void *weight, const void *gra
     Norm arguments = {.input = input, .weight = weight, .grad = grad, .rounded_grad = rounded_grad,
                       .output = output, .means = (float *)means, .scales = (float *)scales, .sums = sums,
                       .columns = columns};
-    in_threads(threads, norm_backward_loop, &arguments, rows);
+    in_shares(threads, norm_backward_loop, &arguments, rows);
 }

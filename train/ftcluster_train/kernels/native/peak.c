@@ -94,5 +94,5 @@ static void peak_loop(const void *pointer, int64_t begin, int64_t end, int threa
 
 EXPORT void peak(uint64_t kind, const float *numbers, float *sums, uint64_t rounds, int threads) {
     Peak arguments = {kind, numbers, sums, rounds};
-    in_threads(threads, peak_loop, &arguments, threads);
+    in_shares(threads, peak_loop, &arguments, threads);
 }

@@ -27,5 +27,5 @@ LOOP_BY_TYPE(add_rows, Columns)
 /* `sums`: zeros. */
 EXPORT void column_sums(int64_t type, const void *rows, void *sums, int64_t count, int64_t columns, int threads) {
     Columns arguments = {type, rows, sums, columns};
-    in_threads(threads, add_rows_loop, &arguments, count);
+    in_shares(threads, add_rows_loop, &arguments, count);
 }

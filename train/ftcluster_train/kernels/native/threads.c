@@ -1,5 +1,7 @@
 #include "vectors.h"
 
+#define PARTS 8 /* of a thread's half of the work */
+
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_thread_number)(void), (*omp_threads)(void);
 
@@ -12,7 +14,7 @@ EXPORT void use_openmp(void *parallel, void *thread_number, void *threads) {
 typedef struct {
     Loop loop;
     const void *arguments;
-    int64_t count;
+    int64_t count, next;
 } Work;
 
 static void share(void *pointer) {
@@ -22,11 +24,22 @@ static void share(void *pointer) {
     work->loop(work->arguments, begin, end, number);
 }
 
-void in_threads(int threads, Loop loop, const void *arguments, int64_t count) {
-    Work work = {loop, arguments, count};
+static void share_half(void *pointer) {
+    Work *work = pointer;
+    int64_t number = omp_thread_number(), threads = omp_threads(), half = work->count / 2, rest = work->count - half;
+    work->loop(work->arguments, half * number / threads, half * (number + 1) / threads, number);
+    for (int64_t part; (part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < threads * PARTS;)
+        work->loop(work->arguments, half + rest * part / (threads * PARTS), half + rest * (part + 1) / (threads * PARTS), number);
+}
+
+static void run(void (*shares)(void *), int threads, Loop loop, const void *arguments, int64_t count) {
+    Work work = {loop, arguments, count, 0};
     if (threads > 1)
-        gomp_parallel(share, &work, threads, 0);
+        gomp_parallel(shares, &work, threads, 0);
     else
         loop(arguments, 0, count, 0);
 }
 
+void in_shares(int threads, Loop loop, const void *arguments, int64_t count) { run(share, threads, loop, arguments, count); }
+
+void in_threads(int threads, Loop loop, const void *arguments, int64_t count) { run(share_half, threads, loop, arguments, count); }

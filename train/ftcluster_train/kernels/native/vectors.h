@@ -25,10 +25,20 @@ enum { BF16, FP32 };
 #include "avx2.h"
 #endif
 
+/* The compiler knows AMX; CPUs that have it have AVX-512. See tiles.h. */
+#if defined(__AVX512F__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define WITH_AMX
+#endif
+
 /* Of `count` pieces those from `begin` on, by thread number `thread`. */
 typedef void (*Loop)(const void *arguments, int64_t begin, int64_t end, int thread);
 
+/* Each thread takes an equal share of one half, and then parts of the other half as long as there are any: some
+ * cores are slower than others. */
 void in_threads(int threads, Loop loop, const void *arguments, int64_t count);
+
+/* Each thread takes an equal share of the whole, for what depends on it. */
+void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
 
 /* Defines name_loop, a Loop that calls `name` with a constant type, which is compiled for each. */
 #define LOOP_BY_TYPE(name, Arguments)                                                       \

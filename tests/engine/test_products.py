@@ -1,0 +1,136 @@
+"""Products by AMX tiles against their formula in fp64, and which products go to them."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ftcluster_train.kernels import products, simd
+from tests.engine.drawn import check_near, tensors, unit
+
+BF16 = torch.bfloat16
+sizes = st.sampled_from([32, 64, 96, 320])
+rows = st.integers(1, 100) | st.sampled_from([480, 481, 1000])
+THREADS = [1, 2, 3, 7]
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each call has as many threads as torch has now, however small it is."""
+    assert products.has_amx()  # asks Linux for the tiles
+    monkeypatch.setattr(simd, "FEW_ELEMENTS", 0)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.needs("amx", "compiler")
+@given(rows, sizes, sizes, st.booleans(), st.booleans(), st.sampled_from(THREADS), st.data())
+@example(1000, 4096, 320, True, True, 7, None)  # a panel that is as low as can be
+@example(1760, 96, 512, False, False, 2, None)
+def test_tiles_compute_the_product(
+    rows: int,
+    depth: int,
+    columns: int,
+    turned: bool,
+    with_bias: bool,
+    threads: int,
+    data: st.DataObject | None,
+) -> None:
+    assert products.has_amx()  # asks Linux for the tiles
+    shapes = (rows, depth), ((columns, depth) if turned else (depth, columns)), (columns,)
+    if data:
+        left, right, bias = (data.draw(tensors(shape, BF16)) for shape in shapes)
+    else:
+        left, right, bias = (torch.randn(shape).to(BF16) for shape in shapes)
+    right = right.T if turned else right
+    exact, size = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+    if with_bias:
+        exact, size = exact + bias.double(), size + bias.double().abs()
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(simd, "FEW_ELEMENTS", 0)
+            found = products.product_on_tiles(left, right, bias if with_bias else None)
+    finally:
+        torch.set_num_threads(before)
+    check_near(found, exact, unit(torch.float32, depth + 1) * size + unit(BF16, 1) * exact.abs())
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.usefixtures("many_threads")
+def test_the_same_bits_whoever_computes_which_part() -> None:
+    torch.manual_seed(1)
+    left, right = torch.randn(700, 256).to(BF16), torch.randn(256, 512).to(BF16)
+    grad, sums = torch.randn(700, 512).to(BF16), torch.zeros(512, 256)
+    found = []
+    for threads in THREADS * 3:  # another thread is the first in each run
+        torch.set_num_threads(threads)
+        products.weight_gradient_(grad, left, sums, adds=False)
+        found.append((products.product_on_tiles(left, right, None), sums.clone()))
+    for output, gradient in found[1:]:
+        assert torch.equal(output, found[0][0])
+        assert torch.equal(gradient, found[0][1])
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_none_stays_in_its_row_and_column(value: float) -> None:
+    assert products.has_amx()
+    left, right = torch.ones(301, 64, dtype=BF16), torch.ones(64, 96, dtype=BF16)
+    left[300, 5] = value
+    assert (~products.product_on_tiles(left, right, None).isfinite()).any(1).nonzero().tolist() == [
+        [300]
+    ]
+    left[300, 5], right[7, 33] = 1, value
+    assert (~products.product_on_tiles(left, right, None).isfinite()).any(0).nonzero().tolist() == [
+        [33]
+    ]
+
+
+def test_other_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("taken by the tiles")
+
+    monkeypatch.setattr(products, "has_amx", lambda: True)
+    monkeypatch.setattr(products, "product_on_tiles", refuse)
+    many, weight, bias = torch.randn(300, 64), torch.randn(96, 64), torch.randn(96)
+    bf16 = [x.to(BF16) for x in (many, weight, bias)]
+    for left, right, added in (
+        (many, weight, bias),  # fp32
+        (bf16[0][:255], bf16[1], bf16[2]),
+        (bf16[0], bf16[1][:95], bf16[2][:95]),
+        (bf16[0][:, :40], bf16[1][:, :40], None),
+        (bf16[0], torch.randn(96, 128).to(BF16)[:, ::2], bf16[2]),
+        # oneDNN reads a bias as if it were contiguous
+        (bf16[0][:255], bf16[1], torch.randn(192).to(BF16)[::2]),
+        (bf16[0][:255], bf16[1], torch.randn(1).to(BF16).expand(96)),
+    ):
+        expected = left.double() @ right.T.double()
+        expected = expected if added is None else expected + added.double()
+        found = products.product(left, right.T, added)
+        torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=2**-4)
+    with pytest.raises(AssertionError, match="taken by the tiles"):
+        products.product(bf16[0], bf16[1].T, bf16[2])
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize("bias", [torch.arange(64.0).to(BF16)[::2], torch.ones(1).expand(32)])
+def test_a_bias_that_is_not_contiguous(bias: torch.Tensor) -> None:
+    left, weight, bias = torch.zeros(300, 64, dtype=BF16), torch.zeros(32, 64), bias.to(BF16)
+    found = products.product(left, weight.to(BF16).T, bias)
+    assert torch.equal(found, bias.expand(300, 32))
+
+
+@pytest.mark.needs("amx", "compiler")
+def test_the_first_dimensions_stay() -> None:
+    torch.manual_seed(2)
+    left, weight = torch.randn(4, 96, 64).to(BF16), torch.randn(32, 64).to(BF16)
+    for x in (left, left.transpose(0, 1)):
+        found = products.product(x, weight.T)
+        assert found.shape == (*x.shape[:-1], 32)
+        torch.testing.assert_close(found, x @ weight.T, rtol=2**-7, atol=2**-7)
