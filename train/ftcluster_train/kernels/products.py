@@ -22,7 +22,9 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes
 TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
 PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, and at least so many rows: native/product.c
 MULTIPLE = 32  # of which the sizes of a weight are that tiles take
-FEWEST_ROWS = 256  # with fewer it takes too long to pack the weight
+# with fewer rows it takes too long to pack the weight, and oneDNN is faster at small weights, by a
+# third with 384 x 384
+FEWEST_ROWS, NARROWEST = 512, 512
 
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
@@ -119,7 +121,8 @@ def _takes(left: torch.Tensor, right: torch.Tensor) -> bool:
     in_order = right.is_contiguous() or right.T.is_contiguous()
     if left.dtype != torch.bfloat16 or not fits_tiles(*right.shape) or not in_order:
         return False
-    return left.numel() >= FEWEST_ROWS * left.shape[-1] and has_amx()
+    large = min(right.shape) >= NARROWEST and left.numel() >= FEWEST_ROWS * left.shape[-1]
+    return large and has_amx()
 
 
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -71,12 +71,13 @@ AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end,
     _mm_sfence();
 }
 
-/* Tiles of a panel's rows: what stays in L2, but a few pieces for each thread. */
+/* Tiles of a panel's rows: what stays in L2, but a few pieces for each thread, and panels of the same size. */
 static int64_t panel_of(int64_t rows, int64_t depth, int64_t columns, int threads) {
-    int64_t down = most(1, PANEL / (32 * HIGH * depth)) * HIGH;
-    while (down > HIGH && parts(rows, 16 * down) * most(1, columns / 128) < 4 * threads)
-        down -= HIGH;
-    return down;
+    const int64_t blocks = parts(rows, 16 * HIGH), slices = most(1, columns / 128);
+    int64_t panels = parts(blocks, most(1, PANEL / (32 * HIGH * depth)));
+    if (threads > 1)
+        panels = most(panels, least(blocks, parts(4 * threads, slices)));
+    return parts(blocks, panels) * HIGH;
 }
 
 /* `depth` and `columns` are multiples of 32; `output`, `packed` and `own` start on cache lines. Bytes of `packed`:
