@@ -24,10 +24,14 @@ from ftcluster.report.charts import THEME
 RESULTS = ROOT / "bench/results"
 FILES = {
     # where there are several, the later ones are of those cases that were measured again
-    "engine": ("2026-11-27-engine.json", "2026-11-27-engine-tasks.json"),
+    "engine": (
+        "2026-11-27-engine.json",
+        "2026-11-27-engine-tasks.json",
+        "2026-11-27-engine-tiles.json",
+    ),
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
-    "sft": ("2026-11-26-sft.json", "2026-11-27-sft-lora.json"),
+    "sft": ("2026-11-27-sft.json", "2026-11-27-sft-lora.json"),
     "embed": ("2026-11-27-embed.json",),
     "quality": ("2026-11-26-quality.json",),
     "jobs": ("2026-11-27-jobs.json",),
