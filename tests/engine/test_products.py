@@ -103,23 +103,29 @@ def test_other_products_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> No
     for left, right, added in (
         (many, weight, bias),  # fp32
         (bf16[0][:511], bf16[1], bf16[2]),
+        (bf16[0], bf16[1], bias),
         (bf16[0], bf16[1][:480], bf16[2][:480]),
         (bf16[0][:, :530], bf16[1][:, :530], None),
         (bf16[0], torch.randn(512, 1088).to(BF16)[:, ::2], bf16[2]),
         # oneDNN reads a bias as if it were contiguous
         (bf16[0][:511], bf16[1], torch.randn(1024).to(BF16)[::2]),
         (bf16[0][:511], bf16[1], torch.randn(1).to(BF16).expand(512)),
+        (bf16[0][:511], bf16[1], torch.randn(1).to(BF16)),
     ):
         expected = left.double() @ right.T.double()
         expected = expected if added is None else expected + added.double()
         found = products.product(left, right.T, added)
         torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=2**-3)
+    with pytest.raises(RuntimeError, match="dtype"):
+        products.product(bf16[0], weight.T)
     with pytest.raises(AssertionError, match="taken by the tiles"):
         products.product(bf16[0], bf16[1].T, bf16[2])
 
 
 @pytest.mark.needs("amx", "compiler")
-@pytest.mark.parametrize("bias", [torch.arange(1024.0)[::2], torch.ones(1).expand(512)])
+@pytest.mark.parametrize(
+    "bias", [torch.arange(1024.0)[::2], torch.ones(1).expand(512), torch.ones(1)]
+)
 def test_a_bias_that_is_not_contiguous(bias: torch.Tensor) -> None:
     left, weight, bias = torch.zeros(512, 512, dtype=BF16), torch.zeros(512, 512), bias.to(BF16)
     found = products.product(left, weight.to(BF16).T, bias)

@@ -39,6 +39,11 @@ def make_mask(count: int, drop: Drop) -> torch.Tensor:
     return simd.dropout(torch.ones(count, dtype=torch.bfloat16), drop)
 
 
+def test_strides_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"strides \(1, 3, 12\)"):
+        simd.softmax_(torch.zeros(4, 4, 3).permute(2, 1, 0), 0, None)
+
+
 def test_dropout_of_what_is_not_contiguous_and_of_special_numbers() -> None:
     values = torch.tensor([torch.inf, torch.nan, -0.0, 1e-45, 3e38] * 40).view(20, 10)
     drop = drop_of(0.5, 3)

@@ -86,8 +86,9 @@ def product_on_tiles(
         torch.empty(size, dtype=torch.bfloat16)
         for size in ((rows, columns), (depth * columns,), (own,))
     )
-    simd.call("product", left, right, bias, output, rows, depth, columns,
-          not right.is_contiguous(), packed, scratch)  # fmt: skip
+    turned = not right.is_contiguous()
+    weight = right.T if turned else right
+    simd.call("product", left, weight, bias, output, rows, depth, columns, turned, packed, scratch)
     return output
 
 
@@ -104,11 +105,12 @@ def product(
     Args:
         left: shape (..., depth).
         right: shape (depth, columns), of the same dtype.
-        bias: shape (columns,), likewise.
+        bias: shape (columns,), or one number for all; likewise.
     """
-    if _takes(left, right):
+    if bias is not None:  # both kernels read it as if it were contiguous, oneDNN beyond its end
+        bias = bias.expand(right.shape[1]).contiguous()
+    if _takes(left, right, bias):
         rows = left.flatten(0, -2).contiguous()
-        bias = None if bias is None else bias.contiguous()
         return product_on_tiles(rows, right, bias).view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
@@ -117,9 +119,10 @@ def product(
     return torch_linear(left, right.T, bias)
 
 
-def _takes(left: torch.Tensor, right: torch.Tensor) -> bool:
+def _takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
     in_order = right.is_contiguous() or right.T.is_contiguous()
-    if left.dtype != torch.bfloat16 or not fits_tiles(*right.shape) or not in_order:
+    dtypes = {x.dtype for x in (left, right, bias) if x is not None}
+    if dtypes != {torch.bfloat16} or not fits_tiles(*right.shape) or not in_order:
         return False
     large = min(right.shape) >= NARROWEST and left.numel() >= FEWEST_ROWS * left.shape[-1]
     return large and has_amx()

@@ -290,7 +290,11 @@ def call(
     *others: torch.Tensor | float | None,
     types: Sequence[int] = (),
 ) -> None:
-    """Call a loop on as many threads as its first argument is worth."""
+    """Call a loop on as many threads as its first argument is worth.
+
+    Raises:
+        ValueError: a tensor is not contiguous.
+    """
     library = loaded_library()
     assert library is not None
     arguments = map(_in_c, (*types, first, *others))
@@ -298,6 +302,10 @@ def call(
 
 
 def _in_c(argument: torch.Tensor | float | None) -> Any:
-    if argument is None or isinstance(argument, torch.Tensor):
-        return ctypes.c_void_p(None if argument is None else argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p(None)
+    if isinstance(argument, torch.Tensor):
+        if not argument.is_contiguous():  # strides do not reach C, where they would be ignored
+            raise ValueError(f"a tensor of {argument.shape} has the strides {argument.stride()}")
+        return ctypes.c_void_p(argument.data_ptr())
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_uint64(argument)
