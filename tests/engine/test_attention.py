@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import attention, simd
+from ftcluster_train.kernels import attention, attention_tiles, simd
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
@@ -51,6 +51,9 @@ class Case:
         }  # fmt: skip
 
 
+LENGTHS = st.integers(1, 40) | st.sampled_from([48, 49, 100])  # tiles take 48 queries at once
+
+
 @st.composite
 def masks(draw: st.DrawFn, shape: tuple[int, int, int, int]) -> torch.Tensor:
     """Padding left or right, or any; bool, or numbers with -inf or the least number."""
@@ -78,17 +81,19 @@ def masks(draw: st.DrawFn, shape: tuple[int, int, int, int]) -> torch.Tensor:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, masked: bool = False) -> Case:
     dtype = draw(dtypes)
     batch, heads = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4]))
     groups = draw(st.sampled_from([g for g in (1, 2, 4) if heads % g == 0]))
-    causal = draw(st.booleans())
-    queries = draw(st.integers(1, 40))
-    keys = queries if causal else draw(st.integers(1, 40))
+    causal = not masked and draw(st.booleans())
+    queries = draw(LENGTHS)
+    keys = queries if causal else draw(LENGTHS)
     size, value_size = draw(st.integers(1, 20)), draw(st.integers(1, 20))
+    if draw(st.booleans()):  # those that AMX tiles take
+        size = value_size = draw(st.sampled_from([32, 64, 96]))
     shared = (batch, heads // groups, keys)
     mask = None
-    if not causal and draw(st.booleans()):
+    if masked or (not causal and draw(st.booleans())):
         mask = draw(masks((batch, heads, queries, keys)))
     return Case(
         draw(tensors((batch, heads, queries, size), dtype)),
@@ -127,6 +132,8 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
         gradients = torch.autograd.grad(found, inputs, case.upstream)
         batch, heads, queries, _ = case.query.shape
         factors = torch.ones(batch * heads, queries, case.key.shape[2], dtype=torch.float64)
+        if not parts:  # by tiles
+            parts = [(0, slice(None), slice(None), slice(None))]
         if drawn:
             for (_, samples, rows, seen), one in zip(parts, drawn, strict=True):
                 part = factors[samples, rows, seen]
@@ -227,10 +234,9 @@ def test_attention(case: Case) -> None:
     check(case)
 
 
-@given(cases())
+@given(cases(masked=True))
 def test_samples_of_different_lengths(case: Case) -> None:
     """Each has its own keys; padding behind them is left out."""
-    assume(case.mask is not None)
     check(case, few=0)
 
 
@@ -387,3 +393,21 @@ def test_a_mask_that_is_learned_gets_its_gradient(
     assert calls == []
     for found, exact in zip(*gradients, strict=True):
         assert torch.allclose(found, exact, atol=1e-5)
+
+
+def test_which_heads_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_tiles, "has_amx", lambda: True)
+
+    def takes(queries: int, keys: int, size: int, value_size: int, dtype: torch.dtype) -> bool:
+        sizes = ((queries, size), (keys, size), (keys, value_size))
+        return attention_tiles.takes(*(torch.empty(1, 1, *one, dtype=dtype) for one in sizes))
+
+    bf16 = torch.bfloat16
+    assert takes(100, 100, 64, 64, bf16)
+    assert takes(4096, 1024, 32, 32, bf16)
+    for other in (
+        (100, 100, 64, 64, torch.float32), (100, 100, 80, 80, bf16), (100, 100, 64, 32, bf16),
+        (1, 1025, 64, 64, bf16), (4097, 1024, 32, 32, bf16), (0, 5, 32, 32, bf16),
+        (5, 0, 32, 32, bf16),
+    ):  # fmt: skip
+        assert not takes(*other), other

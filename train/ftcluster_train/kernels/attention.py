@@ -1,4 +1,4 @@
-"""Attention as plain matrix products.
+"""Attention as matrix products: on AMX tiles of our own, otherwise by torch.
 
 On CPUs these take a half to a quarter of the time of torch's flash kernel and its backward pass,
 and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import simd
+from ftcluster_train.kernels import attention_tiles, simd
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
@@ -27,6 +27,34 @@ CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
 FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
 MANY_KEYS = 0.85  # of all: likewise
+
+
+class _TileAttention(torch.autograd.Function):  # type: ignore[misc]
+    """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+        plan: attention_tiles.Plan,
+    ) -> torch.Tensor:
+        query, key, value = map(attention_tiles.with_rows, (query, key, value))
+        output, probabilities = attention_tiles.forward(query, key, value, bias, hidden, plan)
+        ctx.save_for_backward(query, key, value, probabilities)
+        ctx.plan = plan
+        return output
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, probabilities = ctx.saved_tensors
+        grad = attention_tiles.with_rows(grad_output)
+        gradients = attention_tiles.backward(grad, probabilities, query, key, value, ctx.plan)
+        return *gradients, None, None, None
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -204,7 +232,6 @@ def attention(
     value: torch.Tensor,
     *,
     mask: Masked = NO_MASK,
-    heads: int,
     causal: bool,
     scale: float | None,
     p: float,
@@ -213,8 +240,7 @@ def attention(
     """softmax(scale * query key' + bias) value, after dropout.
 
     Args:
-        query, key, value: shapes (batch * heads, length, size), of one dtype: bf16 or fp32.
-        heads: for which there is the same mask.
+        query, key, value: shapes (batch, heads, length, size), of one dtype: bf16 or fp32.
         causal: a query sees the keys up to its own; each key may have several queries, one after
             the other.
         scale: None: 1 / sqrt(size).
@@ -222,8 +248,22 @@ def attention(
         exact: whether the probability of dropout is the one asked for, see `dropout.drop_of`.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    learned = mask.bias is not None and mask.bias.requires_grad
+    output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _Attention.apply(
-            query, key, value, mask.bias, mask.rows, heads, causal, mask.lengths, scale, p, exact
-        )
-    return output
+        if not learned and attention_tiles.takes(query, key, value):
+            drop = None
+            if p:
+                drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
+            plan = attention_tiles.Plan(
+                query.shape[2] // key.shape[2] if causal else 0,
+                mask.lengths, scale, 1 / (1 - p) if exact else 1.0, drop,
+            )  # fmt: skip
+            output = _TileAttention.apply(query, key, value, mask.bias, mask.rows, plan)
+            return output
+        heads = query.shape[1]
+        output = _Attention.apply(
+            *(x.flatten(0, 1) for x in (query, key, value)),
+            mask.bias, mask.rows, heads, causal, mask.lengths, scale, p, exact,
+        )  # fmt: skip
+    return output.unflatten(0, (-1, heads))

@@ -119,11 +119,10 @@ class Attention:
         key, value = (x.expand(*query.shape[:2], -1, -1) for x in (key, value))
         # another thread may replace `_last`
         self._last = known = masked(mask, query, key.shape[2], self._last)
-        output = attention(
-            *(x.flatten(0, 1) for x in (query, key, value)), mask=known,
-            heads=heads, causal=causal, scale=scale, p=p, exact=self._exact_dropout,
+        return attention(
+            query, key, value, mask=known, causal=causal, scale=scale, p=p,
+            exact=self._exact_dropout,
         )  # fmt: skip
-        return output.unflatten(0, (-1, heads))
 
     def _fallback(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         call = _Call(*args, **kwargs)
@@ -164,11 +163,9 @@ class Attention:
         for q, k, v in zip(*parts, strict=True):
             of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
             if self.guard(of_a_head, k, v, dropout_p=p) is None:
-                output = attention(
-                    *(x.flatten(0, 1) for x in (q, k, v)),
-                    heads=1, causal=True, scale=scale, p=p, exact=self._exact_dropout,
-                )  # fmt: skip
-                outputs.append(output.unflatten(0, q.shape[:2]))
+                outputs.append(
+                    attention(q, k, v, causal=True, scale=scale, p=p, exact=self._exact_dropout)
+                )
             else:
                 q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
                 k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))

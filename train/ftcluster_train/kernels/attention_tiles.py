@@ -1,0 +1,181 @@
+"""Attention on AMX tiles: a head of a sample at a time, by threads that take the next one.
+
+Scores stay in the cache of a core, and vectors are read and written where the layers around have
+them, without copies.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.products import MULTIPLE, has_amx
+from ftcluster_train.kernels.simd import KEEP_ALL, Drop
+
+LONGEST = 1024  # keys, see native/heads.c
+LARGEST = 1 << 22  # scores of a head, which each thread has twice: 16 MB
+LINE = 64  # bytes of a cache line
+
+
+class _Vectors(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), *((x, ctypes.c_int64) for x in ("sample", "head", "row")))
+
+
+class _Drop(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64), ("threshold", ctypes.c_int32), ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+class _Heads(ctypes.Structure):
+    """`Heads` of native/heads.c."""
+
+    _fields_ = (
+        *((name, _Vectors) for name in ("query", "key", "value", "output")),
+        *((name, _Vectors) for name in ("of_output", "of_query", "of_key", "of_value")),
+        ("probabilities", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bias_sample", "bias_head", "bias_row")),
+        ("lengths", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("samples", "heads", "queries", "keys", "size")),
+        ("per_key", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("kept", ctypes.c_float),
+        ("drops", ctypes.c_int64),
+        ("drop", _Drop),
+        ("own", ctypes.c_void_p),
+        ("own_bytes", ctypes.c_int64),
+        ("next", ctypes.c_void_p),
+    )
+
+
+class Plan(NamedTuple):
+    """What forward and backward pass have in common.
+
+    Attributes:
+        per_key: of causal attention, how many queries see the last key, which are the last ones; as
+            many more see the key before it, and so on. 0: all see all keys.
+        lengths: of each sample, how many keys its queries see; None: all.
+        kept: what the output is multiplied by.
+    """
+
+    per_key: int
+    lengths: Sequence[int] | None
+    scale: float
+    kept: float
+    drop: Drop | None
+
+
+def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether the tiles compute attention of these, shapes (samples, heads, length, size)."""
+    (_, _, queries, size), keys = query.shape, key.shape[2]
+    fits = value.shape[-1] == size and not size % MULTIPLE and query.dtype == torch.bfloat16
+    return fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST and has_amx()
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    hidden: torch.Tensor | None,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, as `query`, and the probabilities, (samples, heads, queries, keys), in bf16.
+
+    Args:
+        query, key, value: bf16, shape (samples, heads, length, size), with a contiguous last
+            dimension.
+        bias: added to the scores, which have a shape that it can be expanded to.
+        hidden: queries that see no key and get 0, likewise, with a last dimension of 1.
+    """
+    samples, heads, queries, _ = query.shape
+    probabilities = query.new_empty(samples, heads, queries, key.shape[2])
+    output = _like(query)
+    call, kept_alive = _call_of(query, key, value, probabilities, plan)
+    call.output = _vectors(output)
+    if bias is not None:
+        bias = bias.to(query.dtype)
+        bias = (bias if bias.stride(3) == 1 else bias.contiguous()).expand(probabilities.shape)
+        bias = bias if bias.stride(3) == 1 else bias.contiguous()
+        call.bias, (call.bias_sample, call.bias_head, call.bias_row, _) = (
+            bias.data_ptr(), bias.stride(),
+        )  # fmt: skip
+    if hidden is not None:
+        hidden = hidden.expand(samples, heads, queries, 1).contiguous()
+        call.hidden = hidden.data_ptr()
+    _run(call, query, back=False)
+    del kept_alive
+    return output, probabilities
+
+
+def backward(
+    grad: torch.Tensor,
+    probabilities: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value.
+
+    Args:
+        grad: of the output.
+        probabilities: those of `forward`, whose other arguments are the same.
+    """
+    gradients = _like(query), _like(key), _like(value)
+    call, kept_alive = _call_of(query, key, value, probabilities, plan)
+    call.of_output = _vectors(grad)
+    call.of_query, call.of_key, call.of_value = map(_vectors, gradients)
+    _run(call, query, back=True)
+    del kept_alive
+    return gradients
+
+
+def with_rows(x: torch.Tensor) -> torch.Tensor:
+    """Itself, or a copy whose last dimension is contiguous."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """Tokens are the outer dimension in memory, as before a model has split the heads."""
+    samples, heads, length, size = x.shape
+    return x.new_empty(samples, length, heads, size).transpose(1, 2)
+
+
+def _vectors(x: torch.Tensor) -> _Vectors:
+    return _Vectors(x.data_ptr(), *x.stride()[:3])
+
+
+def _call_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    probabilities: torch.Tensor,
+    plan: Plan,
+) -> tuple[_Heads, Any]:
+    """The call, and what has to be kept until it ends."""
+    drop = plan.drop or KEEP_ALL
+    call = _Heads(
+        *map(_vectors, (query, key, value)), probabilities=probabilities.data_ptr(),
+        samples=query.shape[0], heads=query.shape[1], queries=query.shape[2], keys=key.shape[2],
+        size=query.shape[3], per_key=plan.per_key, scale=plan.scale, kept=plan.kept,
+        drops=plan.drop is not None,
+        drop=_Drop(drop.seed % (1 << 64), drop.threshold, drop.scale),
+    )  # fmt: skip
+    lengths = None if plan.lengths is None else torch.tensor(plan.lengths, dtype=torch.int64)
+    call.lengths = None if lengths is None else lengths.data_ptr()
+    return call, lengths
+
+
+def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:
+    library, threads = simd.loaded_library(), simd.threads_for(query)
+    assert library is not None
+    library.heads_bytes.restype = ctypes.c_int64
+    call.own_bytes = library.heads_bytes(ctypes.byref(call))
+    own = torch.empty(threads * call.own_bytes + LINE, dtype=torch.uint8)
+    call.own = own.data_ptr() + -own.data_ptr() % LINE
+    library.heads(ctypes.byref(call), int(back), threads)

@@ -1,0 +1,295 @@
+#include "vectors.h"
+
+#ifdef WITH_AMX
+
+#include "mask.h"
+#include "tiles.h"
+
+/* Attention of bf16 vectors on AMX tiles, a head of a sample at a time: its scores stay in L2, and vectors are read
+ * where the layers before have left them. ../attention_tiles.py has the same structures. */
+
+#define ROWS (16 * HIGH) /* queries at once */
+#define LONGEST 1024     /* keys */
+
+typedef struct {
+    bf16 *at;
+    int64_t sample, head, row; /* numbers from one to the next */
+} Vectors;
+
+typedef struct {
+    Vectors query, key, value, output; /* of (samples, heads, rows), `size` numbers each */
+    Vectors of_output, of_query, of_key, of_value;
+    bf16 *probabilities; /* (samples, heads, queries, keys) */
+    const bf16 *bias;    /* or none: rows of keys */
+    int64_t bias_sample, bias_head, bias_row;
+    const int64_t *lengths; /* of each sample's keys, or none */
+    const uint8_t *hidden;  /* queries that see no key, whose output is 0: (samples, heads, queries), or none */
+    int64_t samples, heads, queries, keys, size;
+    int64_t per_key; /* causal: queries that see the last key, and as many more each one before; else 0 */
+    float scale, kept; /* kept: what the output is multiplied by */
+    int64_t drops;
+    Drop drop;
+    char *own;
+    int64_t own_bytes;
+    int64_t *next;
+} Heads;
+
+INLINE bf16 *vector_of(Vectors x, int64_t sample, int64_t head, int64_t row) {
+    return x.at + sample * x.sample + head * x.head + row * x.row;
+}
+INLINE int64_t up_to(int64_t count, int64_t size) { return parts(count, size) * size; }
+INLINE int64_t wide(const Heads *a) { return up_to(a->keys, 96); }
+
+/* Left tiles of up to ROWS vectors. */
+INLINE void pack_left(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
+    for (int64_t i = 0; i < HIGH; i++)
+        for (int64_t chunk = 0; chunk < size / 32; chunk++) {
+            __m512i taken[16];
+            take_rows(from + i * 16 * row + chunk * 32, row, rows - i * 16, taken);
+            store_tile(taken, to + (i * (size / 32) + chunk) * TILE);
+        }
+}
+
+/* Right tiles for products with each of `rows` vectors: 16 of them a tile. */
+INLINE void pack_turned(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
+    for (int64_t i = 0; i < 2 * parts(rows, 32); i++)
+        for (int64_t chunk = 0; chunk < size / 32; chunk++) {
+            __m512i taken[16];
+            take_rows(from + i * 16 * row + chunk * 32, row, rows - i * 16, taken);
+            transpose(taken);
+            store_tile(taken, to + (i * (size / 32) + chunk) * TILE);
+        }
+}
+
+/* Right tiles for sums of `rows` vectors. */
+INLINE void pack_summed(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
+    int64_t chunks = parts(rows, 32);
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        pack_pairs(from + chunk * 32 * row, row, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
+}
+
+AMX INLINE void multiply_to(const bf16 *left, const bf16 *right, const bf16 *beside, int64_t apart, int64_t chunks, float *sums, int64_t columns) {
+    const bf16 *middle = left + apart, *below = middle + apart;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_zero(4);
+    _tile_zero(5);
+    for (int64_t i = 0; i < chunks * TILE; i += TILE) {
+        _tile_loadd(7, right + i, 64);
+        _tile_loadd(6, left + i, 64);
+        _tile_dpbf16ps(0, 6, 7);
+        _tile_loadd(6, middle + i, 64);
+        _tile_dpbf16ps(2, 6, 7);
+        _tile_loadd(6, below + i, 64);
+        _tile_dpbf16ps(4, 6, 7);
+        _tile_loadd(7, beside + i, 64);
+        _tile_dpbf16ps(5, 6, 7);
+        _tile_loadd(6, middle + i, 64);
+        _tile_dpbf16ps(3, 6, 7);
+        _tile_loadd(6, left + i, 64);
+        _tile_dpbf16ps(1, 6, 7);
+    }
+    _tile_stored(0, sums, columns * 4);
+    _tile_stored(1, sums + 16, columns * 4);
+    _tile_stored(2, sums + 16 * columns, columns * 4);
+    _tile_stored(3, sums + 16 * columns + 16, columns * 4);
+    _tile_stored(4, sums + 32 * columns, columns * 4);
+    _tile_stored(5, sums + 32 * columns + 16, columns * 4);
+}
+
+/* `rows` sums of `size` numbers, times a factor, to vectors. */
+AMX INLINE void multiply_out(const bf16 *left, int64_t apart, int64_t chunks, const bf16 *right, int64_t of_right, int64_t size, int64_t rows,
+                             float *sums, vec factor, bf16 *to, int64_t row) {
+    for (int64_t j = 0; j < size / 16; j += 2) {
+        multiply_to(left, right + j * of_right * TILE, right + (j + 1) * of_right * TILE, apart, chunks, sums, 32);
+        for (int64_t i = 0; i < rows; i++) {
+            store_bf16(to + i * row + j * 16, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
+            store_bf16(to + i * row + j * 16 + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
+        }
+    }
+}
+
+/* Numbers from `begin` on of row i of left tiles. */
+INLINE bf16 *in_tiles(bf16 *tiles, int64_t chunks, int64_t i, int64_t begin) {
+    return tiles + (i / 16 * chunks + begin / 32) * TILE + i % 16 * 32 + begin % 32;
+}
+
+INLINE int64_t seen_by(const Heads *a, int64_t row, int64_t length) {
+    return a->per_key ? a->keys - (a->queries - 1 - row) / a->per_key : length;
+}
+
+typedef struct {
+    bf16 *first, *second, *third, *fourth, *left, *more, *rows, *others;
+    float *scores, *sums;
+} Own;
+
+INLINE Own own_of(const Heads *a, int thread) {
+    char *at = a->own + thread * a->own_bytes;
+    int64_t keys = wide(a), queries = up_to(a->queries, 96);
+    Own own;
+#define TAKE(name, type, count) own.name = (type *)at, at += (count) * (int64_t)sizeof(type)
+    TAKE(scores, float, ROWS * keys);
+    TAKE(sums, float, ROWS * 32);
+    TAKE(first, bf16, keys * a->size);
+    TAKE(second, bf16, keys * a->size);
+    TAKE(left, bf16, ROWS * a->size);
+    TAKE(more, bf16, ROWS * (keys > queries ? keys : queries));
+    TAKE(third, bf16, queries * a->size);
+    TAKE(fourth, bf16, queries * a->size);
+    TAKE(rows, bf16, queries * keys);
+    TAKE(others, bf16, queries * keys);
+    return own;
+}
+
+AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, int thread) {
+    const Heads *a = pointer;
+    const Own own = own_of(a, thread);
+    const int64_t size = a->size, columns = wide(a);
+    const vec scale = all(a->drop.scale);
+    float powers[LONGEST + 16];
+    uint32_t bits[WORDS(LONGEST)];
+    configure_tiles();
+    for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
+        int64_t sample = number / a->heads, head = number % a->heads;
+        int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
+        pack_turned(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.first);
+        pack_summed(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.second);
+        for (int64_t row = 0; row < a->queries; row += ROWS) {
+            int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
+            pack_left(vector_of(a->query, sample, head, row), a->query.row, rows, size, own.left);
+            for (int64_t j = 0; j < used; j++) {
+                const bf16 *right = own.first + 2 * j * (size / 32) * TILE;
+                multiply_to(own.left, right, right + size / 32 * TILE, size / 32 * TILE, size / 32, own.scores + j * 32, columns);
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                const float *x = own.scores + i * columns;
+                int64_t query = number * a->queries + row + i, place = query * a->keys;
+                int64_t seen = a->hidden && a->hidden[query] ? 0 : seen_by(a, row + i, length);
+                const bf16 *bias = a->bias ? a->bias + sample * a->bias_sample + head * a->bias_head + (row + i) * a->bias_row : 0;
+                vec largest = all(-__builtin_inff()), sum = zeros();
+                REGISTERS(k, some, 0, seen, {
+                    vec score = mul(load_fp32(x + k, some), all(a->scale));
+                    if (bias)
+                        score = add(score, load_bf16(bias + k, some));
+                    store_fp32(powers + k, 0xffff, score);
+                    largest = larger_some(some, largest, score);
+                });
+                largest = all(largest_in(largest));
+                REGISTERS(k, some, 0, seen, {
+                    vec power = exponential(sub(load_fp32(powers + k, some), largest), BF16);
+                    store_fp32(powers + k, 0xffff, power);
+                    sum = add_some(some, sum, power);
+                });
+                vec inverse = all(1.0f / sum_of(sum));
+                if (a->drops)
+                    draw(bits, place, seen, a->drop);
+                for (int64_t k = 0; k < used * 32; k += 16) {
+                    lanes some = k >= seen ? 0 : first(seen - k), all_of = k >= a->keys ? 0 : first(a->keys - k);
+                    vec value = choose(some, mul(load_fp32(powers + k, 0xffff), inverse), zeros());
+                    __m256i low = rounded(value);
+                    _mm256_mask_storeu_epi16(a->probabilities + place + k, all_of, low);
+                    if (a->drops && some) {
+                        vec by = choose(bits_at(bits, place % 4 + k), scale, zeros());
+                        low = rounded(mul(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16)), choose(some, by, zeros())));
+                    }
+                    _mm256_storeu_si256((void *)in_tiles(own.more, used, i, k), low);
+                }
+            }
+            multiply_out(own.more, used * TILE, used, own.second, chunks, size, rows, own.sums, all(a->kept),
+                         vector_of(a->output, sample, head, row), a->output.row);
+        }
+    }
+    _tile_release();
+}
+
+AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, int thread) {
+    const Heads *a = pointer;
+    const Own own = own_of(a, thread);
+    const int64_t size = a->size, columns = wide(a), deep = parts(a->queries, 32);
+    const vec scale = all(a->drop.scale), kept = all(a->kept);
+    uint32_t bits[WORDS(LONGEST)];
+    configure_tiles();
+    for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
+        int64_t sample = number / a->heads, head = number % a->heads;
+        int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
+        pack_turned(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.first);
+        pack_summed(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.second);
+        pack_summed(vector_of(a->query, sample, head, 0), a->query.row, a->queries, size, own.third);
+        pack_summed(vector_of(a->of_output, sample, head, 0), a->of_output.row, a->queries, size, own.fourth);
+        for (int64_t row = 0; row < a->queries; row += ROWS) {
+            int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
+            pack_left(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, size, own.left);
+            for (int64_t j = 0; j < used; j++) {
+                const bf16 *right = own.first + 2 * j * (size / 32) * TILE;
+                multiply_to(own.left, right, right + size / 32 * TILE, size / 32 * TILE, size / 32, own.scores + j * 32, columns);
+            }
+            for (int64_t i = 0; i < rows; i++) {
+                float *x = own.scores + i * columns;
+                int64_t seen = seen_by(a, row + i, length), place = (number * a->queries + row + i) * a->keys;
+                bf16 *of_scores = own.rows + (row + i) * columns, *dropped = own.others + (row + i) * columns;
+                vec along = zeros();
+                if (a->drops)
+                    draw(bits, place, seen, a->drop);
+                for (int64_t k = 0; k < columns; k += 16) {
+                    lanes some = k >= seen ? 0 : first(seen - k);
+                    vec value = some ? load_bf16(a->probabilities + place + k, some) : zeros(), left = value;
+                    if (a->drops && some)
+                        left = mul(value, choose(bits_at(bits, place % 4 + k), scale, zeros()));
+                    store_bf16(dropped + k, 0xffff, mul(left, kept));
+                    if (!some)
+                        continue;
+                    vec grad = mul(load_fp32(x + k, some), kept);
+                    along = mul_add(left, grad, along);
+                }
+                along = all(sum_of(along));
+                for (int64_t k = 0; k < columns; k += 16) {
+                    lanes some = k >= seen ? 0 : first(seen - k);
+                    vec y = zeros();
+                    if (some) {
+                        vec value = load_bf16(a->probabilities + place + k, some), grad = mul(load_fp32(x + k, some), kept);
+                        if (a->drops)
+                            grad = mul(grad, choose(bits_at(bits, place % 4 + k), scale, zeros()));
+                        y = mul(mul(value, sub(grad, along)), all(a->scale));
+                    }
+                    __m256i low = rounded(y);
+                    _mm256_storeu_si256((void *)(of_scores + k), low);
+                    if (k < used * 32)
+                        _mm256_storeu_si256((void *)in_tiles(own.more, used, i, k), low);
+                }
+            }
+            multiply_out(own.more, used * TILE, used, own.second, chunks, size, rows, own.sums, all(1.0f),
+                         vector_of(a->of_query, sample, head, row), a->of_query.row);
+        }
+        for (int64_t key = 0; key < a->keys; key += ROWS) {
+            int64_t some = least(ROWS, a->keys - key), from = a->per_key ? key * a->per_key / 32 : 0, left = deep - from;
+            for (int both = 0; both < 2; both++) {
+                const bf16 *matrix = both ? own.others : own.rows;
+                for (int64_t chunk = from; chunk < deep; chunk++)
+                    pack_pairs(matrix + chunk * 32 * columns + key, columns, least(32, a->queries - chunk * 32), HIGH, left, 1,
+                               own.more + (chunk - from) * TILE);
+                Vectors to = both ? a->of_value : a->of_key;
+                multiply_out(own.more, left * TILE, left, (both ? own.fourth : own.third) + from * TILE, deep, size, some, own.sums,
+                             all(1.0f), vector_of(to, sample, head, key), to.row);
+            }
+        }
+    }
+    _tile_release();
+}
+
+/* Bytes of `own` for a thread. */
+EXPORT int64_t heads_bytes(const Heads *a) {
+    int64_t keys = wide(a), queries = up_to(a->queries, 96), more = keys > queries ? keys : queries;
+    int64_t sums = ROWS * keys + ROWS * 32, packed = 2 * (keys + queries) * a->size + ROWS * (a->size + more);
+    return up_to(4 * sums + 2 * (packed + 2 * queries * keys), 4096);
+}
+
+/* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. */
+EXPORT void heads(Heads *a, int back, int threads) {
+    int64_t next = 0;
+    a->next = &next;
+    in_shares(threads, back ? heads_backward : heads_forward, a, threads);
+}
+
+#endif
