@@ -72,7 +72,8 @@ class Plan(NamedTuple):
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether the tiles compute attention of these, shapes (samples, heads, length, size)."""
     (_, _, queries, size), keys = query.shape, key.shape[2]
-    fits = value.shape[-1] == size and not size % MULTIPLE and query.dtype == torch.bfloat16
+    fits = value.shape[-1] == size and not size % MULTIPLE
+    fits = fits and all(x.dtype == torch.bfloat16 for x in (query, key, value))
     return fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST and has_amx()
 
 
