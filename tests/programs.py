@@ -2,6 +2,7 @@
 
 import os
 import pty
+import random
 import re
 import select
 import shutil
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,9 +117,16 @@ class Terminal:
 
 
 def free_ports(count: int) -> list[int]:
+    """None that the kernel gives to outgoing connections, before somebody listens on it."""
+    given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    found: list[int] = []
     with ExitStack() as stack:
-        taken = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [server.getsockname()[1] for server in taken]
+        while len(found) < count:
+            port = random.randrange(10_000, max(int(given[0]), 20_000))
+            with suppress(OSError):
+                stack.enter_context(socket.create_server(("", port)))
+                found.append(port)
+    return found
 
 
 def wait_for(found: Callable[[], object], seconds: float = 30) -> None:
