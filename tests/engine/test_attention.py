@@ -411,3 +411,9 @@ def test_which_heads_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         (5, 0, 32, 32, bf16),
     ):  # fmt: skip
         assert not takes(*other), other
+    heads = torch.empty(1, 2, 40, 32, dtype=bf16)
+    assert attention_tiles.takes(heads, heads, heads)
+    # not as many keys as values, other samples and heads
+    for wrong in (heads[:, :, :39], heads.expand(2, -1, -1, -1), heads[:, :1]):
+        assert not attention_tiles.takes(heads, heads, wrong)
+        assert not attention_tiles.takes(heads, wrong, heads)

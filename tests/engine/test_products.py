@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftcluster_train.kernels import products, simd
+from ftcluster_train.kernels.linear import linear
 from tests.engine.drawn import check_near, tensors, unit
 
 BF16 = torch.bfloat16
@@ -140,3 +141,15 @@ def test_the_first_dimensions_stay() -> None:
         found = products.product(x, weight.T)
         assert found.shape == (*x.shape[:-1], 544)
         torch.testing.assert_close(found, x @ weight.T, rtol=2**-7, atol=2**-6)
+
+
+@pytest.mark.needs("amx", "compiler")
+def test_sizes_that_do_not_match_are_refused_by_torch() -> None:
+    left, narrow = torch.zeros(600, 1024, dtype=BF16), torch.zeros(512, 512, dtype=BF16)
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        products.product(left, narrow.T)
+    with pytest.raises(RuntimeError, match="must match"):
+        products.product(left[:, :512], narrow.T, torch.zeros(96, dtype=BF16))
+    weight = torch.zeros(1024, dtype=BF16, requires_grad=True)
+    linear(left, weight).sum().backward()  # a vector: an output without a last dimension
+    assert weight.grad is not None

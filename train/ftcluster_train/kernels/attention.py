@@ -95,9 +95,7 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
                 by_sample.add_(bias if lengths is None else bias[sample, :, :, keys])
             if masked_rows is not None:  # their softmax would be NaN
                 by_sample.masked_fill_(masked_rows if lengths is None else masked_rows[sample], 0)
-            drop = None
-            if p:
-                drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
+            drop = _draw(p, exact)
             dropped = simd.softmax_(scores, per_key, drop)
             torch.bmm(dropped, value[samples, keys], out=output[samples, rows])
             probabilities.append(scores)
@@ -134,6 +132,12 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
             grad_key[samples, keys].baddbmm_(grad_scores.transpose(1, 2), query[samples, rows])
         return grad_query.mul_(ctx.scale), grad_key, grad_value, grad_bias, *[None] * 7
+
+
+def _draw(p: float, exact: bool) -> Drop | None:
+    if not p:
+        return None
+    return exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
 
 
 def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -252,9 +256,7 @@ def attention(
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
         if not learned and attention_tiles.takes(query, key, value):
-            drop = None
-            if p:
-                drop = exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
+            drop = _draw(p, exact)
             plan = attention_tiles.Plan(
                 query.shape[2] // key.shape[2] if causal else 0,
                 mask.lengths, scale, 1 / (1 - p) if exact else 1.0, drop,

@@ -71,8 +71,9 @@ class Plan(NamedTuple):
 
 def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     """Whether the tiles compute attention of these, shapes (samples, heads, length, size)."""
-    (_, _, queries, size), keys = query.shape, key.shape[2]
-    fits = value.shape[-1] == size and not size % MULTIPLE
+    (samples, heads, queries, size), keys = query.shape, key.shape[2]
+    # others are torch's to refuse: C would read beyond their end
+    fits = key.shape == value.shape == (samples, heads, keys, size) and not size % MULTIPLE
     fits = fits and all(x.dtype == torch.bfloat16 for x in (query, key, value))
     return fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST and has_amx()
 
@@ -99,9 +100,7 @@ def forward(
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.output = _vectors(output)
     if bias is not None:
-        bias = bias.to(query.dtype)
-        bias = (bias if bias.stride(3) == 1 else bias.contiguous()).expand(probabilities.shape)
-        bias = bias if bias.stride(3) == 1 else bias.contiguous()
+        bias = with_rows(bias.to(query.dtype).expand(probabilities.shape))
         call.bias, (call.bias_sample, call.bias_head, call.bias_row, _) = (
             bias.data_ptr(), bias.stride(),
         )  # fmt: skip

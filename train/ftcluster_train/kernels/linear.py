@@ -51,7 +51,8 @@ def linear(
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     same = input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
-    usual = bias is None or bias.shape == weight.shape[:1]  # torch takes one number for all
+    # torch also takes a vector as a weight, and one number as a bias
+    usual = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
     if not learns or not same or not usual or input.numel() * len(weight) < MUCH_WORK:
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):

@@ -120,9 +120,13 @@ def product(
 
 
 def _takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    if right.ndim != 2:
+        return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
     dtypes = {x.dtype for x in (left, right, bias) if x is not None}
-    if dtypes != {torch.bfloat16} or not fits_tiles(*right.shape) or not in_order:
+    # others are torch's to refuse: C would read beyond their end
+    fits = left.shape[-1] == len(right) and fits_tiles(*right.shape)
+    if dtypes != {torch.bfloat16} or not fits or not in_order:
         return False
     large = min(right.shape) >= NARROWEST and left.numel() >= FEWEST_ROWS * left.shape[-1]
     return large and has_amx()

@@ -40,27 +40,6 @@ INLINE bf16 *vector_of(Vectors x, int64_t sample, int64_t head, int64_t row) {
 INLINE int64_t up_to(int64_t count, int64_t size) { return parts(count, size) * size; }
 INLINE int64_t wide(const Heads *a) { return up_to(a->keys, 96); }
 
-/* Left tiles of up to ROWS vectors. */
-INLINE void pack_left(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
-    for (int64_t i = 0; i < HIGH; i++)
-        for (int64_t chunk = 0; chunk < size / 32; chunk++) {
-            __m512i taken[16];
-            take_rows(from + i * 16 * row + chunk * 32, row, rows - i * 16, taken);
-            store_tile(taken, to + (i * (size / 32) + chunk) * TILE);
-        }
-}
-
-/* Right tiles for products with each of `rows` vectors: 16 of them a tile. */
-INLINE void pack_turned(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
-    for (int64_t i = 0; i < 2 * parts(rows, 32); i++)
-        for (int64_t chunk = 0; chunk < size / 32; chunk++) {
-            __m512i taken[16];
-            take_rows(from + i * 16 * row + chunk * 32, row, rows - i * 16, taken);
-            transpose(taken);
-            store_tile(taken, to + (i * (size / 32) + chunk) * TILE);
-        }
-}
-
 /* Right tiles for sums of `rows` vectors. */
 INLINE void pack_summed(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
     int64_t chunks = parts(rows, 32);
@@ -68,42 +47,26 @@ INLINE void pack_summed(const bf16 *from, int64_t row, int64_t rows, int64_t siz
         pack_pairs(from + chunk * 32 * row, row, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
 }
 
-AMX INLINE void multiply_to(const bf16 *left, const bf16 *right, const bf16 *beside, int64_t apart, int64_t chunks, float *sums, int64_t columns) {
-    const bf16 *middle = left + apart, *below = middle + apart;
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_zero(4);
-    _tile_zero(5);
-    for (int64_t i = 0; i < chunks * TILE; i += TILE) {
-        _tile_loadd(7, right + i, 64);
-        _tile_loadd(6, left + i, 64);
-        _tile_dpbf16ps(0, 6, 7);
-        _tile_loadd(6, middle + i, 64);
-        _tile_dpbf16ps(2, 6, 7);
-        _tile_loadd(6, below + i, 64);
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_loadd(7, beside + i, 64);
-        _tile_dpbf16ps(5, 6, 7);
-        _tile_loadd(6, middle + i, 64);
-        _tile_dpbf16ps(3, 6, 7);
-        _tile_loadd(6, left + i, 64);
-        _tile_dpbf16ps(1, 6, 7);
-    }
-    _tile_stored(0, sums, columns * 4);
-    _tile_stored(1, sums + 16, columns * 4);
-    _tile_stored(2, sums + 16 * columns, columns * 4);
-    _tile_stored(3, sums + 16 * columns + 16, columns * 4);
-    _tile_stored(4, sums + 32 * columns, columns * 4);
-    _tile_stored(5, sums + 32 * columns + 16, columns * 4);
+AMX INLINE void multiply_to(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside, int64_t chunks, float *sums,
+                            int64_t columns) {
+    zero_sums();
+    for (int64_t i = 0; i < chunks * TILE; i += TILE)
+        add_products(left + i, apart, right + i, beside + i);
+    store_sums(sums, columns);
+}
+
+/* Products of ROWS vectors with each of 32 `pairs` others, to rows of `columns`. */
+AMX INLINE void multiply_each(const bf16 *left, const bf16 *turned, int64_t size, int64_t pairs, float *scores, int64_t columns) {
+    const int64_t tile = size / 32 * TILE;
+    for (int64_t i = 0; i < pairs; i++)
+        multiply_to(left, tile, turned + 2 * i * tile, turned + (2 * i + 1) * tile, size / 32, scores + i * 32, columns);
 }
 
 /* `rows` sums of `size` numbers, times a factor, to vectors. */
 AMX INLINE void multiply_out(const bf16 *left, int64_t apart, int64_t chunks, const bf16 *right, int64_t of_right, int64_t size, int64_t rows,
                              float *sums, vec factor, bf16 *to, int64_t row) {
     for (int64_t j = 0; j < size / 16; j += 2) {
-        multiply_to(left, right + j * of_right * TILE, right + (j + 1) * of_right * TILE, apart, chunks, sums, 32);
+        multiply_to(left, apart, right + j * of_right * TILE, right + (j + 1) * of_right * TILE, chunks, sums, 32);
         for (int64_t i = 0; i < rows; i++) {
             store_bf16(to + i * row + j * 16, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
             store_bf16(to + i * row + j * 16 + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
@@ -120,9 +83,14 @@ INLINE int64_t seen_by(const Heads *a, int64_t row, int64_t length) {
     return a->per_key ? a->keys - (a->queries - 1 - row) / a->per_key : length;
 }
 
+/* What a thread has for itself. */
 typedef struct {
-    bf16 *first, *second, *third, *fourth, *left, *more, *rows, *others;
     float *scores, *sums;
+    bf16 *turned, *summed;        /* right tiles: of keys and values, backward of values and keys */
+    bf16 *left;                   /* tiles of a block's queries, backward of its gradients */
+    bf16 *shares;                 /* left tiles of what vectors are summed by */
+    bf16 *queries, *grads;        /* backward: right tiles */
+    bf16 *of_scores, *dropped;    /* backward: matrices, of gradients and of probabilities after dropout */
 } Own;
 
 INLINE Own own_of(const Heads *a, int thread) {
@@ -132,14 +100,14 @@ INLINE Own own_of(const Heads *a, int thread) {
 #define TAKE(name, type, count) own.name = (type *)at, at += (count) * (int64_t)sizeof(type)
     TAKE(scores, float, ROWS * keys);
     TAKE(sums, float, ROWS * 32);
-    TAKE(first, bf16, keys * a->size);
-    TAKE(second, bf16, keys * a->size);
+    TAKE(turned, bf16, keys * a->size);
+    TAKE(summed, bf16, keys * a->size);
     TAKE(left, bf16, ROWS * a->size);
-    TAKE(more, bf16, ROWS * (keys > queries ? keys : queries));
-    TAKE(third, bf16, queries * a->size);
-    TAKE(fourth, bf16, queries * a->size);
-    TAKE(rows, bf16, queries * keys);
-    TAKE(others, bf16, queries * keys);
+    TAKE(shares, bf16, ROWS * (keys > queries ? keys : queries));
+    TAKE(queries, bf16, queries * a->size);
+    TAKE(grads, bf16, queries * a->size);
+    TAKE(of_scores, bf16, queries * keys);
+    TAKE(dropped, bf16, queries * keys);
     return own;
 }
 
@@ -154,15 +122,12 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         int64_t sample = number / a->heads, head = number % a->heads;
         int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_turned(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.first);
-        pack_summed(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.second);
+        pack_rows(vector_of(a->key, sample, head, 0), a->key.row, length, 2 * chunks, size / 32, 1, own.turned);
+        pack_summed(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.summed);
         for (int64_t row = 0; row < a->queries; row += ROWS) {
             int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_left(vector_of(a->query, sample, head, row), a->query.row, rows, size, own.left);
-            for (int64_t j = 0; j < used; j++) {
-                const bf16 *right = own.first + 2 * j * (size / 32) * TILE;
-                multiply_to(own.left, right, right + size / 32 * TILE, size / 32 * TILE, size / 32, own.scores + j * 32, columns);
-            }
+            pack_rows(vector_of(a->query, sample, head, row), a->query.row, rows, HIGH, size / 32, 0, own.left);
+            multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 const float *x = own.scores + i * columns;
                 int64_t query = number * a->queries + row + i, place = query * a->keys;
@@ -194,10 +159,10 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                         vec by = choose(bits_at(bits, place % 4 + k), scale, zeros());
                         low = rounded(mul(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16)), choose(some, by, zeros())));
                     }
-                    _mm256_storeu_si256((void *)in_tiles(own.more, used, i, k), low);
+                    _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
                 }
             }
-            multiply_out(own.more, used * TILE, used, own.second, chunks, size, rows, own.sums, all(a->kept),
+            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(a->kept),
                          vector_of(a->output, sample, head, row), a->output.row);
         }
     }
@@ -214,21 +179,18 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         int64_t sample = number / a->heads, head = number % a->heads;
         int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_turned(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.first);
-        pack_summed(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.second);
-        pack_summed(vector_of(a->query, sample, head, 0), a->query.row, a->queries, size, own.third);
-        pack_summed(vector_of(a->of_output, sample, head, 0), a->of_output.row, a->queries, size, own.fourth);
+        pack_rows(vector_of(a->value, sample, head, 0), a->value.row, length, 2 * chunks, size / 32, 1, own.turned);
+        pack_summed(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.summed);
+        pack_summed(vector_of(a->query, sample, head, 0), a->query.row, a->queries, size, own.queries);
+        pack_summed(vector_of(a->of_output, sample, head, 0), a->of_output.row, a->queries, size, own.grads);
         for (int64_t row = 0; row < a->queries; row += ROWS) {
             int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_left(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, size, own.left);
-            for (int64_t j = 0; j < used; j++) {
-                const bf16 *right = own.first + 2 * j * (size / 32) * TILE;
-                multiply_to(own.left, right, right + size / 32 * TILE, size / 32 * TILE, size / 32, own.scores + j * 32, columns);
-            }
+            pack_rows(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, HIGH, size / 32, 0, own.left);
+            multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 float *x = own.scores + i * columns;
                 int64_t seen = seen_by(a, row + i, length), place = (number * a->queries + row + i) * a->keys;
-                bf16 *of_scores = own.rows + (row + i) * columns, *dropped = own.others + (row + i) * columns;
+                bf16 *of_scores = own.of_scores + (row + i) * columns, *dropped = own.dropped + (row + i) * columns;
                 vec along = zeros();
                 if (a->drops)
                     draw(bits, place, seen, a->drop);
@@ -256,21 +218,21 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
                     __m256i low = rounded(y);
                     _mm256_storeu_si256((void *)(of_scores + k), low);
                     if (k < used * 32)
-                        _mm256_storeu_si256((void *)in_tiles(own.more, used, i, k), low);
+                        _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
                 }
             }
-            multiply_out(own.more, used * TILE, used, own.second, chunks, size, rows, own.sums, all(1.0f),
+            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(1.0f),
                          vector_of(a->of_query, sample, head, row), a->of_query.row);
         }
         for (int64_t key = 0; key < a->keys; key += ROWS) {
             int64_t some = least(ROWS, a->keys - key), from = a->per_key ? key * a->per_key / 32 : 0, left = deep - from;
             for (int both = 0; both < 2; both++) {
-                const bf16 *matrix = both ? own.others : own.rows;
+                const bf16 *matrix = both ? own.dropped : own.of_scores;
                 for (int64_t chunk = from; chunk < deep; chunk++)
                     pack_pairs(matrix + chunk * 32 * columns + key, columns, least(32, a->queries - chunk * 32), HIGH, left, 1,
-                               own.more + (chunk - from) * TILE);
+                               own.shares + (chunk - from) * TILE);
                 Vectors to = both ? a->of_value : a->of_key;
-                multiply_out(own.more, left * TILE, left, (both ? own.fourth : own.third) + from * TILE, deep, size, some, own.sums,
+                multiply_out(own.shares, left * TILE, left, (both ? own.grads : own.queries) + from * TILE, deep, size, some, own.sums,
                              all(1.0f), vector_of(to, sample, head, key), to.row);
             }
         }

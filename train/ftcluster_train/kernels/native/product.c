@@ -27,18 +27,10 @@ static void pack_right(const void *pointer, int64_t begin, int64_t end, int thre
     for (int64_t tile; (tile = next_of(a->next) * PACKED) < tiles;) {
         int64_t count = least(PACKED, tiles - tile);
         bf16 *to = a->packed + tile * chunks * TILE;
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            if (!a->turned) {
-                pack_pairs(a->right + chunk * 32 * a->columns + tile * 16, a->columns, 32, count, chunks, 0, to + chunk * TILE);
-                continue;
-            }
-            for (int64_t i = 0; i < count; i++) {
-                __m512i rows[16];
-                take_rows(a->right + (tile + i) * 16 * a->depth + chunk * 32, a->depth, 16, rows);
-                transpose(rows);
-                store_tile(rows, to + (i * chunks + chunk) * TILE);
-            }
-        }
+        if (a->turned)
+            pack_rows(a->right + tile * 16 * a->depth, a->depth, count * 16, count, chunks, 1, to);
+        for (int64_t chunk = 0; chunk < chunks && !a->turned; chunk++)
+            pack_pairs(a->right + chunk * 32 * a->columns + tile * 16, a->columns, 32, count, chunks, 0, to + chunk * TILE);
     }
 }
 
@@ -53,12 +45,7 @@ AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end,
         int64_t panel = piece / a->slices, slice = piece % a->slices;
         int64_t row = panel * a->down * 16, rows = least(a->down * 16, a->rows - row);
         if (panel != packed)
-            for (int64_t i = 0; i < rows; i += 16)
-                for (int64_t chunk = 0; chunk < chunks; chunk++) {
-                    __m512i taken[16];
-                    take_rows(a->left + (row + i) * a->depth + chunk * 32, a->depth, rows - i, taken);
-                    store_tile(taken, own + (i / 16 * chunks + chunk) * TILE);
-                }
+            pack_rows(a->left + row * a->depth, a->depth, rows, parts(rows, 16), chunks, 0, own);
         packed = panel;
         for (int64_t pair = pairs * slice / a->slices; pair < pairs * (slice + 1) / a->slices; pair++) {
             int64_t column = pair * ACROSS * 16;

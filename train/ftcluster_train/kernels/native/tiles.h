@@ -63,6 +63,19 @@ INLINE void transpose(__m512i x[16]) {
     }
 }
 
+/* Tiles of 16 rows and 32 columns each, `chunks` of them side by side, then those below; rows behind `rows` are 0.
+ * Turned: of the matrix that is transposed, pairs of its rows side by side. `apart`: numbers from row to row. */
+INLINE void pack_rows(const bf16 *from, int64_t apart, int64_t rows, int64_t tiles, int64_t chunks, int turned, bf16 *to) {
+    for (int64_t tile = 0; tile < tiles; tile++)
+        for (int64_t chunk = 0; chunk < chunks; chunk++) {
+            __m512i taken[16];
+            take_rows(from + 16 * tile * apart + 32 * chunk, apart, rows - 16 * tile, taken);
+            if (turned)
+                transpose(taken);
+            store_tile(taken, to + (tile * chunks + chunk) * TILE);
+        }
+}
+
 /* Tiles of `rows` <= 32 rows and 16 columns each, pairs of rows side by side. Turned: of 16 rows and 32 columns
  * each, those of the matrix that is transposed. `apart`: tiles from one to the next. */
 INLINE void pack_pairs(const bf16 *from, int64_t columns, int64_t rows, int64_t tiles, int64_t apart, int turned, bf16 *to) {
@@ -109,42 +122,56 @@ INLINE void put(Output *a, int64_t rows, int kind) {
     }
 }
 
-/* 48 x 32 sums of `chunks` tiles along the sum; the next tiles of the right factor come into L2 meanwhile, `lines`
- * at a time, and `before` goes to its place. */
-AMX INLINE const char *multiply(const bf16 *left, const bf16 *right, int64_t chunks, const char *next, int64_t lines,
-                                float *sums, Output *before, int kind) {
-    const bf16 *middle = left + chunks * TILE, *below = middle + chunks * TILE, *beside = right + chunks * TILE;
-    const int64_t rows = parts(16 * HIGH, chunks);
+AMX INLINE void zero_sums(void) {
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     _tile_zero(4);
     _tile_zero(5);
+}
+
+/* Three left tiles, `apart` from each other, times two right ones. */
+AMX INLINE void add_products(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside) {
+    const bf16 *middle = left + apart, *below = middle + apart;
+    _tile_loadd(7, right, 64);
+    _tile_loadd(6, left, 64);
+    _tile_dpbf16ps(0, 6, 7);
+    _tile_loadd(6, middle, 64);
+    _tile_dpbf16ps(2, 6, 7);
+    _tile_loadd(6, below, 64);
+    _tile_dpbf16ps(4, 6, 7);
+    _tile_loadd(7, beside, 64);
+    _tile_dpbf16ps(5, 6, 7);
+    _tile_loadd(6, middle, 64);
+    _tile_dpbf16ps(3, 6, 7);
+    _tile_loadd(6, left, 64);
+    _tile_dpbf16ps(1, 6, 7);
+}
+
+/* To 48 rows of `columns`. */
+AMX INLINE void store_sums(float *sums, int64_t columns) {
+    _tile_stored(0, sums, columns * 4);
+    _tile_stored(1, sums + 16, columns * 4);
+    _tile_stored(2, sums + 16 * columns, columns * 4);
+    _tile_stored(3, sums + 16 * columns + 16, columns * 4);
+    _tile_stored(4, sums + 32 * columns, columns * 4);
+    _tile_stored(5, sums + 32 * columns + 16, columns * 4);
+}
+
+/* 48 x 32 sums of `chunks` tiles along the sum; the next tiles of the right factor come into L2 meanwhile, `lines`
+ * at a time, and `before` goes to its place. */
+AMX INLINE const char *multiply(const bf16 *left, const bf16 *right, int64_t chunks, const char *next, int64_t lines,
+                                float *sums, Output *before, int kind) {
+    const int64_t rows = parts(16 * HIGH, chunks);
+    zero_sums();
     for (int64_t i = 0; i < chunks * TILE; i += TILE) {
-        _tile_loadd(7, right + i, 64);
-        _tile_loadd(6, left + i, 64);
-        _tile_dpbf16ps(0, 6, 7);
-        _tile_loadd(6, middle + i, 64);
-        _tile_dpbf16ps(2, 6, 7);
-        _tile_loadd(6, below + i, 64);
-        _tile_dpbf16ps(4, 6, 7);
-        _tile_loadd(7, beside + i, 64);
-        _tile_dpbf16ps(5, 6, 7);
-        _tile_loadd(6, middle + i, 64);
-        _tile_dpbf16ps(3, 6, 7);
-        _tile_loadd(6, left + i, 64);
-        _tile_dpbf16ps(1, 6, 7);
+        add_products(left + i, chunks * TILE, right + i, right + chunks * TILE + i);
         put(before, rows, kind);
         for (int64_t line = 0; line < lines; line++, next += 64)
             _mm_prefetch(next, _MM_HINT_T1);
     }
-    _tile_stored(0, sums, 128);
-    _tile_stored(1, sums + 16, 128);
-    _tile_stored(2, sums + 512, 128);
-    _tile_stored(3, sums + 528, 128);
-    _tile_stored(4, sums + 1024, 128);
-    _tile_stored(5, sums + 1040, 128);
+    store_sums(sums, 32);
     return next;
 }
 
