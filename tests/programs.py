@@ -119,10 +119,11 @@ class Terminal:
 def free_ports(count: int) -> list[int]:
     """None that the kernel gives to outgoing connections, before somebody listens on it."""
     given = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
+    numbers = random.SystemRandom()  # libraries seed the other one alike in all processes of tests
     found: list[int] = []
     with ExitStack() as stack:
         while len(found) < count:
-            port = random.randrange(10_000, max(int(given[0]), 20_000))
+            port = numbers.randrange(10_000, max(int(given[0]), 20_000))
             with suppress(OSError):
                 stack.enter_context(socket.create_server(("", port)))
                 found.append(port)
