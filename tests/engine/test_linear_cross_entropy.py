@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from ftcluster_train.kernels import cross_entropy as kernel
+from ftcluster_train.kernels import products
 from ftcluster_train.kernels.cross_entropy import (
     ALIGNMENT,
     ROWS,
@@ -41,6 +42,14 @@ def test_loss_and_gradients(
     count: int, vocabulary: int, width: int, of_hidden: torch.dtype, dtype: torch.dtype,
     scale: float, data: Any,
 ) -> None:  # fmt: skip
+    check(count, vocabulary, width, of_hidden, dtype, scale, data)
+
+
+def check(
+    count: int, vocabulary: int, width: int, of_hidden: torch.dtype, dtype: torch.dtype,
+    scale: float, data: Any,
+) -> None:  # fmt: skip
+    """The loss and its gradients, of values that are drawn."""
     hidden = data.draw(tensors((count, width), of_hidden, large)).requires_grad_()
     weight = data.draw(tensors((vocabulary, width), dtype, large))
     if data.draw(st.booleans()):  # a part of a flat tensor, with other weights behind it
@@ -78,6 +87,20 @@ def test_loss_and_gradients(
         gradients, (of_logits @ w, of_logits.T @ h), bounds, strict=True
     ):
         check_near(gradient, exact, bound + ROUNDOFF[gradient.dtype] * (exact.abs() + bound))
+
+
+@pytest.mark.needs("amx", "compiler")
+@given(st.integers(1, 3 * ROWS), st.integers(1, 3 * ALIGNMENT), st.sampled_from([32, 96]),
+       st.sampled_from([1.0, 0.37]), st.booleans(), st.data())  # fmt: skip
+def test_on_tiles(
+    count: int, vocabulary: int, width: int, scale: float, deep: bool, data: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FEWEST_ROWS", "NARROWEST"):
+            patch.setattr(products, name, 1)
+        if deep:  # a sum over so many logits that they do not stay in the cache
+            patch.setattr(products, "PANEL_ROWS", products.PANEL)
+        check(count, vocabulary, width, torch.bfloat16, torch.bfloat16, scale, data)
 
 
 def test_large_logits_are_no_infinity() -> None:

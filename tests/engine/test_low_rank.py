@@ -2,12 +2,18 @@
 
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftcluster_train.kernels import products
+from ftcluster_train.kernels.gradient_sums import make_sums
 from ftcluster_train.kernels.linear import Adapter, linear_with_adapter
 from tests.engine.drawn import check_near, dtypes, tensors, unit
+
+BF16 = torch.bfloat16
+wide = st.sampled_from([32, 64, 96])  # of which tiles take layers
 
 
 @given(st.integers(1, 40), st.integers(1, 24), st.integers(1, 24), st.integers(1, 8), dtypes,
@@ -16,6 +22,33 @@ def test_output_and_gradients(
     tokens: int, inputs: int, outputs: int, rank: int, dtype: torch.dtype, biased: bool,
     scale: float, data: Any,
 ) -> None:  # fmt: skip
+    check(tokens, inputs, outputs, rank, dtype, biased, scale, data)
+
+
+@pytest.mark.needs("amx", "compiler")
+@given(st.integers(1, 100), wide, wide, st.integers(1, 70), st.booleans(),
+       st.sampled_from([1.0, 2.0, 0.3]), st.data())  # fmt: skip
+def test_on_tiles(
+    tokens: int, inputs: int, outputs: int, rank: int, biased: bool, scale: float, data: Any
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "FEWEST_ROWS", 1)
+        patch.setattr(products, "NARROWEST_WITH_ADAPTER", 32)
+        factors = (
+            torch.empty(inputs, outputs),
+            torch.empty(inputs, rank),
+            torch.empty(rank, outputs),
+        )
+        right, down, up = (x.to(BF16) for x in factors)
+        assert products.takes_adapter(torch.empty(tokens, inputs).to(BF16), right, None, down, up)
+        check(tokens, inputs, outputs, rank, BF16, biased, scale, data)
+
+
+def check(
+    tokens: int, inputs: int, outputs: int, rank: int, dtype: torch.dtype, biased: bool,
+    scale: float, data: Any,
+) -> None:  # fmt: skip
+    """The output and all gradients of a layer that is drawn."""
     shapes = ((1, tokens, inputs), (outputs, inputs), (rank, inputs), (outputs, rank))
     x, weight, down, up = (data.draw(tensors(shape, dtype)) for shape in shapes)
     bias = data.draw(tensors((outputs,), dtype)) if biased else None
@@ -45,3 +78,41 @@ def test_output_and_gradients(
     u = unit(dtype, max(tokens, inputs, outputs) + rank)
     for one, other, allowed in zip((found, *gradients), exact, most, strict=True):
         check_near(one.flatten(0, -2), other, 5 * u * allowed)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param((600, 160, 128), marks=pytest.mark.needs("amx", "compiler")), (40, 24, 9)],
+)
+def test_gradients_are_added_to_their_sums(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(5)
+    rows, inputs, outputs = shape
+    x, weight = torch.randn(rows, inputs).to(BF16), torch.randn(outputs, inputs).to(BF16)
+    factors = [torch.nn.Parameter(torch.randn(n).to(BF16)) for n in ((8, inputs), (outputs, 8))]
+    exact = [torch.zeros(p.shape) for p in factors]
+    for p in factors:
+        p.gradient_sums = make_sums(torch.empty(p.shape), BF16)
+    for _ in range(2):  # of micro-batches
+        grad = torch.randn(rows, outputs).to(BF16)
+        linear_with_adapter(x, weight, None, Adapter(*factors, 0.5)).backward(grad)
+        low, of_low = x.float() @ factors[0].T.float() / 2, grad.float() @ factors[1].float() / 2
+        exact[0] += of_low.T @ x.float()
+        exact[1] += grad.float().T @ low
+    for p, wanted in zip(factors, exact, strict=True):
+        found = p.grad if p.gradient_sums is None else p.gradient_sums.values
+        assert (found.float() - wanted).norm() < 0.01 * wanted.norm()
+        assert p.gradient_sums is None or p.grad is None
+
+
+@pytest.mark.needs("amx", "compiler")
+def test_factors_in_another_order_are_left_to_torch() -> None:
+    torch.manual_seed(6)
+    x, weight = torch.randn(600, 160).to(BF16), torch.randn(160, 128).to(BF16).T
+    down, up = torch.randn(160, 32).to(BF16).T, torch.randn(128, 32).to(BF16)
+    exact = x.double() @ weight.double().T
+    exact += x.double() @ down.double().T @ up.double().T
+    for w, d, u in ((weight, down, up), (weight.contiguous(), down, up)):
+        layer = Adapter(torch.nn.Parameter(d), torch.nn.Parameter(u), 1.0)
+        found = linear_with_adapter(x, w, None, layer)
+        found.sum().backward()
+        assert (found.double() - exact).norm() < 0.01 * exact.norm()

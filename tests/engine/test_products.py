@@ -63,19 +63,67 @@ def test_tiles_compute_the_product(
 
 
 @pytest.mark.needs("amx", "compiler")
+@given(rows, sizes, sizes, st.sampled_from([32, 64, 96]), st.booleans(), st.booleans(),
+       st.sampled_from(THREADS), st.data())  # fmt: skip
+@example(70, 4096, 4128, 32, True, True, 2, None)  # packed in two groups of columns
+@example(70, 4096, 4128, 64, False, False, 2, None)
+def test_tiles_add_what_an_adapter_adds(
+    rows: int,
+    depth: int,
+    columns: int,
+    rank: int,
+    turned: bool,
+    with_bias: bool,
+    threads: int,
+    data: st.DataObject | None,
+) -> None:
+    assert products.has_amx()
+    shapes = (rows, depth), (depth, columns), (depth, rank), (rank, columns), (columns,)
+    if data:
+        left, right, down, up, bias = (data.draw(tensors(shape, BF16)) for shape in shapes)
+    else:
+        left, right, down, up, bias = (torch.randn(shape).to(BF16) for shape in shapes)
+    if turned:
+        right, down, up = (x.T.contiguous().T for x in (right, down, up))
+    low, added = torch.full((rows, rank), math.nan, dtype=BF16), bias if with_bias else None
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(simd, "FEW_ELEMENTS", 0)
+            found = products.product_on_tiles(
+                left, right, added, products.LowRank(down, up, 0.5, low)
+            )
+    finally:
+        torch.set_num_threads(before)
+    wide = [x.double() for x in (left, right, down, up, bias)]
+    sizes = [x.abs() for x in wide]
+    exact, size = wide[0] @ wide[2] / 2, sizes[0] @ sizes[2] / 2
+    check_near(low, exact, unit(torch.float32, depth + 1) * size + unit(BF16, 1) * exact.abs())
+    exact = wide[0] @ wide[1] + low.double() @ wide[3]
+    size = sizes[0] @ sizes[1] + low.double().abs() @ sizes[3]
+    if with_bias:
+        exact, size = exact + wide[4], size + sizes[4]
+    error = unit(torch.float32, depth + rank + 1) * size
+    check_near(found, exact, error + unit(BF16, 1) * exact.abs())
+
+
+@pytest.mark.needs("amx", "compiler")
 @pytest.mark.usefixtures("many_threads")
 def test_the_same_bits_whoever_computes_which_part() -> None:
     torch.manual_seed(1)
     left, right = torch.randn(700, 256).to(BF16), torch.randn(256, 512).to(BF16)
     grad, sums = torch.randn(700, 512).to(BF16), torch.zeros(512, 256)
+    down, up = torch.randn(256, 32).to(BF16), torch.randn(32, 512).to(BF16)
     found = []
     for threads in THREADS * 3:  # another thread is the first in each run
         torch.set_num_threads(threads)
+        low = torch.empty(700, 32, dtype=BF16)
         products.weight_gradient_(grad, left, sums, adds=False)
-        found.append((products.product_on_tiles(left, right, None), sums.clone()))
-    for output, gradient in found[1:]:
-        assert torch.equal(output, found[0][0])
-        assert torch.equal(gradient, found[0][1])
+        added = products.product_on_tiles(left, right, None, products.LowRank(down, up, 2, low))
+        found.append((products.product_on_tiles(left, right, None), sums.clone(), added, low))
+    for others in found[1:]:
+        assert all(map(torch.equal, others, found[0]))
 
 
 @pytest.mark.needs("amx", "compiler")
@@ -144,12 +192,30 @@ def test_the_first_dimensions_stay() -> None:
 
 
 @pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_product_that_is_summed_over_many(turned: bool) -> None:
+    """As the gradient of hidden states from logits is."""
+    torch.manual_seed(3)
+    left, right = torch.randn(515, 9024).to(BF16), torch.randn(9024, 544).to(BF16)
+    right = right.T.contiguous().T if turned else right
+    found = products.product(left, right)
+    exact = left.double() @ right.double()
+    check_near(found, exact, unit(BF16, 1) * exact.abs() + 1e-3)
+    wide = products.product(left.view(5, 103, 9024), right)
+    assert torch.equal(wide.flatten(0, 1), found)
+
+
+@pytest.mark.needs("amx", "compiler")
 def test_sizes_that_do_not_match_are_refused_by_torch() -> None:
     left, narrow = torch.zeros(600, 1024, dtype=BF16), torch.zeros(512, 512, dtype=BF16)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         products.product(left, narrow.T)
     with pytest.raises(RuntimeError, match="must match"):
         products.product(left[:, :512], narrow.T, torch.zeros(96, dtype=BF16))
+    for down, up in (((32, 512), (512, 32)), ((32, 1024), (96, 32)), ((32, 1024), (512, 64))):
+        adapter = (torch.zeros(shape, dtype=BF16).T for shape in (down, up))
+        with pytest.raises(RuntimeError, match="cannot be multiplied|should match"):
+            products.product_with_adapter(left, left[:512].T, None, *adapter, 1.0)
     weight = torch.zeros(1024, dtype=BF16, requires_grad=True)
     linear(left, weight).sum().backward()  # a vector: an output without a last dimension
     assert weight.grad is not None

@@ -29,13 +29,22 @@ rows = st.integers(1, 100) | st.sampled_from([1792, 1793, 3600])
 
 
 @pytest.mark.needs("amx", "compiler")
-@given(rows, sizes, sizes, st.booleans(), st.sampled_from([1, 2, 3, 7]), st.data())
-@example(1793, 320, 96, True, 7, None)
+@given(rows, sizes, sizes, st.booleans(), st.booleans(), st.sampled_from([1, 2, 3, 7]), st.data())
+@example(1793, 320, 96, True, False, 7, None)
+@example(1793, 320, 96, True, True, 7, None)
 def test_tiles_compute_the_product(
-    rows: int, outputs: int, inputs: int, adds: bool, threads: int, data: st.DataObject | None
+    rows: int,
+    outputs: int,
+    inputs: int,
+    adds: bool,
+    turned: bool,
+    threads: int,
+    data: st.DataObject | None,
 ) -> None:
     assert products.has_amx()
     before = torch.get_num_threads()
+    if turned:  # then it is the rows that have a multiple
+        rows, outputs = outputs * 20, rows
     if data:
         gradient, input = (data.draw(tensors((rows, n), BF16)) for n in (outputs, inputs))
     else:
@@ -49,7 +58,8 @@ def test_tiles_compute_the_product(
         torch.set_num_threads(threads)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(simd, "FEW_ELEMENTS", 0)
-            products.weight_gradient_(gradient, input, sums, adds)
+            factor = gradient.T.contiguous().T if turned else gradient
+            products.weight_gradient_(factor, input, sums, adds)
     finally:
         torch.set_num_threads(before)
     check_near(sums, exact, unit(torch.float32, rows + 1) * size)

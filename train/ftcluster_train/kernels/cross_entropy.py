@@ -239,7 +239,10 @@ def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
 def _product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`left @ right`, PRODUCT_ROWS rows at once."""
+    """`left @ right`; by torch PRODUCT_ROWS rows at once."""
+    if products.takes(left, right, None):
+        output = products.product(left, right)
+        return output if out is None else out.copy_(output)
     if out is None:
         out = left.new_empty(len(left), right.shape[1])
     pieces = max(round(len(left) / PRODUCT_ROWS), 1)

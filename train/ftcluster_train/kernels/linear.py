@@ -28,7 +28,14 @@ from torch.nn import functional
 
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.gradient_sums import sums_of
-from ftcluster_train.kernels.products import product, product_of_columns, torch_linear
+from ftcluster_train.kernels.products import (
+    MULTIPLE,
+    product,
+    product_of_columns,
+    product_with_adapter,
+    takes_adapter,
+    torch_linear,
+)
 
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
@@ -100,7 +107,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
             if sums is not None and sums.takes(*factors):
                 sums.add_product(*factors)
             else:
-                of_factors = product_of_columns(*factors)
+                of_factors = product_of_columns(*factors).to(weight.dtype)
                 grad_weight = of_factors if in_order else of_factors.T
         return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None
 
@@ -265,23 +272,34 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         up: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        flat = input.flatten(0, -2)
-        low = flat @ down.T
-        output = product(flat, dense(weight).T, bias)
-        output.addmm_(low, up.T, alpha=scale)
+        flat, right = input.flatten(0, -2), dense(weight).T
+        ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
+        if takes_adapter(flat, right, bias, down.T, up.T):
+            more = -len(down) % MULTIPLE
+            down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
+        output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
         ctx.save_for_backward(flat, down, up, low)
-        ctx.weight, ctx.scale = weight, scale
         return output.unflatten(0, input.shape[:-1])
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         flat, down, up, low = ctx.saved_tensors
-        grad = grad_output.flatten(0, -2)
-        grad_up = (grad.T @ low).mul_(ctx.scale)
-        grad_low = (grad @ up).mul_(ctx.scale)
-        grad_down = grad_low.T @ flat
-        grad_input = None
+        grad, right = grad_output.flatten(0, -2), dense(ctx.weight)
         if ctx.needs_input_grad[0]:
-            grad_input = product(grad, dense(ctx.weight)).addmm_(grad_low, down)
+            grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
-        return grad_input, None, None, grad_down, grad_up, None
+        else:
+            grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
+        of_down = _to_sums(ctx.factors[0], product_of_columns(flat, grad_low).T)
+        of_up = _to_sums(ctx.factors[1], product_of_columns(grad, low))
+        return grad_input, None, None, of_down, of_up, None
+
+
+def _to_sums(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    """A gradient with more rows or columns, unless it went to the weight's sums."""
+    gradient, sums = gradient[: len(weight), : weight.shape[1]], sums_of(weight)
+    if sums is None:
+        return gradient.to(weight.dtype)
+    sums.add(gradient, 1.0)
+    return None

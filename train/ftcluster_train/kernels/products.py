@@ -7,6 +7,7 @@ factors of a weight's gradient number by number.
 import ctypes
 import os
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -21,10 +22,12 @@ LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes
 # numbers that a thread packs at once, see native/weight_gradient.c
 TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
 PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, and at least so many rows: native/product.c
+GROUP = (16 << 20) // 2  # of all threads, likewise
 MULTIPLE = 32  # of which the sizes of a weight are that tiles take
 # with fewer rows it takes too long to pack the weight, and oneDNN is faster at small weights, by a
 # third with 384 x 384
 FEWEST_ROWS, NARROWEST = 512, 512
+NARROWEST_WITH_ADAPTER = 128  # whose own products are small ones otherwise
 
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
@@ -51,12 +54,14 @@ def weight_gradient_(
     """The gradient of a linear layer's weight, gradient' input, on AMX.
 
     Args:
-        gradient, input: contiguous bf16, shapes (rows, outputs) and (rows, inputs); these sizes
-            are multiples of 32.
+        gradient, input: bf16, shapes (rows, outputs) and (rows, inputs); these sizes are multiples
+            of 32. `gradient` or its transpose is contiguous; in the latter case `rows` is a
+            multiple of 32 and `outputs` any number.
         sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
         adds: whether the gradient is added to `sums`.
     """
     (rows, outputs), inputs = gradient.shape, input.shape[1]
+    turned = not gradient.is_contiguous()
     packed, own = (
         torch.empty(size, dtype=torch.bfloat16)
         for size in (
@@ -64,15 +69,34 @@ def weight_gradient_(
             TILES * simd.threads_for(gradient),
         )
     )
+    factor = gradient.T if turned else gradient
     simd.call(
-        "weight_gradient", gradient, input, sums, rows, outputs, inputs, packed, own, int(adds)
+        "weight_gradient", factor, input, sums, rows, outputs, inputs, packed, own, adds, turned
     )
 
 
+class LowRank(NamedTuple):
+    """What an adapter adds to a product: low up, where low = scale left down.
+
+    Attributes:
+        down, up: bf16, shapes (depth, rank) and (rank, columns), stored in the order of `right`;
+            the rank is a multiple of 32.
+        low: where it is written, contiguous bf16, shape (rows, rank).
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+    low: torch.Tensor
+
+
 def product_on_tiles(
-    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    added: LowRank | None = None,
 ) -> torch.Tensor:
-    """left right + bias, on AMX; summed in fp32 and rounded once.
+    """left right + bias + what is added, on AMX; summed in fp32 and rounded once.
 
     Args:
         left: contiguous bf16, shape (rows, depth).
@@ -81,14 +105,17 @@ def product_on_tiles(
         bias: contiguous bf16, shape (columns,).
     """
     (rows, depth), columns = left.shape, right.shape[1]
-    own = max(PANEL, PANEL_ROWS * depth) * simd.threads_for(left)
+    turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
+    group = min(columns, max(GROUP // (depth + rank), MULTIPLE)) * (depth + rank)
+    own = max(PANEL, PANEL_ROWS * (depth + rank)) * simd.threads_for(left)
     output, packed, scratch = (
         torch.empty(size, dtype=torch.bfloat16)
-        for size in ((rows, columns), (depth * columns,), (own,))
+        for size in ((rows, columns), (group + depth * rank,), (own,))
     )
-    turned = not right.is_contiguous()
-    weight = right.T if turned else right
-    simd.call("product", left, weight, bias, output, rows, depth, columns, turned, packed, scratch)
+    down, up, scale, low = added or (None, None, 1.0, None)
+    factors = [x.T if turned and x is not None else x for x in (right, down, up)]
+    simd.call("product", left, factors[0], bias, output, rows, depth, columns, turned, *factors[1:],
+              low, rank, float(scale), packed, scratch)  # fmt: skip
     return output
 
 
@@ -109,9 +136,11 @@ def product(
     """
     if bias is not None:  # both kernels read it as if it were contiguous, oneDNN beyond its end
         bias = bias.expand(right.shape[1]).contiguous()
-    if _takes(left, right, bias):
+    if takes(left, right, bias):
         rows = left.flatten(0, -2).contiguous()
-        return product_on_tiles(rows, right, bias).view(*left.shape[:-1], -1)
+        deep = PANEL_ROWS * len(right) > PANEL and right.is_contiguous() and bias is None
+        output = _deep_product(rows, right) if deep else product_on_tiles(rows, right, bias)
+        return output.view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
     if left.dtype == torch.bfloat16 and has_linear_in_bf16():
@@ -119,7 +148,17 @@ def product(
     return torch_linear(left, right.T, bias)
 
 
-def _takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
+def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left right, whose rows are too long to stay in L2: a part of the depth after the other."""
+    sums = torch.empty(len(left), right.shape[1])
+    weight_gradient_(left.T, right, sums, adds=False)
+    return sums.to(left.dtype)
+
+
+def takes(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, narrowest: int = NARROWEST
+) -> bool:
+    """Whether tiles compute a product, where the sizes are worth it."""
     if right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
@@ -128,15 +167,57 @@ def _takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -
     fits = left.shape[-1] == len(right) and fits_tiles(*right.shape)
     if dtypes != {torch.bfloat16} or not fits or not in_order:
         return False
-    large = min(right.shape) >= NARROWEST and left.numel() >= FEWEST_ROWS * left.shape[-1]
+    large = min(right.shape) >= narrowest and left.numel() >= FEWEST_ROWS * left.shape[-1]
     return large and has_amx()
 
 
+def takes_adapter(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+) -> bool:
+    """Whether tiles compute a product and what an adapter adds, see `product_with_adapter`."""
+    turned, rank = not right.is_contiguous(), up.shape[0]
+    fits = down.shape == (right.shape[0], rank) and up.shape == (rank, right.shape[1])
+    fits = fits and down.dtype == up.dtype == right.dtype
+    fits = fits and all((x.T if turned else x).is_contiguous() for x in (down, up))
+    return fits and takes(left, right, bias, NARROWEST_WITH_ADAPTER)
+
+
+def product_with_adapter(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """left right + bias + low up, and low, which is scale left down.
+
+    Args:
+        left: shape (rows, depth).
+        right: shape (depth, columns).
+        bias: as that of `product`.
+        down, up: shapes (depth, rank) and (rank, columns). For tiles they are stored in the order
+            of `right`, and the rank is a multiple of MULTIPLE.
+    """
+    if down.shape[1] % MULTIPLE == 0 and takes_adapter(left, right, bias, down, up):
+        low = left.new_empty(len(left), down.shape[1])
+        bias = None if bias is None else bias.expand(right.shape[1]).contiguous()
+        added = LowRank(down, up, scale, low)
+        return product_on_tiles(left.contiguous(), right, bias, added), low
+    low = (left @ down).mul_(scale)
+    return product(left, right, bias).addmm_(low, up), low
+
+
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left' right, of shapes (rows, outputs) and (rows, inputs)."""
-    fits = left.dtype == torch.bfloat16 and fits_tiles(left.shape[1], right.shape[1])
+    """left' right, of shapes (rows, outputs) and (rows, inputs); from tiles in fp32."""
+    fits = left.dtype == right.dtype == torch.bfloat16
+    fits = fits and fits_tiles(left.shape[1], right.shape[1])
     if not (fits and len(left) and has_amx()):
         return left.T @ right
     sums = torch.empty(left.shape[1], right.shape[1])
     weight_gradient_(left.contiguous(), right.contiguous(), sums, adds=False)
-    return sums.to(left.dtype)
+    return sums

@@ -122,11 +122,11 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         int64_t sample = number / a->heads, head = number % a->heads;
         int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_rows(vector_of(a->key, sample, head, 0), a->key.row, length, 2 * chunks, size / 32, 1, own.turned);
+        pack_rows(vector_of(a->key, sample, head, 0), a->key.row, length, 2 * chunks, size / 32, size / 32, 1, own.turned);
         pack_summed(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.summed);
         for (int64_t row = 0; row < a->queries; row += ROWS) {
             int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_rows(vector_of(a->query, sample, head, row), a->query.row, rows, HIGH, size / 32, 0, own.left);
+            pack_rows(vector_of(a->query, sample, head, row), a->query.row, rows, HIGH, size / 32, size / 32, 0, own.left);
             multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 const float *x = own.scores + i * columns;
@@ -179,13 +179,13 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         int64_t sample = number / a->heads, head = number % a->heads;
         int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_rows(vector_of(a->value, sample, head, 0), a->value.row, length, 2 * chunks, size / 32, 1, own.turned);
+        pack_rows(vector_of(a->value, sample, head, 0), a->value.row, length, 2 * chunks, size / 32, size / 32, 1, own.turned);
         pack_summed(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.summed);
         pack_summed(vector_of(a->query, sample, head, 0), a->query.row, a->queries, size, own.queries);
         pack_summed(vector_of(a->of_output, sample, head, 0), a->of_output.row, a->queries, size, own.grads);
         for (int64_t row = 0; row < a->queries; row += ROWS) {
             int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_rows(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, HIGH, size / 32, 0, own.left);
+            pack_rows(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, HIGH, size / 32, size / 32, 0, own.left);
             multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 float *x = own.scores + i * columns;

@@ -10,46 +10,86 @@
 #define PANEL (768 << 10) /* bytes of left rows that stay in L2, of which others may have a half */
 #define ACROSS 2          /* tiles of columns that come into L2 at once */
 #define PACKED 8          /* tiles of columns that are packed at once */
+#define GROUP (16 << 20)  /* bytes of right columns that are there at once: of the logits of some models it would be 1 GB */
 
 typedef struct {
     const bf16 *left, *right, *bias;
     bf16 *output;
     int64_t rows, depth, columns;
-    int turned; /* whether `right` is (columns, depth) */
+    int turned;           /* whether `right` is (columns, depth), and `down` and `up` likewise */
+    const bf16 *down, *up; /* (depth, rank), (rank, columns) */
+    bf16 *low;            /* (rows, rank) */
+    int64_t rank;
+    float scale;
     bf16 *packed, *own;
-    int64_t down, panels, slices;
+    int64_t high, panels, slices;
+    int64_t first, count; /* columns of this group */
     int64_t *next;
 } Product;
 
+INLINE int64_t wide(const Product *a) { return a->depth + a->rank; }
+
+/* Columns from `first` on of a matrix with `depth` rows, as tiles that are a part of `chunks` tiles along the sum. */
+static void pack_columns(const bf16 *from, int64_t depth, int64_t columns, int64_t first, int64_t count, int turned,
+                         int64_t chunks, bf16 *to) {
+    if (turned)
+        pack_rows(from + first * depth, depth, count, count / 16, depth / 32, chunks, 1, to);
+    for (int64_t chunk = 0; chunk < depth / 32 && !turned; chunk++)
+        pack_pairs(from + chunk * 32 * columns + first, columns, 32, count / 16, chunks, 0, to + chunk * TILE);
+}
+
+/* Pieces are PACKED tiles of columns; the last one is `down`, which is behind them. */
 static void pack_right(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *a = pointer;
-    const int64_t chunks = a->depth / 32, tiles = a->columns / 16;
-    for (int64_t tile; (tile = next_of(a->next) * PACKED) < tiles;) {
-        int64_t count = least(PACKED, tiles - tile);
-        bf16 *to = a->packed + tile * chunks * TILE;
-        if (a->turned)
-            pack_rows(a->right + tile * 16 * a->depth, a->depth, count * 16, count, chunks, 1, to);
-        for (int64_t chunk = 0; chunk < chunks && !a->turned; chunk++)
-            pack_pairs(a->right + chunk * 32 * a->columns + tile * 16, a->columns, 32, count, chunks, 0, to + chunk * TILE);
+    for (int64_t at; (at = next_of(a->next) * PACKED * 16) < a->count + PACKED * 16;) {
+        int64_t first = a->first + at, count = least(PACKED * 16, a->count - at);
+        bf16 *to = a->packed + least(at, a->count) * wide(a);
+        if (count > 0) {
+            pack_columns(a->right, a->depth, a->columns, first, count, a->turned, wide(a) / 32, to);
+            pack_columns(a->up, a->rank, a->columns, first, count, a->turned, wide(a) / 32, to + a->depth / 32 * TILE);
+        } else {
+            pack_columns(a->down, a->depth, a->rank, 0, a->rank, a->turned, a->depth / 32, to);
+        }
     }
+}
+
+/* `scale` left down of a packed panel, beside it; to `low` as well if `writes`. */
+AMX INLINE void multiply_down(const Product *a, Blocks *blocks, bf16 *own, int64_t row, int64_t rows, int writes) {
+    const bf16 *down = a->packed + a->count * wide(a);
+    for (int64_t block = 0; block < rows; block += 16 * HIGH)
+        for (int64_t column = 0; column < a->rank; column += 32) {
+            float sums[1024 / 2 * HIGH] __attribute__((aligned(64)));
+            multiply(own + block * wide(a), wide(a) / 32, down + column * a->depth, a->depth / 32, (const char *)down, 0, sums,
+                     &blocks->before, ROUND);
+            for (int64_t i = 0; i < least(16 * HIGH, rows - block); i++)
+                for (int64_t part = 0; part < 32; part += 16) {
+                    __m256i low = rounded(mul(_mm512_load_ps(sums + i * 32 + part), all(a->scale)));
+                    int64_t tile = (block + i) / 16 * (wide(a) / 32) + (a->depth + column) / 32;
+                    _mm256_store_si256((void *)(own + tile * TILE + i % 16 * 32 + part), low);
+                    if (writes)
+                        _mm256_storeu_si256((void *)(a->low + (row + block + i) * a->rank + column + part), low);
+                }
+        }
 }
 
 /* Pieces are slices of columns of a panel of rows, panel by panel. */
 AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *a = pointer;
-    const int64_t chunks = a->depth / 32, pairs = a->columns / 16 / ACROSS;
-    bf16 *own = a->own + thread * a->down * chunks * TILE;
+    const int64_t chunks = wide(a) / 32, pairs = a->count / 16 / ACROSS;
+    bf16 *own = a->own + thread * a->high * chunks * TILE;
     Blocks blocks = {.before = {0}, .turn = 0};
     configure_tiles();
     for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
         int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t row = panel * a->down * 16, rows = least(a->down * 16, a->rows - row);
-        if (panel != packed)
-            pack_rows(a->left + row * a->depth, a->depth, rows, parts(rows, 16), chunks, 0, own);
+        int64_t row = panel * a->high * 16, rows = least(a->high * 16, a->rows - row);
+        if (panel != packed) {
+            pack_rows(a->left + row * a->depth, a->depth, rows, parts(rows, 16), a->depth / 32, chunks, 0, own);
+            multiply_down(a, &blocks, own, row, rows, slice == 0 && a->first == 0);
+        }
         packed = panel;
         for (int64_t pair = pairs * slice / a->slices; pair < pairs * (slice + 1) / a->slices; pair++) {
-            int64_t column = pair * ACROSS * 16;
-            multiply_blocks(&blocks, own, a->packed + column * a->depth, chunks, parts(rows, 16), ACROSS,
+            int64_t at = pair * ACROSS * 16, column = a->first + at;
+            multiply_blocks(&blocks, own, a->packed + at * wide(a), chunks, parts(rows, 16), ACROSS,
                             a->output + row * a->columns + column, a->bias ? a->bias + column : 0, a->columns, rows, ROUND);
         }
     }
@@ -67,16 +107,26 @@ static int64_t panel_of(int64_t rows, int64_t depth, int64_t columns, int thread
     return parts(blocks, panels) * HIGH;
 }
 
-/* `depth` and `columns` are multiples of 32; `output`, `packed` and `own` start on cache lines. Bytes of `packed`:
- * depth * columns * 2, of `own` PANEL a thread, or 96 * depth where that is more. */
+/* With `low`, what an adapter adds as well: low up, where low = scale left down. `depth`, `columns` and `rank`, which
+ * may be 0, are multiples of 32; `output`, `packed` and `own` start on cache lines. Bytes of `packed`: GROUP, but no
+ * more than (depth + rank) * columns * 2 and no less than (depth + rank) * 64, and depth * rank * 2; of `own` PANEL a
+ * thread, or 96 * (depth + rank) where that is more. */
 EXPORT void product(const bf16 *left, const bf16 *right, const bf16 *bias, bf16 *output, int64_t rows, int64_t depth,
-                    int64_t columns, uint64_t turned, bf16 *packed, bf16 *own, int threads) {
-    int64_t next = 0, down = panel_of(rows, depth, columns, threads), panels = parts(rows, 16 * down);
-    int64_t slices = least(parts(8 * threads, panels), most(1, columns / 128));
-    Product a = {left, right, bias, output, rows, depth, columns, turned, packed, own, down, panels, slices, &next};
-    in_shares(threads, pack_right, &a, threads);
-    next = 0;
-    in_shares(threads, multiply_panels, &a, threads);
+                    int64_t columns, uint64_t turned, const bf16 *down, const bf16 *up, bf16 *low, int64_t rank,
+                    float scale, bf16 *packed, bf16 *own, int threads) {
+    int64_t next, group = least(columns, most(GROUP / 2 / (depth + rank) / 32, 1) * 32);
+    Product a = {left, right, bias, output, rows, depth, columns, turned, down, up, low, rank, scale, packed, own,
+                 .first = 0, .next = &next};
+    for (; a.first < columns; a.first += group) {
+        a.count = least(group, columns - a.first);
+        a.high = panel_of(rows, depth + rank, a.count, threads);
+        a.panels = parts(rows, 16 * a.high);
+        a.slices = least(parts(8 * threads, a.panels), most(1, a.count / 128));
+        next = 0;
+        in_shares(threads, pack_right, &a, threads);
+        next = 0;
+        in_shares(threads, multiply_panels, &a, threads);
+    }
 }
 
 #endif

@@ -63,16 +63,18 @@ INLINE void transpose(__m512i x[16]) {
     }
 }
 
-/* Tiles of 16 rows and 32 columns each, `chunks` of them side by side, then those below; rows behind `rows` are 0.
- * Turned: of the matrix that is transposed, pairs of its rows side by side. `apart`: numbers from row to row. */
-INLINE void pack_rows(const bf16 *from, int64_t apart, int64_t rows, int64_t tiles, int64_t chunks, int turned, bf16 *to) {
+/* Tiles of 16 rows and 32 columns each, `chunks` of them side by side, then those below, `beside` tiles behind; rows
+ * behind `rows` are 0. Turned: of the matrix that is transposed, pairs of its rows side by side. `apart`: numbers
+ * from row to row. */
+INLINE void pack_rows(const bf16 *from, int64_t apart, int64_t rows, int64_t tiles, int64_t chunks, int64_t beside,
+                      int turned, bf16 *to) {
     for (int64_t tile = 0; tile < tiles; tile++)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             __m512i taken[16];
             take_rows(from + 16 * tile * apart + 32 * chunk, apart, rows - 16 * tile, taken);
             if (turned)
                 transpose(taken);
-            store_tile(taken, to + (tile * chunks + chunk) * TILE);
+            store_tile(taken, to + (tile * beside + chunk) * TILE);
         }
 }
 
@@ -159,14 +161,14 @@ AMX INLINE void store_sums(float *sums, int64_t columns) {
     _tile_stored(5, sums + 32 * columns + 16, columns * 4);
 }
 
-/* 48 x 32 sums of `chunks` tiles along the sum; the next tiles of the right factor come into L2 meanwhile, `lines`
- * at a time, and `before` goes to its place. */
-AMX INLINE const char *multiply(const bf16 *left, const bf16 *right, int64_t chunks, const char *next, int64_t lines,
-                                float *sums, Output *before, int kind) {
+/* 48 x 32 sums of `chunks` tiles along the sum, left ones `apart` tiles from those below; the next tiles of the right
+ * factor come into L2 meanwhile, `lines` at a time, and `before` goes to its place. */
+AMX INLINE const char *multiply(const bf16 *left, int64_t apart, const bf16 *right, int64_t chunks, const char *next,
+                                int64_t lines, float *sums, Output *before, int kind) {
     const int64_t rows = parts(16 * HIGH, chunks);
     zero_sums();
     for (int64_t i = 0; i < chunks * TILE; i += TILE) {
-        add_products(left + i, chunks * TILE, right + i, right + chunks * TILE + i);
+        add_products(left + i, apart * TILE, right + i, right + chunks * TILE + i);
         put(before, rows, kind);
         for (int64_t line = 0; line < lines; line++, next += 64)
             _mm_prefetch(next, _MM_HINT_T1);
@@ -200,7 +202,7 @@ AMX INLINE void multiply_blocks(Blocks *blocks, const bf16 *left, const bf16 *ri
     for (int64_t i = 0; i < high; i++)
         for (int64_t j = 0; j < across; j += 2) {
             float *sums = blocks->sums[blocks->turn];
-            next = multiply(left + i * HIGH * chunks * TILE, right + j * chunks * TILE, chunks, next, lines, sums,
+            next = multiply(left + i * HIGH * chunks * TILE, chunks, right + j * chunks * TILE, chunks, next, lines, sums,
                             &blocks->before, kind);
             put(&blocks->before, 16 * HIGH, kind);
             int64_t place = i * 16 * HIGH * columns + j * 16;

@@ -13,11 +13,11 @@
 #define ACROSS 4  /* tiles of output columns: 64, whose input stays in L1 and L2 */
 
 typedef struct {
-    const bf16 *gradient, *input; /* (rows, outputs), (rows, inputs) */
+    const bf16 *gradient, *input; /* (rows, outputs), turned (outputs, rows); (rows, inputs) */
     float *sums;                  /* (outputs, inputs) */
     int64_t rows, outputs, inputs;
     bf16 *packed, *own; /* of all threads, of one after the other */
-    uint64_t adds;
+    int adds, turned;
     int64_t panels, slices, first_chunk;
     int64_t *next;
 } Product;
@@ -36,20 +36,29 @@ static void pack_input(const void *pointer, int64_t begin, int64_t end, int thre
         }
 }
 
+/* Of `outputs` from the first one on. */
+static void pack_gradient(const Product *a, int64_t first, int64_t outputs, bf16 *own) {
+    const int64_t chunks = chunks_of(a), down = parts(outputs, 16), begin = a->first_chunk * 32;
+    if (a->turned)
+        pack_rows(a->gradient + first * a->rows + begin, a->rows, outputs, down, chunks, chunks, 0, own);
+    for (int64_t chunk = 0; chunk < chunks && !a->turned; chunk++) {
+        int64_t row = begin + chunk * 32;
+        pack_pairs(a->gradient + row * a->outputs + first, a->outputs, a->rows - row, down, chunks, 1, own + chunk * TILE);
+    }
+}
+
 AMX INLINE void multiply_slices(const Product *a, Blocks *blocks, bf16 *own, int kind) {
     const int64_t chunks = chunks_of(a), tiles = a->inputs / 16, across = parts(tiles, ACROSS);
     for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
         int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t first = panel * DOWN, down = least(DOWN, a->outputs / 16 - first);
-        for (int64_t chunk = 0; chunk < chunks && panel != packed; chunk++) {
-            int64_t row = (a->first_chunk + chunk) * 32;
-            pack_pairs(a->gradient + row * a->outputs + first * 16, a->outputs, a->rows - row, down, chunks, 1, own + chunk * TILE);
-        }
+        int64_t first = panel * DOWN, outputs = least(DOWN * 16, a->outputs - first * 16), down = parts(outputs, 16);
+        if (panel != packed)
+            pack_gradient(a, first * 16, outputs, own);
         packed = panel;
         for (int64_t i = across * slice / a->slices; i < across * (slice + 1) / a->slices; i++) {
             int64_t tile = i * ACROSS;
             multiply_blocks(blocks, own, a->packed + tile * chunks * TILE, chunks, down, least(ACROSS, tiles - tile),
-                            a->sums + first * 16 * a->inputs + tile * 16, 0, a->inputs, down * 16, kind);
+                            a->sums + first * 16 * a->inputs + tile * 16, 0, a->inputs, outputs, kind);
         }
     }
     put(&blocks->before, 16 * HIGH, kind);
@@ -69,13 +78,13 @@ AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end,
     _mm_sfence();
 }
 
-/* Outputs and inputs are multiples of 32, `sums`, `packed` and `own` start on cache lines. Bytes of `packed`:
- * inputs * CHUNKS * 64, of `own` DOWN * CHUNKS * TILE * 2 a thread. */
+/* Inputs are a multiple of 32, and outputs, turned rows; `sums`, `packed` and `own` start on cache lines. Bytes of
+ * `packed`: inputs * CHUNKS * 64, of `own` DOWN * CHUNKS * TILE * 2 a thread. */
 EXPORT void weight_gradient(const bf16 *gradient, const bf16 *input, float *sums, int64_t rows, int64_t outputs,
-                            int64_t inputs, bf16 *packed, bf16 *own, uint64_t adds, int threads) {
+                            int64_t inputs, bf16 *packed, bf16 *own, uint64_t adds, uint64_t turned, int threads) {
     int64_t next, panels = parts(outputs, 16 * DOWN), across = parts(inputs / 16, ACROSS);
     int64_t slices = least(parts(8 * threads, panels), across);
-    Product a = {gradient, input, sums, rows, outputs, inputs, packed, own, adds, panels, slices, 0, &next};
+    Product a = {gradient, input, sums, rows, outputs, inputs, packed, own, adds, turned, panels, slices, 0, &next};
     for (; a.first_chunk < parts(rows, 32); a.first_chunk += CHUNKS) {
         next = 0;
         in_shares(threads, pack_input, &a, threads);
