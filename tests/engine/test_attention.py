@@ -246,16 +246,22 @@ def test_causal_blocks(case: Case, block: int) -> None:
     check(case, block)
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.sampled_from([1, 2, 4]), dtypes,
-       st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.data())  # fmt: skip
+documents = st.lists(st.integers(1, 9) | st.sampled_from([33, 96, 97]), min_size=1, max_size=6)
+
+
+@given(documents, st.sampled_from([1, 2, 4]), st.sampled_from([8, 32, 64]), dtypes,
+       st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.booleans(),
+       st.data())  # fmt: skip
 def test_documents_of_a_row(
-    lengths: list[int], groups: int, dtype: torch.dtype, scale: float | None, longest: int,
-    data: Any,
+    lengths: list[int], groups: int, size: int, dtype: torch.dtype, scale: float | None,
+    longest: int, tokens_outside: bool, data: Any,
 ) -> None:  # fmt: skip
     """Each is as it is alone, whichever kernel computes it."""
     tokens = sum(lengths)
     heads = (4, 4 // groups, 4 // groups, 4)
-    *row, upstream = (data.draw(tensors((1, count, tokens, 8), dtype)) for count in heads)
+    *row, upstream = (data.draw(tensors((1, count, tokens, size), dtype)) for count in heads)
+    if tokens_outside:  # in memory, as models have them
+        row = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in row]
     ours = function_of(with_dropout=True, max_length=longest)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
     inputs = [x.clone().requires_grad_() for x in row]
@@ -268,6 +274,38 @@ def test_documents_of_a_row(
         )
         check_found(Case(query, key, value, up, causal=True, scale=scale), tuple(own))
         start += length
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_dropout_in_documents(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(8)
+    lengths, of_keys, drawn = [40, 7, 130, 1], 4 // groups, []
+
+    def drop(p: float, seed: int) -> Drop:
+        drawn.append(drop_of(p, seed))
+        return drawn[-1]
+
+    drop_of = attention.drop_of
+    monkeypatch.setattr(attention, "drop_of", drop)
+    heads = (4, of_keys, of_keys, 4)
+    *row, upstream = (torch.randn(1, n, sum(lengths), 64).bfloat16() for n in heads)
+    inputs = [x.clone().requires_grad_() for x in row]
+    output = function_of(with_dropout=True)(
+        *inputs, attn_mask=document_mask(lengths), dropout_p=0.3, enable_gqa=groups > 1
+    )
+    found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
+    (one,) = drawn  # of all documents: they went to the tiles, the longest one first
+    counts = [4 * n * n for n in sorted(lengths, reverse=True)]
+    factors = simd.dropout(torch.ones(sum(counts), dtype=torch.bfloat16), one).split(counts)
+    for length, of_tiles in zip(sorted(lengths, reverse=True), factors, strict=True):
+        start = sum(lengths[: lengths.index(length)])
+        query, key, value, up, *own = (
+            x[:, :, start : start + length] for x in (*row, upstream, *found)
+        )
+        rows = of_tiles.view(of_keys, length, groups, length).transpose(1, 2)
+        case = Case(query, key, value, up, causal=True)
+        check_found(case, tuple(own), rows.reshape(1, 4, length, length).double())
 
 
 def test_the_size_of_causal_blocks() -> None:
@@ -417,3 +455,12 @@ def test_which_heads_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in (heads[:, :, :39], heads.expand(2, -1, -1, -1), heads[:, :1]):
         assert not attention_tiles.takes(heads, heads, wrong)
         assert not attention_tiles.takes(heads, wrong, heads)
+        assert not attention_tiles.takes(heads, heads, wrong, [40])
+    assert attention_tiles.takes(heads, heads[:, :1], heads[:, :1], [39, 1])
+    for lengths in ([39], [40, 1], [40, 0], [41, -1]):
+        assert not attention_tiles.takes(heads, heads, heads, lengths), lengths
+    for wrong in (heads[:, :0], heads[:, :, :39], torch.empty(1, 3, 40, 32, dtype=bf16)):
+        assert not attention_tiles.takes(heads, wrong, wrong, [40])
+    long = torch.empty(1, 1, 2000, 32, dtype=bf16)
+    assert attention_tiles.takes(long, long, long, [1000, 1000])
+    assert not attention_tiles.takes(long, long, long, [1025, 975])

@@ -214,7 +214,7 @@ def test_sizes_that_do_not_match_are_refused_by_torch() -> None:
         products.product(left[:, :512], narrow.T, torch.zeros(96, dtype=BF16))
     for down, up in (((32, 512), (512, 32)), ((32, 1024), (96, 32)), ((32, 1024), (512, 64))):
         adapter = (torch.zeros(shape, dtype=BF16).T for shape in (down, up))
-        with pytest.raises(RuntimeError, match="cannot be multiplied|should match"):
+        with pytest.raises(RuntimeError, match=r"cannot be multiplied|should match"):
             products.product_with_adapter(left, left[:512].T, None, *adapter, 1.0)
     weight = torch.zeros(1024, dtype=BF16, requires_grad=True)
     linear(left, weight).sum().backward()  # a vector: an output without a last dimension

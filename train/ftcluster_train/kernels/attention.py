@@ -251,7 +251,7 @@ def attention(
         p: of dropout.
         exact: whether the probability of dropout is the one asked for, see `dropout.drop_of`.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scale = _scale(query, scale)
     learned = mask.bias is not None and mask.bias.requires_grad
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
@@ -269,3 +269,33 @@ def attention(
             mask.bias, mask.rows, heads, causal, mask.lengths, scale, p, exact,
         )  # fmt: skip
     return output.unflatten(0, (-1, heads))
+
+
+def attention_of_documents(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: Sequence[int],
+    scale: float | None,
+    p: float,
+    exact: bool,
+) -> torch.Tensor | None:
+    """Causal attention inside each document of a row; None where tiles do not take them.
+
+    Args:
+        query, key, value: shapes (1, heads, tokens of all, size); several heads of queries may
+            share one of keys.
+        lengths: of the documents, in tokens.
+        scale, p, exact: as of `attention`.
+    """
+    if not attention_tiles.takes(query, key, value, lengths):
+        return None
+    kept = 1 / (1 - p) if exact else 1.0
+    plan = attention_tiles.Plan(1, None, _scale(query, scale), kept, _draw(p, exact), lengths)
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = _TileAttention.apply(query, key, value, None, None, plan)
+    return output
+
+
+def _scale(query: torch.Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5 if scale is None else scale)

@@ -39,7 +39,7 @@ class _Heads(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("bias_sample", "bias_head", "bias_row")),
         ("lengths", ctypes.c_void_p),
-        ("hidden", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("hidden", "starts", "places")),
         *((name, ctypes.c_int64) for name in ("samples", "heads", "queries", "keys", "size")),
         ("per_key", ctypes.c_int64),
         ("scale", ctypes.c_float),
@@ -57,9 +57,11 @@ class Plan(NamedTuple):
 
     Attributes:
         per_key: of causal attention, how many queries see the last key, which are the last ones; as
-            many more see the key before it, and so on. 0: all see all keys.
+            many more see the key before it, and so on. 0: all see all keys. Of documents: any.
         lengths: of each sample, how many keys its queries see; None: all.
         kept: what the output is multiplied by.
+        documents: the tokens of each document of a row, of which no token sees another one's;
+            None: each sample is one.
     """
 
     per_key: int
@@ -67,13 +69,31 @@ class Plan(NamedTuple):
     scale: float
     kept: float
     drop: Drop | None
+    documents: Sequence[int] | None = None
 
 
-def takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether the tiles compute attention of these, shapes (samples, heads, length, size)."""
-    (samples, heads, queries, size), keys = query.shape, key.shape[2]
+def takes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Sequence[int] | None = None,
+) -> bool:
+    """Whether the tiles compute attention of these, shapes (samples, heads, length, size).
+
+    Args:
+        documents: see `Plan`; of these attention is causal, and several heads of queries may share
+            one of keys.
+    """
+    (samples, heads, queries, size), (_, of_keys, keys, _) = query.shape, key.shape
     # others are torch's to refuse: C would read beyond their end
-    fits = key.shape == value.shape == (samples, heads, keys, size) and not size % MULTIPLE
+    fits = key.shape == value.shape == (samples, of_keys, keys, size) and not size % MULTIPLE
+    if documents is None:
+        fits = fits and heads == of_keys
+    else:
+        fits = fits and min(heads, of_keys, *documents) > 0 and not heads % of_keys
+        fits = fits and samples == 1 and sum(documents) == queries == keys
+        keys = max(documents)
+        queries = keys * heads // max(of_keys, 1)
     fits = fits and all(x.dtype == torch.bfloat16 for x in (query, key, value))
     return fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST and has_amx()
 
@@ -86,7 +106,7 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, as `query`, and the probabilities, (samples, heads, queries, keys), in bf16.
+    """The output, as `query`, and the probabilities in bf16, of each sample (heads, queries, keys).
 
     Args:
         query, key, value: bf16, shape (samples, heads, length, size), with a contiguous last
@@ -94,13 +114,15 @@ def forward(
         bias: added to the scores, which have a shape that it can be expanded to.
         hidden: queries that see no key and get 0, likewise, with a last dimension of 1.
     """
-    samples, heads, queries, _ = query.shape
-    probabilities = query.new_empty(samples, heads, queries, key.shape[2])
-    output = _like(query)
+    (samples, heads, queries, _), keys = query.shape, key.shape[2]
+    count = samples * heads * queries * keys
+    if plan.documents is not None:
+        count = heads * sum(length * length for length in plan.documents)
+    probabilities, output = query.new_empty(count), _like(query)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.output = _vectors(output)
     if bias is not None:
-        bias = with_rows(bias.to(query.dtype).expand(probabilities.shape))
+        bias = with_rows(bias.to(query.dtype).expand(samples, heads, queries, keys))
         call.bias, (call.bias_sample, call.bias_head, call.bias_row, _) = (
             bias.data_ptr(), bias.stride(),
         )  # fmt: skip
@@ -167,8 +189,20 @@ def _call_of(
         drop=_Drop(drop.seed % (1 << 64), drop.threshold, drop.scale),
     )  # fmt: skip
     lengths = None if plan.lengths is None else torch.tensor(plan.lengths, dtype=torch.int64)
-    call.lengths = None if lengths is None else lengths.data_ptr()
-    return call, lengths
+    if plan.documents is None:
+        call.lengths = None if lengths is None else lengths.data_ptr()
+        return call, lengths
+    # the longest ones first: whoever has done one takes the next
+    tokens = torch.tensor(plan.documents, dtype=torch.int64)
+    lengths, order = tokens.sort(descending=True, stable=True)
+    starts = (tokens.cumsum(0) - tokens)[order]
+    scores = lengths.square() * query.shape[1]
+    places = scores.cumsum(0) - scores
+    call.samples, call.heads, call.keys = len(lengths), key.shape[1], int(lengths[0])
+    call.per_key = query.shape[1] // key.shape[1]
+    call.queries = call.keys * call.per_key
+    call.lengths, call.starts, call.places = (x.data_ptr() for x in (lengths, starts, places))
+    return call, (lengths, starts, places)
 
 
 def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:

@@ -11,7 +11,12 @@ from torch.nn import functional
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.attention import NO_MASK, attention, masked
+from ftcluster_train.kernels.attention import (
+    NO_MASK,
+    attention,
+    attention_of_documents,
+    masked,
+)
 from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
 from ftcluster_train.kernels.elementwise import MOST_DROPPED
 from ftcluster_train.patching.registry import FunctionPatch
@@ -156,7 +161,13 @@ class Attention:
 
         Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
         """
-        layout = layout_of(tuple(mask.flatten().tolist()), self._max_length)
+        lengths = mask.flatten().tolist()
+        if self.guard(query, key, value, mask, p) is None:
+            exact = self._exact_dropout
+            output = attention_of_documents(query, key, value, lengths, scale, p, exact)
+            if output is not None:
+                return output
+        layout = layout_of(tuple(lengths), self._max_length)
         per_key = query.shape[1] // key.shape[1]
         parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
         outputs = []
@@ -169,11 +180,11 @@ class Attention:
             else:
                 q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
                 k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))
-                output = torch_attention(
+                of_group = torch_attention(
                     *(x.flatten(0, 1) for x in (q, k, v)), dropout_p=p, is_causal=True, scale=scale
                 )
-                output = output.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-                outputs.append(output)
+                of_group = of_group.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+                outputs.append(of_group)
         return join_documents(outputs, layout, per_key)
 
 

@@ -19,12 +19,15 @@ typedef struct {
 typedef struct {
     Vectors query, key, value, output; /* of (samples, heads, rows), `size` numbers each */
     Vectors of_output, of_query, of_key, of_value;
-    bf16 *probabilities; /* (samples, heads, queries, keys) */
+    bf16 *probabilities; /* of each sample (heads, queries, keys) */
     const bf16 *bias;    /* or none: rows of keys */
     int64_t bias_sample, bias_head, bias_row;
     const int64_t *lengths; /* of each sample's keys, or none */
     const uint8_t *hidden;  /* queries that see no key, whose output is 0: (samples, heads, queries), or none */
-    int64_t samples, heads, queries, keys, size;
+    /* samples are documents of a row, with `lengths` tokens from `starts` on and probabilities from `places` on; heads
+     * are those of keys, `per_key` heads of queries share each; or none */
+    const int64_t *starts, *places;
+    int64_t samples, heads, queries, keys, size; /* of documents: queries and keys of the longest */
     int64_t per_key; /* causal: queries that see the last key, and as many more each one before; else 0 */
     float scale, kept; /* kept: what the output is multiplied by */
     int64_t drops;
@@ -34,17 +37,60 @@ typedef struct {
     int64_t *next;
 } Heads;
 
-INLINE bf16 *vector_of(Vectors x, int64_t sample, int64_t head, int64_t row) {
-    return x.at + sample * x.sample + head * x.head + row * x.row;
-}
+typedef struct {
+    int64_t sample, head, keys, queries, length; /* length: keys that queries see */
+    int64_t place;                               /* of its probabilities */
+} Head;
+
+typedef struct {
+    bf16 *at;
+    int64_t row; /* numbers from one to the next */
+} Rows;
+
 INLINE int64_t up_to(int64_t count, int64_t size) { return parts(count, size) * size; }
-INLINE int64_t wide(const Heads *a) { return up_to(a->keys, 96); }
+INLINE int64_t wide(int64_t keys) { return up_to(keys, 96); }
+
+INLINE Head head_of(const Heads *a, int64_t number) {
+    int64_t sample = number / a->heads, head = number % a->heads, length = a->lengths ? a->lengths[sample] : a->keys;
+    if (!a->starts)
+        return (Head){sample, head, a->keys, a->queries, length, number * a->queries * a->keys};
+    int64_t queries = length * a->per_key;
+    return (Head){sample, head, length, queries, length, a->places[sample] + head * queries * length};
+}
+
+INLINE Rows rows_of(const Heads *a, Vectors x, Head h) {
+    int64_t sample = a->starts ? a->starts[h.sample] * x.row : h.sample * x.sample;
+    return (Rows){x.at + sample + h.head * x.head, x.row};
+}
+
+INLINE int shares_keys(const Heads *a) { return a->starts && a->per_key > 1; }
+
+/* Copy the rows of heads that share their keys, those of a token beside each other, to `own` or back. */
+static void copy_queries(const Heads *a, Vectors x, Head h, bf16 *own, int back) {
+    for (int64_t i = 0; i < h.queries; i++) {
+        int64_t token = a->starts[h.sample] + i / a->per_key, head = h.head * a->per_key + i % a->per_key;
+        bf16 *there = x.at + token * x.row + head * x.head, *here = own + i * a->size;
+        for (int64_t k = 0; k < a->size; k += 32)
+            _mm512_storeu_si512((back ? there : here) + k, _mm512_loadu_si512((back ? here : there) + k));
+    }
+}
+
+/* Rows of queries where they are; of heads that share keys, in `own`. */
+INLINE Rows place_of_queries(const Heads *a, Vectors x, Head h, bf16 *own) {
+    return shares_keys(a) ? (Rows){own, a->size} : rows_of(a, x, h);
+}
+
+INLINE Rows queries_of(const Heads *a, Vectors x, Head h, bf16 *own) {
+    if (shares_keys(a))
+        copy_queries(a, x, h, own, 0);
+    return place_of_queries(a, x, h, own);
+}
 
 /* Right tiles for sums of `rows` vectors. */
-INLINE void pack_summed(const bf16 *from, int64_t row, int64_t rows, int64_t size, bf16 *to) {
+INLINE void pack_summed(Rows from, int64_t rows, int64_t size, bf16 *to) {
     int64_t chunks = parts(rows, 32);
     for (int64_t chunk = 0; chunk < chunks; chunk++)
-        pack_pairs(from + chunk * 32 * row, row, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
+        pack_pairs(from.at + chunk * 32 * from.row, from.row, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
 }
 
 AMX INLINE void multiply_to(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside, int64_t chunks, float *sums,
@@ -62,14 +108,15 @@ AMX INLINE void multiply_each(const bf16 *left, const bf16 *turned, int64_t size
         multiply_to(left, tile, turned + 2 * i * tile, turned + (2 * i + 1) * tile, size / 32, scores + i * 32, columns);
 }
 
-/* `rows` sums of `size` numbers, times a factor, to vectors. */
+/* `rows` sums of `size` numbers, times a factor, to rows from `first` on. */
 AMX INLINE void multiply_out(const bf16 *left, int64_t apart, int64_t chunks, const bf16 *right, int64_t of_right, int64_t size, int64_t rows,
-                             float *sums, vec factor, bf16 *to, int64_t row) {
+                             float *sums, vec factor, Rows to, int64_t first) {
     for (int64_t j = 0; j < size / 16; j += 2) {
         multiply_to(left, apart, right + j * of_right * TILE, right + (j + 1) * of_right * TILE, chunks, sums, 32);
         for (int64_t i = 0; i < rows; i++) {
-            store_bf16(to + i * row + j * 16, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
-            store_bf16(to + i * row + j * 16 + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
+            bf16 *at = to.at + (first + i) * to.row + j * 16;
+            store_bf16(at, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
+            store_bf16(at + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
         }
     }
 }
@@ -79,8 +126,8 @@ INLINE bf16 *in_tiles(bf16 *tiles, int64_t chunks, int64_t i, int64_t begin) {
     return tiles + (i / 16 * chunks + begin / 32) * TILE + i % 16 * 32 + begin % 32;
 }
 
-INLINE int64_t seen_by(const Heads *a, int64_t row, int64_t length) {
-    return a->per_key ? a->keys - (a->queries - 1 - row) / a->per_key : length;
+INLINE int64_t seen_by(const Heads *a, Head h, int64_t row) {
+    return a->per_key ? h.keys - (h.queries - 1 - row) / a->per_key : h.length;
 }
 
 /* What a thread has for itself. */
@@ -91,11 +138,12 @@ typedef struct {
     bf16 *shares;                 /* left tiles of what vectors are summed by */
     bf16 *queries, *grads;        /* backward: right tiles */
     bf16 *of_scores, *dropped;    /* backward: matrices, of gradients and of probabilities after dropout */
+    bf16 *copies[3];              /* of queries that share keys, of outputs, and of gradients */
 } Own;
 
 INLINE Own own_of(const Heads *a, int thread) {
     char *at = a->own + thread * a->own_bytes;
-    int64_t keys = wide(a), queries = up_to(a->queries, 96);
+    int64_t keys = wide(a->keys), queries = up_to(a->queries, 96);
     Own own;
 #define TAKE(name, type, count) own.name = (type *)at, at += (count) * (int64_t)sizeof(type)
     TAKE(scores, float, ROWS * keys);
@@ -108,31 +156,35 @@ INLINE Own own_of(const Heads *a, int thread) {
     TAKE(grads, bf16, queries * a->size);
     TAKE(of_scores, bf16, queries * keys);
     TAKE(dropped, bf16, queries * keys);
+    for (int i = 0; i < 3; i++)
+        TAKE(copies[i], bf16, shares_keys(a) ? queries * a->size : 0);
     return own;
 }
 
 AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Heads *a = pointer;
     const Own own = own_of(a, thread);
-    const int64_t size = a->size, columns = wide(a);
+    const int64_t size = a->size;
     const vec scale = all(a->drop.scale);
     float powers[LONGEST + 16];
     uint32_t bits[WORDS(LONGEST)];
     configure_tiles();
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
-        int64_t sample = number / a->heads, head = number % a->heads;
-        int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_rows(vector_of(a->key, sample, head, 0), a->key.row, length, 2 * chunks, size / 32, size / 32, 1, own.turned);
-        pack_summed(vector_of(a->value, sample, head, 0), a->value.row, length, size, own.summed);
-        for (int64_t row = 0; row < a->queries; row += ROWS) {
-            int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_rows(vector_of(a->query, sample, head, row), a->query.row, rows, HIGH, size / 32, size / 32, 0, own.left);
+        const Head h = head_of(a, number);
+        const int64_t chunks = parts(h.length, 32), columns = wide(h.keys);
+        const Rows key = rows_of(a, a->key, h), query = queries_of(a, a->query, h, own.copies[0]);
+        const Rows output = place_of_queries(a, a->output, h, own.copies[1]);
+        pack_rows(key.at, key.row, h.length, 2 * chunks, size / 32, size / 32, 1, own.turned);
+        pack_summed(rows_of(a, a->value, h), h.length, size, own.summed);
+        for (int64_t row = 0; row < h.queries; row += ROWS) {
+            int64_t rows = least(ROWS, h.queries - row), used = parts(seen_by(a, h, row + rows - 1), 32);
+            pack_rows(query.at + row * query.row, query.row, rows, HIGH, size / 32, size / 32, 0, own.left);
             multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 const float *x = own.scores + i * columns;
-                int64_t query = number * a->queries + row + i, place = query * a->keys;
-                int64_t seen = a->hidden && a->hidden[query] ? 0 : seen_by(a, row + i, length);
-                const bf16 *bias = a->bias ? a->bias + sample * a->bias_sample + head * a->bias_head + (row + i) * a->bias_row : 0;
+                int64_t place = h.place + (row + i) * h.keys;
+                int64_t seen = a->hidden && a->hidden[number * a->queries + row + i] ? 0 : seen_by(a, h, row + i);
+                const bf16 *bias = a->bias ? a->bias + h.sample * a->bias_sample + h.head * a->bias_head + (row + i) * a->bias_row : 0;
                 vec largest = all(-__builtin_inff()), sum = zeros();
                 REGISTERS(k, some, 0, seen, {
                     vec score = mul(load_fp32(x + k, some), all(a->scale));
@@ -151,7 +203,7 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                 if (a->drops)
                     draw(bits, place, seen, a->drop);
                 for (int64_t k = 0; k < used * 32; k += 16) {
-                    lanes some = k >= seen ? 0 : first(seen - k), all_of = k >= a->keys ? 0 : first(a->keys - k);
+                    lanes some = k >= seen ? 0 : first(seen - k), all_of = k >= h.keys ? 0 : first(h.keys - k);
                     vec value = choose(some, mul(load_fp32(powers + k, 0xffff), inverse), zeros());
                     __m256i low = rounded(value);
                     _mm256_mask_storeu_epi16(a->probabilities + place + k, all_of, low);
@@ -162,9 +214,10 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                     _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
                 }
             }
-            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(a->kept),
-                         vector_of(a->output, sample, head, row), a->output.row);
+            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(a->kept), output, row);
         }
+        if (shares_keys(a))
+            copy_queries(a, a->output, h, own.copies[1], 1);
     }
     _tile_release();
 }
@@ -172,24 +225,26 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
 AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Heads *a = pointer;
     const Own own = own_of(a, thread);
-    const int64_t size = a->size, columns = wide(a), deep = parts(a->queries, 32);
+    const int64_t size = a->size;
     const vec scale = all(a->drop.scale), kept = all(a->kept);
     uint32_t bits[WORDS(LONGEST)];
     configure_tiles();
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
-        int64_t sample = number / a->heads, head = number % a->heads;
-        int64_t length = a->lengths ? a->lengths[sample] : a->keys, chunks = parts(length, 32);
-        pack_rows(vector_of(a->value, sample, head, 0), a->value.row, length, 2 * chunks, size / 32, size / 32, 1, own.turned);
-        pack_summed(vector_of(a->key, sample, head, 0), a->key.row, length, size, own.summed);
-        pack_summed(vector_of(a->query, sample, head, 0), a->query.row, a->queries, size, own.queries);
-        pack_summed(vector_of(a->of_output, sample, head, 0), a->of_output.row, a->queries, size, own.grads);
-        for (int64_t row = 0; row < a->queries; row += ROWS) {
-            int64_t rows = least(ROWS, a->queries - row), used = parts(seen_by(a, row + rows - 1, length), 32);
-            pack_rows(vector_of(a->of_output, sample, head, row), a->of_output.row, rows, HIGH, size / 32, size / 32, 0, own.left);
+        const Head h = head_of(a, number);
+        const int64_t chunks = parts(h.length, 32), columns = wide(h.keys), deep = parts(h.queries, 32);
+        const Rows value = rows_of(a, a->value, h), of_output = queries_of(a, a->of_output, h, own.copies[1]);
+        const Rows of_query = place_of_queries(a, a->of_query, h, own.copies[2]);
+        pack_rows(value.at, value.row, h.length, 2 * chunks, size / 32, size / 32, 1, own.turned);
+        pack_summed(rows_of(a, a->key, h), h.length, size, own.summed);
+        pack_summed(queries_of(a, a->query, h, own.copies[0]), h.queries, size, own.queries);
+        pack_summed(of_output, h.queries, size, own.grads);
+        for (int64_t row = 0; row < h.queries; row += ROWS) {
+            int64_t rows = least(ROWS, h.queries - row), used = parts(seen_by(a, h, row + rows - 1), 32);
+            pack_rows(of_output.at + row * of_output.row, of_output.row, rows, HIGH, size / 32, size / 32, 0, own.left);
             multiply_each(own.left, own.turned, size, used, own.scores, columns);
             for (int64_t i = 0; i < rows; i++) {
                 float *x = own.scores + i * columns;
-                int64_t seen = seen_by(a, row + i, length), place = (number * a->queries + row + i) * a->keys;
+                int64_t seen = seen_by(a, h, row + i), place = h.place + (row + i) * h.keys;
                 bf16 *of_scores = own.of_scores + (row + i) * columns, *dropped = own.dropped + (row + i) * columns;
                 vec along = zeros();
                 if (a->drops)
@@ -221,19 +276,20 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
                         _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
                 }
             }
-            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(1.0f),
-                         vector_of(a->of_query, sample, head, row), a->of_query.row);
+            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(1.0f), of_query, row);
         }
-        for (int64_t key = 0; key < a->keys; key += ROWS) {
-            int64_t some = least(ROWS, a->keys - key), from = a->per_key ? key * a->per_key / 32 : 0, left = deep - from;
+        if (shares_keys(a))
+            copy_queries(a, a->of_query, h, own.copies[2], 1);
+        for (int64_t key = 0; key < h.keys; key += ROWS) {
+            int64_t some = least(ROWS, h.keys - key), from = a->per_key ? key * a->per_key / 32 : 0, left = deep - from;
             for (int both = 0; both < 2; both++) {
                 const bf16 *matrix = both ? own.dropped : own.of_scores;
                 for (int64_t chunk = from; chunk < deep; chunk++)
-                    pack_pairs(matrix + chunk * 32 * columns + key, columns, least(32, a->queries - chunk * 32), HIGH, left, 1,
+                    pack_pairs(matrix + chunk * 32 * columns + key, columns, least(32, h.queries - chunk * 32), HIGH, left, 1,
                                own.shares + (chunk - from) * TILE);
-                Vectors to = both ? a->of_value : a->of_key;
+                Rows to = rows_of(a, both ? a->of_value : a->of_key, h);
                 multiply_out(own.shares, left * TILE, left, (both ? own.grads : own.queries) + from * TILE, deep, size, some, own.sums,
-                             all(1.0f), vector_of(to, sample, head, key), to.row);
+                             all(1.0f), to, key);
             }
         }
     }
@@ -242,9 +298,10 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
 
 /* Bytes of `own` for a thread. */
 EXPORT int64_t heads_bytes(const Heads *a) {
-    int64_t keys = wide(a), queries = up_to(a->queries, 96), more = keys > queries ? keys : queries;
+    int64_t keys = wide(a->keys), queries = up_to(a->queries, 96), more = keys > queries ? keys : queries;
     int64_t sums = ROWS * keys + ROWS * 32, packed = 2 * (keys + queries) * a->size + ROWS * (a->size + more);
-    return up_to(4 * sums + 2 * (packed + 2 * queries * keys), 4096);
+    int64_t copies = shares_keys(a) ? 3 * queries * a->size : 0;
+    return up_to(4 * sums + 2 * (packed + 2 * queries * keys + copies), 4096);
 }
 
 /* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. */
