@@ -1,7 +1,8 @@
-"""Sentence embeddings: the engine against SentenceTransformerTrainer, side by side.
+"""Sentence embeddings and rerankers: the engine against sentence-transformers, side by side.
 
-    .venv-dev/bin/python -m bench.embed --data DIR --encoder DIR --site DIR [--turns N] [--steps N]
-        [--seeds N] [--first-seed N] [--batch N] [--threads N] [--prefix DIR] [--results FILE]
+    .venv-dev/bin/python -m bench.embed [--task rerank] --data DIR --encoder DIR --site DIR
+        [--turns N] [--steps N] [--seeds N] [--first-seed N] [--batch N] [--threads N]
+        [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
@@ -11,14 +12,17 @@ all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack
     pip install --target DIR --no-deps sentence-transformers accelerate psutil scikit-learn scipy
         joblib threadpoolctl cloudpickle narwhals
 
-Both train the same model on the same pairs with the same loss (MultipleNegativesRankingLoss, scale
-20), batch, length and rate; each run is a process, runs are interleaved, numbers are medians.
-`stock` has the batch sampler NO_DUPLICATES and bf16; `stock, fp32` is the same without bf16, and
-`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an
-epoch with ours and with stock by turns, and measures both models with the same code, beside the
-speed of the whole epoch; --turns 0 leaves out the rest.
+Both train the same model on the same pairs with the same loss, batch, length and rate: embeddings
+with MultipleNegativesRankingLoss, scale 20; a reranker (CrossEncoderTrainer) with
+BinaryCrossEntropyLoss, each question with its own context, 1, and with another one, 0. Each run is
+a process, runs are interleaved, numbers are medians. `stock` has bf16, and of embeddings the batch
+sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and `tuned` with the allocator that
+planned runs, and so `ours`, have. --seeds also trains an epoch with ours and with stock by turns,
+and measures both models with the same code, beside the speed of the whole epoch; --turns 0 leaves
+out the rest.
 """
 
+import json
 import statistics
 import sys
 import tempfile
@@ -29,7 +33,10 @@ from typing import Any
 from bench.quality import quality_table
 from bench.runs import Bench, arguments, environment, machine, run_module, write
 
-RECIPE = ("embed", "model={encoder}", "data={data}/squad")
+RECIPES = {
+    "embed": ("embed", "model={encoder}", "data={data}/squad"),
+    "rerank": ("rerank", "model={encoder}"),
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "stock": {"engine": "stock", "bf16": True},
     "stock, fp32": {"engine": "stock", "bf16": False},
@@ -55,6 +62,7 @@ class Runner:
 def main() -> int:
     """Measure, print the tables and write the results; returns the exit code."""
     parser = arguments(__doc__, (), threads=2)
+    parser.add_argument("--task", choices=RECIPES, default="embed")
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--site", type=Path, required=True)
     parser.add_argument("--turns", type=int, default=3)
@@ -68,13 +76,18 @@ def main() -> int:
     )
     site = options.site.absolute()
     of_machine = machine(options.prefix, options.threads, site)
-    results: dict[str, Any] = {"machine": of_machine, "batch": options.batch}
+    results: dict[str, Any] = {
+        "machine": of_machine, "task": options.task, "batch": options.batch
+    }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = bench.prepare(Path(folder) / "run", (*RECIPE, f"batch_size={options.batch}"))
+        recipe = *RECIPES[options.task], f"batch_size={options.batch}"
+        if options.task == "rerank":
+            recipe = *recipe, f"data={labelled_pairs(bench.data / 'squad', Path(folder) / 'pairs')}"
+        run_dir = bench.prepare(Path(folder) / "run", recipe)
         runner = Runner(bench, site, run_dir)
         if options.turns:
             results["speed"] = measure(runner, options.turns, options.steps)
-            print(table(results["speed"]), flush=True)
+            print(table(options.task, results["speed"]), flush=True)
             write(options.results, results)
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             found = results.setdefault("quality", {})
@@ -88,6 +101,25 @@ def main() -> int:
         if options.seeds:
             print(quality_table("squad", results["quality"]), flush=True)
     return 0
+
+
+def labelled_pairs(squad: Path, folder: Path) -> Path:
+    """Write each question with its context and with that of the row before; returns the folder."""
+    folder.mkdir()
+    for split in ("train", "validation"):
+        pairs, other = [], ""
+        for line in (squad / f"{split}.jsonl").read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            own = row["context"]
+            if other and other != own:
+                pairs += [(row["question"], own, 1), (row["question"], other, 0)]
+            other = own
+        text = "".join(
+            json.dumps(dict(zip(("query", "text", "label"), pair, strict=True))) + "\n"
+            for pair in pairs
+        )
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+    return folder
 
 
 def measure(runner: Runner, turns: int, steps: int) -> dict[str, dict[str, Any]]:
@@ -119,10 +151,11 @@ def measure(runner: Runner, turns: int, steps: int) -> dict[str, dict[str, Any]]
     }
 
 
-def table(found: dict[str, dict[str, Any]]) -> str:
+def table(task: str, found: dict[str, dict[str, Any]]) -> str:
     """The variants as a Markdown table."""
     lines = [
-        "", "| embed | pairs/s | ours is so many times as fast | pairs/s of CPU time | likewise |",
+        "",
+        f"| {task} | pairs/s | ours is so many times as fast | pairs/s of CPU time | likewise |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     for name, one in found.items():

@@ -49,7 +49,7 @@ def main() -> int:
     if options["engine"] == "ours":
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
     else:
-        model = _stock(job, clock, options["bf16"])
+        model = STOCK[job.recipe.name](job, clock, options["bf16"])
     found: dict[str, Any] = {}
     for name, times in (("second", clock.times), ("cpu_second", clock.cpu_times)):
         counted = times[WARM_UP - 1 :]
@@ -71,7 +71,7 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
     )
     from sentence_transformers.losses import MultipleNegativesRankingLoss
 
-    recipe, training = job.recipe, job.recipe.training
+    recipe = job.recipe
     options: Any = recipe.options
     rows = load_rows(recipe.data, recipe.data_config)[TRAIN]
     columns = search_columns(options, columns_of(rows))
@@ -79,20 +79,7 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
     model = SentenceTransformer(recipe.model, device="cpu")
     model.max_seq_length = options.max_length
     arguments = SentenceTransformerTrainingArguments(
-        output_dir=str(job.run_dir / "stock"),
-        per_device_train_batch_size=recipe.batch_size,
-        learning_rate=training.learning_rate,
-        num_train_epochs=training.num_train_epochs,
-        max_steps=training.max_steps,
-        warmup_steps=training.warmup_steps or training.warmup_ratio,
-        seed=training.seed,
-        bf16=bf16,
-        use_cpu=True,
-        batch_sampler="no_duplicates",
-        report_to="none",
-        save_strategy="no",
-        logging_strategy="no",
-        disable_tqdm=True,
+        **_arguments(job, bf16), batch_sampler="no_duplicates"
     )
     trainer = SentenceTransformerTrainer(
         model=model,
@@ -105,6 +92,56 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
     )
     trainer.train()
     return model[0].auto_model.float()
+
+
+def _stock_reranker(job: Job, clock: CpuClock, bf16: bool) -> Any:
+    """The same of a cross-encoder."""
+    from datasets import Dataset
+    from sentence_transformers.cross_encoder import (
+        CrossEncoder,
+        CrossEncoderTrainer,
+        CrossEncoderTrainingArguments,
+    )
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    options: Any = job.recipe.options
+    rows = load_rows(job.recipe.data, job.recipe.data_config)[TRAIN]
+    columns = ("query", "text", "label")
+    model = CrossEncoder(
+        job.recipe.model, num_labels=1, max_length=options.max_length, device="cpu"
+    )
+    trainer = CrossEncoderTrainer(
+        model=model,
+        args=CrossEncoderTrainingArguments(**_arguments(job, bf16)),
+        train_dataset=Dataset.from_dict({name: [row[name] for row in rows] for name in columns}),
+        loss=BinaryCrossEntropyLoss(model),
+        callbacks=[clock],
+    )
+    trainer.train()
+    return model.model.float()
+
+
+def _arguments(job: Job, bf16: bool) -> dict[str, Any]:
+    """Of both trainers."""
+    training = job.recipe.training
+    return {
+        "output_dir": str(job.run_dir / "stock"),
+        "per_device_train_batch_size": job.recipe.batch_size,
+        "learning_rate": training.learning_rate,
+        "num_train_epochs": training.num_train_epochs,
+        "max_steps": training.max_steps,
+        "warmup_steps": training.warmup_steps or training.warmup_ratio,
+        "seed": training.seed,
+        "bf16": bf16,
+        "use_cpu": True,
+        "report_to": "none",
+        "save_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+    }
+
+
+STOCK = {"embed": _stock, "rerank": _stock_reranker}
 
 
 if __name__ == "__main__":

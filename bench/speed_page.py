@@ -32,7 +32,7 @@ FILES = {
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-27-sft.json", "2026-11-27-sft-lora.json"),
-    "embed": ("2026-11-27-embed.json",),
+    "embed": ("2026-11-27-embed.json", "2026-11-27-rerank.json"),
     "quality": ("2026-11-26-quality.json",),
     "jobs": ("2026-11-27-jobs.json",),
     "time": ("2026-11-23-time-to-quality.json", "2026-11-25-time-to-quality-qqp.json"),
@@ -51,6 +51,10 @@ SCRIPTS = {
     "glue": "run_glue.py on MRPC, DistilBERT-base",
     "qa": "run_qa.py on SQuAD, DistilBERT-base",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
+}
+SENTENCE_TRANSFORMERS = {
+    "embed": ("sentence embeddings", "SentenceTransformerTrainer"),
+    "rerank": ("reranker", "CrossEncoderTrainer"),
 }
 CORES = 2  # of the engine's measurements
 TUNED, AS_IT_COMES = "tuned", "as it comes, because tuned was not measured"
@@ -127,16 +131,13 @@ def comparisons() -> Iterator[Comparison]:
         work = f"instruction tuning, {found['shape']}, "
         work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
         yield Comparison(work, "TRL's SFTTrainer", trl, tuned, ours, "tokens/s")
-    embed = read("embed")[-1]
-    # its name in older results
-    tuned = embed["speed"].get("tuned") or embed["speed"]["stock, tcmalloc"]
-    stock, tuned, ours = (
-        of["pairs_per_second"] for of in (embed["speed"]["stock"], tuned, embed["speed"]["ours"])
-    )
-    yield Comparison(
-        f"sentence embeddings, MiniLM, {embed['batch']} pairs of SQuAD",
-        "SentenceTransformerTrainer", stock, tuned, ours, "pairs/s",
-    )  # fmt: skip
+    for task, one in {one.get("task", "embed"): one for one in read("embed")}.items():
+        stock, tuned, ours = (
+            one["speed"][way]["pairs_per_second"] for way in ("stock", "tuned", "ours")
+        )
+        work, trainer = SENTENCE_TRANSFORMERS[task]
+        work = f"{work}, MiniLM, {one['batch']} pairs of SQuAD"
+        yield Comparison(work, trainer, stock, tuned, ours, "pairs/s")
 
 
 def summary(found: list[Comparison]) -> str:
