@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from bench.engine_run import WARM_UP, WORLD
-from bench.sft_run import CpuClock
+from bench.engine_run import WARM_UP, WORLD, batch_tokens, length_share, products, products_of
+from bench.sft_run import CpuClock, shapes_of
 from ftcluster_common.columns import search_columns, search_texts
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import Job, read_job
@@ -45,15 +46,23 @@ def main() -> int:
     task.check_model(model)
     train_set = samples.pop(TRAIN)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    clock = CpuClock()
+    clock, share = CpuClock(), 1.0
+    found: dict[str, Any] = {
+        "products": products(shapes_of(model.base_model), torch.bfloat16),
+        "flop_per_pair": 6 * products_of(model, train_set, job.recipe) / len(train_set),
+    }
     if options["engine"] == "ours":
+        lengths = task.lengths(train_set)
+        met, epoch = batch_tokens(lengths, job.recipe)
+        # the few steps of a run meet longer or shorter batches than the epoch has
+        share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
     else:
         model = STOCK[job.recipe.name](job, clock, options["bf16"])
-    found: dict[str, Any] = {}
+    found["length_share"] = share
     for name, times in (("second", clock.times), ("cpu_second", clock.cpu_times)):
         counted = times[WARM_UP - 1 :]
-        pairs = job.recipe.batch_size * (len(counted) - 1)
+        pairs = share * job.recipe.batch_size * (len(counted) - 1)
         found[f"pairs_per_{name}"] = pairs / (counted[-1] - counted[0])
     if options.get("evaluate"):
         found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16").metrics

@@ -118,7 +118,7 @@ def main() -> int:
         tokens, epoch, model = way(job, task, model, train_set, options, clock)
     counted = clock.times[WARM_UP - 1 :]
     met = tokens[WARM_UP : len(clock.times)]
-    share = sum(met) / (len(met) * recipe.batch_size) / (sum(epoch) / len(lengths))
+    share = length_share(met, epoch, len(lengths), recipe.batch_size)
     seconds = counted[-1] - counted[0]
     found: dict[str, Any] = {
         "flop_per_sample": operations / len(lengths),
@@ -198,12 +198,28 @@ def _ours(
         Optimizations(**dict.fromkeys(left_out, False)),
     )
     _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
-    lengths, grouped = task.lengths(train_set), optimizations.group_by_length
-    sampler = BatchSampler(lengths, recipe.batch_size, training, grouped)
-    of_epoch = replace(training, max_steps=sampler.steps_per_epoch)
+    met, epoch = batch_tokens(task.lengths(train_set), recipe, optimizations.group_by_length)
+    return met, epoch, trained
+
+
+def batch_tokens(
+    lengths: list[int], recipe: Recipe, grouped: bool = True
+) -> tuple[list[int], list[int]]:
+    """The padded tokens of each batch of ours, in this training and in an epoch.
+
+    Args:
+        lengths: of the samples, in tokens.
+    """
+    sampler = BatchSampler(lengths, recipe.batch_size, recipe.training, grouped)
+    of_epoch = replace(recipe.training, max_steps=sampler.steps_per_epoch)
     epoch = BatchSampler(lengths, recipe.batch_size, of_epoch, grouped)
     met, all_ = ([len(one) * lengths[one[0]] for one in batches] for batches in (sampler, epoch))
-    return met, all_, trained
+    return met, all_
+
+
+def length_share(met: list[int], epoch: list[int], samples: int, batch_size: int) -> float:
+    """The padded tokens of a sample in these batches, by those in an epoch's."""
+    return sum(met) / (len(met) * batch_size) / (sum(epoch) / samples)
 
 
 def _unmasked(loss: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -111,9 +111,11 @@ def measure(runner: Runner, variants: list[str], turns: int) -> dict[str, dict[s
     theirs = [one for name, one in medians.items() if VARIANTS[name]["engine"] == "trl"]
     stock = theirs or [medians[variants[0]]]
     keys = {"ratio": "tokens_per_second", "cpu_ratio": "tokens_per_cpu_second"}
+    limit = statistics.median(run["products"] for runs in found.values() for run in runs)
     return {
         name: {
             **one,
+            "share_of_limit": one["tokens_per_second"] * one["flop_per_token"] / limit,
             **{ratio: one[key] / max(other[key] for other in stock) for ratio, key in keys.items()},
             "all": found[name],
         }
@@ -123,12 +125,13 @@ def measure(runner: Runner, variants: list[str], turns: int) -> dict[str, dict[s
 
 def table(found: dict[str, dict[str, Any]]) -> str:
     """The variants as a Markdown table."""
-    lines = ["", "| sft | tokens/s | ratio | per CPU second | ratio | peak | products alone |",
-             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    lines = ["", "| sft | tokens/s | ratio | per CPU second | ratio | peak | products alone "
+             "| of their limit |", "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     lines += [
         f"| {name} | {one['tokens_per_second']:.0f} | {one['ratio']:.2f} | "
         f"{one['tokens_per_cpu_second']:.0f} | {one['cpu_ratio']:.2f} | "
-        f"{one['peak_bytes'] / 1e9:.1f} GB | {one['products'] / 1e12:.2f} TFLOP/s |"
+        f"{one['peak_bytes'] / 1e9:.1f} GB | {one['products'] / 1e12:.2f} TFLOP/s | "
+        f"{one['share_of_limit']:.0%} |"
         for name, one in found.items()
     ]
     return "\n".join(lines)

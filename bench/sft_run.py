@@ -36,6 +36,7 @@ from ftcluster_train.engine.models import train_tokenizer
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.health.host_benchmark import product_shapes, weights_of
 
 ROWS, HELD_BACK = 4000, 100
 # of published models: SmolLM2-135M, Qwen2.5-0.5B; and one for training curves
@@ -105,7 +106,10 @@ def main() -> int:
     clock, evaluates = CpuClock(), options.get("evaluate")
     task, model, samples = load(job, inputs)
     train_set = samples.pop(TRAIN)
-    found: dict[str, Any] = {"products": products(shapes_of(model), torch.bfloat16)}
+    found: dict[str, Any] = {
+        "products": products(shapes_of(model.base_model), torch.bfloat16),
+        "flop_per_token": flop_per_token(model, train_set, options["lora_r"] is not None),
+    }
     if options["engine"] == "ours":
         model, tokens = ours(job, task, model, train_set, clock)
     else:
@@ -146,11 +150,27 @@ def make(folder: Path, squad: Path, shape: str) -> None:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder / "model")
 
 
-def shapes_of(model: PreTrainedModel) -> list[tuple[int, int, int]]:
-    """Of the products of the first layer, for 1,024 tokens."""
-    layer = model.model.layers[0]
+def shapes_of(base: Any) -> list[tuple[int, int, int]]:
+    """Of the products of the first layer, for 1,024 tokens.
+
+    Args:
+        base: a model without its head.
+    """
+    layer = base.layers[0] if hasattr(base, "layers") else base.encoder.layer[0]
     linear = (one for one in layer.modules() if isinstance(one, torch.nn.Linear))
     return [(1024, one.in_features, one.out_features) for one in linear]
+
+
+def flop_per_token(model: PreTrainedModel, train_set: Samples, frozen: bool) -> float:
+    """The operations of a token in the products with weights; adapters' own are not counted.
+
+    Args:
+        frozen: whether weights have no gradients, only the layers' inputs.
+    """
+    head = model.get_output_embeddings().weight.numel()
+    learned = sum(train_set.lengths("targets")) / sum(train_set.lengths("input_ids"))
+    weights = weights_of(product_shapes(model)) - (1 - learned) * head
+    return (4 if frozen else 6) * weights
 
 
 def ours(

@@ -130,14 +130,16 @@ def comparisons() -> Iterator[Comparison]:
         )
         work = f"instruction tuning, {found['shape']}, "
         work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
-        yield Comparison(work, "TRL's SFTTrainer", trl, tuned, ours, "tokens/s")
+        limit = found["speed"]["ours"].get("share_of_limit", 0)
+        yield Comparison(work, "TRL's SFTTrainer", trl, tuned, ours, "tokens/s", limit)
     for task, one in {one.get("task", "embed"): one for one in read("embed")}.items():
         stock, tuned, ours = (
             one["speed"][way]["pairs_per_second"] for way in ("stock", "tuned", "ours")
         )
         work, trainer = SENTENCE_TRANSFORMERS[task]
         work = f"{work}, MiniLM, {one['batch']} pairs of SQuAD"
-        yield Comparison(work, trainer, stock, tuned, ours, "pairs/s")
+        limit = one["speed"]["ours"].get("share_of_limit", 0)
+        yield Comparison(work, trainer, stock, tuned, ours, "pairs/s", limit)
 
 
 def summary(found: list[Comparison]) -> str:

@@ -1,5 +1,6 @@
 """Adapters of encoders are those of peft: loss, gradients, merged weights, and what it loads."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,9 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
-from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from ftcluster_common.job import EVALUATE, Job
+from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import (
     _plus_adapter,
@@ -23,6 +31,10 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError
+from ftcluster_train.kernels import attention_tiles, products
+from ftcluster_train.kernels.cross_entropy import linear_cross_entropy
+from ftcluster_train.kernels.documents import document_mask
+from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
@@ -117,6 +129,62 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
     assert merged.keys() == model.state_dict().keys()
     for weight, values in model.state_dict().items():
         torch.testing.assert_close(values, merged[weight], rtol=1e-6, atol=1e-6, msg=weight)
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize("size", [8, 40])
+def test_a_decoder_on_tiles_has_the_gradients_of_peft(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Of documents in one row and in bf16, beside peft's, each alone and in fp32."""
+    monkeypatch.syspath_prepend(COMPARED)
+    import peft
+
+    torch.manual_seed(9)
+    config = LlamaConfig(
+        vocab_size=640, hidden_size=512, intermediate_size=544, num_hidden_layers=2,
+        num_attention_heads=16, num_key_value_heads=4,
+    )  # fmt: skip
+    ours = LlamaForCausalLM(config)
+    lora = peft.LoraConfig(
+        r=size, lora_alpha=12, target_modules="all-linear", init_lora_weights=False
+    )
+    theirs = peft.get_peft_model(copy.deepcopy(ours), lora)
+    add_adapters(ours, InstructionTuning(lora_r=size, lora_alpha=12))
+    given = {name.replace(".default.weight", ""): p for name, p in theirs.named_parameters()}
+    adapters = {n: p for n, p in ours.named_parameters() if p.requires_grad}
+    for name, parameter in adapters.items():
+        parameter.data.copy_(given[f"base_model.model.{name}"])
+
+    lengths = [300, 37, 263, 100]
+    rows = [torch.randint(640, (length,)) for length in lengths]
+    sum(theirs(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows).backward()
+
+    adapted, attended = [], []
+    tiles, forward = products.product_on_tiles, attention_tiles.forward
+    monkeypatch.setattr(
+        products, "product_on_tiles", lambda *args: adapted.append(len(args) > 3) or tiles(*args)
+    )
+    monkeypatch.setattr(
+        attention_tiles, "forward", lambda *args: attended.append(1) or forward(*args)
+    )
+    ours.bfloat16()
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    learned = torch.cat([torch.arange(length) < length - 1 for length in lengths])
+    every = torch.cat(rows)
+    with KernelMode([Attention(with_dropout=False).patch()]), torch.autocast("cpu", torch.bfloat16):
+        hidden = ours.model(
+            every[None], document_mask(lengths), positions[None], use_cache=False
+        ).last_hidden_state
+        targets = every.roll(-1)[learned]
+        linear_cross_entropy(hidden[0, learned], ours.lm_head.weight, targets).backward()
+    # seven layers of each block, but in the first one queries, keys and values need no gradient of
+    # their input; the logits, and the gradient of the hidden states
+    assert (sum(adapted), len(adapted), len(attended)) == (2 * 7 * 2 - 3, 2 * 7 * 2 - 3 + 2, 2)
+    for name, parameter in adapters.items():
+        exact = given[f"base_model.model.{name}"].grad
+        error = float((parameter.grad.float() - exact).norm() / exact.norm())
+        assert error < 0.03, (name, error)
 
 
 def test_a_trained_embedder_loads_with_peft(

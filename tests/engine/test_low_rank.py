@@ -116,3 +116,14 @@ def test_factors_in_another_order_are_left_to_torch() -> None:
         found = linear_with_adapter(x, w, None, layer)
         found.sum().backward()
         assert (found.double() - exact).norm() < 0.01 * exact.norm()
+
+
+@pytest.mark.needs("amx", "compiler")
+@pytest.mark.parametrize(
+    "bias", [torch.arange(320.0)[::2], torch.ones(1).expand(160), torch.ones(1)]
+)
+def test_a_bias_that_is_not_contiguous(bias: torch.Tensor) -> None:
+    x, weight, bias = torch.zeros(600, 128).to(BF16), torch.zeros(160, 128).to(BF16), bias.to(BF16)
+    factors = [torch.nn.Parameter(torch.zeros(n).to(BF16)) for n in ((8, 128), (160, 8))]
+    found = linear_with_adapter(x, weight, bias, Adapter(*factors, 2))
+    assert torch.equal(found, bias.expand(600, 160))
