@@ -61,7 +61,7 @@ def weight_gradient_(
         adds: whether the gradient is added to `sums`.
     """
     (rows, outputs), inputs = gradient.shape, input.shape[1]
-    turned = not gradient.is_contiguous()
+    turned = outputs == 1 or not gradient.is_contiguous()  # one output is both: it has no multiple
     packed, own = (
         torch.empty(size, dtype=torch.bfloat16)
         for size in (
