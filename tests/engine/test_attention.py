@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import attention, attention_tiles, simd
+from ftcluster_train.kernels import attention, attention_tiles, document_attention, simd
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
@@ -250,11 +250,11 @@ documents = st.lists(st.integers(1, 9) | st.sampled_from([33, 96, 97]), min_size
 
 
 @given(documents, st.sampled_from([1, 2, 4]), st.sampled_from([8, 32, 64]), dtypes,
-       st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.booleans(),
+       st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.booleans(), st.booleans(),
        st.data())  # fmt: skip
 def test_documents_of_a_row(
     lengths: list[int], groups: int, size: int, dtype: torch.dtype, scale: float | None,
-    longest: int, tokens_outside: bool, data: Any,
+    longest: int, tokens_outside: bool, causal: bool, data: Any,
 ) -> None:  # fmt: skip
     """Each is as it is alone, whichever kernel computes it."""
     tokens = sum(lengths)
@@ -265,20 +265,47 @@ def test_documents_of_a_row(
     ours = function_of(with_dropout=True, max_length=longest)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": groups > 1}
     inputs = [x.clone().requires_grad_() for x in row]
-    output = ours(*inputs, attn_mask=document_mask(lengths), **options)
+    output = ours(*inputs, attn_mask=document_mask(lengths, causal), **options)
     found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
     start = 0
     for length in lengths:
         query, key, value, up, *own = (
             x[:, :, start : start + length] for x in (*row, upstream, *found)
         )
-        check_found(Case(query, key, value, up, causal=True, scale=scale), tuple(own))
+        check_found(Case(query, key, value, up, causal=causal, scale=scale), tuple(own))
+        start += length
+
+
+def test_dropout_in_documents_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_attention, "FEW_SCORES", 0)
+    torch.manual_seed(9)
+    lengths, drawn = [40, 7, 130, 1], []
+
+    def drop(p: float, seed: int) -> Drop:
+        drawn.append(drop_of(p, seed))
+        return drawn[-1]
+
+    drop_of = attention.drop_of
+    monkeypatch.setattr(attention, "drop_of", drop)
+    *row, upstream = (torch.randn(1, 4, sum(lengths), 40) for _ in range(4))
+    inputs = [x.clone().requires_grad_() for x in row]
+    mask = document_mask(lengths, causal=False)
+    output = function_of(with_dropout=True)(*inputs, attn_mask=mask, dropout_p=0.3, scale=0.2)
+    found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
+    start = 0
+    for length, one in zip(lengths, drawn, strict=True):
+        query, key, value, up, *own = (
+            x[:, :, start : start + length] for x in (*row, upstream, *found)
+        )
+        factors = simd.dropout(torch.ones(1, 4, length, length), one)
+        check_found(Case(query, key, value, up, scale=0.2), tuple(own), factors.double())
         start += length
 
 
 @pytest.mark.needs("amx", "compiler")
 @pytest.mark.parametrize("groups", [1, 2])
-def test_dropout_in_documents(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("causal", [True, False])
+def test_dropout_in_documents(groups: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(8)
     lengths, of_keys, drawn = [40, 7, 130, 1], 4 // groups, []
 
@@ -292,7 +319,7 @@ def test_dropout_in_documents(groups: int, monkeypatch: pytest.MonkeyPatch) -> N
     *row, upstream = (torch.randn(1, n, sum(lengths), 64).bfloat16() for n in heads)
     inputs = [x.clone().requires_grad_() for x in row]
     output = function_of(with_dropout=True)(
-        *inputs, attn_mask=document_mask(lengths), dropout_p=0.3, enable_gqa=groups > 1
+        *inputs, attn_mask=document_mask(lengths, causal), dropout_p=0.3, enable_gqa=groups > 1
     )
     found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
     (one,) = drawn  # of all documents: they went to the tiles, the longest one first
@@ -304,7 +331,7 @@ def test_dropout_in_documents(groups: int, monkeypatch: pytest.MonkeyPatch) -> N
             x[:, :, start : start + length] for x in (*row, upstream, *found)
         )
         rows = of_tiles.view(of_keys, length, groups, length).transpose(1, 2)
-        case = Case(query, key, value, up, causal=True)
+        case = Case(query, key, value, up, causal=causal)
         check_found(case, tuple(own), rows.reshape(1, 4, length, length).double())
 
 
@@ -396,10 +423,14 @@ def test_long_documents_are_left_to_torch(calls: list[dict[str, Any]]) -> None:
     """By their tokens, of which each has the queries of two heads here."""
     query, key, value = (torch.randn(1, n, 48, 8).requires_grad_() for n in (4, 2, 2))
     for lengths, longest, left in (([20, 28], 28, 0), ([20, 28], 20, 1), ([7, 41], 6, 2)):
-        calls.clear()
-        mask = document_mask(lengths)
-        function_of(with_dropout=True, max_length=longest)(query, key, value, mask, enable_gqa=True)
-        assert len(calls) == left
+        for causal in (True, False):
+            calls.clear()
+            mask, ours = (
+                document_mask(lengths, causal),
+                function_of(with_dropout=True, max_length=longest),
+            )
+            ours(query, key, value, mask, enable_gqa=True)
+            assert len(calls) == left
 
 
 def test_types_that_differ(calls: list[dict[str, Any]]) -> None:

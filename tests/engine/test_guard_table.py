@@ -29,6 +29,7 @@ from ftcluster_train.patching.shared_entries import (
     ROTARY_POSITIONS,
 )
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
+from ftcluster_train.patching.unpadding import UNPADDING
 from tests.engine.models import make_model
 from tests.engine.test_patching import Task
 from tests.programs import ROOT
@@ -44,6 +45,7 @@ OBJECTS: dict[str, tuple[bool, bool, Any]] = {
     "tanh GELUs": (True, False, FUSED_TANH_GELUS.guard),
     "`apply_rotary_pos_emb`": (True, True, ROTARY_POSITIONS.guard),
     "rows that nothing reads": (True, True, SKIPPED_ROWS.guard),
+    "layers of encoders: without padding": (True, True, UNPADDING.guard),
     "the last layer of a language model": (True, False, find_head),
     "AdamW and Adam: fused": (False, True, FUSED_ADAMW.guard),
 }
@@ -59,6 +61,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "rows that nothing reads": (
         "test_skipped_rows.py::test_models_of_ones_own_have_stocks_gradients",
         "test_fast.py::test_padding_in_front_stays",
+    ),
+    "layers of encoders: without padding": (
+        "test_unpadding.py::test_loss_and_gradients_are_those_of_transformers",
+        "test_unpadding.py::test_where_padding_stays",
     ),
     "the last layer of a language model": ("test_guards.py::test_heads_whose_logits_are_needed",),
     "AdamW and Adam: fused": ("test_fast.py::test_adamw_is_fused_where_the_script_has_not_chosen",),

@@ -245,6 +245,7 @@ class Task:
     """Whose loss the model computes."""
 
     large_vocabulary = False
+    reads_padding = True
 
     def use_fused_loss(self, _: Any) -> None:
         return None

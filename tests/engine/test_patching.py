@@ -44,6 +44,7 @@ class Task:
     """Without a loss of its own."""
 
     large_vocabulary = False
+    reads_padding = True
 
     def use_fused_loss(self, _: Any) -> None:
         return None

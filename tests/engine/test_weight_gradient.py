@@ -228,7 +228,11 @@ def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     assert even.takes(wide, wide)
     assert not even.takes(wide.float(), wide.float())  # weights that were given back in fp32
     assert not even.takes(wide[:, :32], wide)
-    for shape, dtype in (((64,), BF16), ((64, 32), torch.float32)):
+    in_fp32 = make_sums(torch.empty(64, 40), torch.float32)
+    assert in_fp32
+    assert in_fp32.takes(wide.float(), narrow.float())
+    assert not in_fp32.takes(wide, narrow)
+    for shape, dtype in (((64,), BF16), ((64,), torch.float32), ((64, 32), torch.float16)):
         assert make_sums(torch.empty(shape), dtype) is None
 
 

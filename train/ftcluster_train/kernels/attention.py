@@ -8,12 +8,14 @@ sequences stay with the flash kernel.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import attention_tiles, simd
+from ftcluster_train.kernels import attention_tiles, document_attention, simd
+from ftcluster_train.kernels.document_attention import FEW_SCORES
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
@@ -25,7 +27,6 @@ from ftcluster_train.kernels.simd import Drop
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
-FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
 MANY_KEYS = 0.85  # of all: likewise
 
 
@@ -279,19 +280,24 @@ def attention_of_documents(
     scale: float | None,
     p: float,
     exact: bool,
+    causal: bool,
 ) -> torch.Tensor | None:
-    """Causal attention inside each document of a row; None where tiles do not take them.
+    """Attention inside each document of a row; None where they are computed in groups.
 
     Args:
         query, key, value: shapes (1, heads, tokens of all, size); several heads of queries may
             share one of keys.
         lengths: of the documents, in tokens.
-        scale, p, exact: as of `attention`.
+        scale, p, exact, causal: as of `attention`.
     """
+    scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
+    if not causal and document_attention.takes(query, key, value, lengths):
+        draw = partial(_draw, p, exact)
+        return document_attention.attention(query, key, value, lengths, scale, kept, draw)
     if not attention_tiles.takes(query, key, value, lengths):
         return None
-    kept = 1 / (1 - p) if exact else 1.0
-    plan = attention_tiles.Plan(1, None, _scale(query, scale), kept, _draw(p, exact), lengths)
+    drop = _draw(p, exact)
+    plan = attention_tiles.Plan(int(causal), None, scale, kept, drop, lengths)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _TileAttention.apply(query, key, value, None, None, plan)
     return output

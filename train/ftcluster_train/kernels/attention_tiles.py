@@ -42,6 +42,7 @@ class _Heads(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("hidden", "starts", "places")),
         *((name, ctypes.c_int64) for name in ("samples", "heads", "queries", "keys", "size")),
         ("per_key", ctypes.c_int64),
+        ("causal", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("kept", ctypes.c_float),
         ("drops", ctypes.c_int64),
@@ -57,7 +58,7 @@ class Plan(NamedTuple):
 
     Attributes:
         per_key: of causal attention, how many queries see the last key, which are the last ones; as
-            many more see the key before it, and so on. 0: all see all keys. Of documents: any.
+            many more see the key before it, and so on. 0: all see all keys. Of documents: 1 or 0.
         lengths: of each sample, how many keys its queries see; None: all.
         kept: what the output is multiplied by.
         documents: the tokens of each document of a row, of which no token sees another one's;
@@ -81,8 +82,7 @@ def takes(
     """Whether the tiles compute attention of these, shapes (samples, heads, length, size).
 
     Args:
-        documents: see `Plan`; of these attention is causal, and several heads of queries may share
-            one of keys.
+        documents: see `Plan`; of these several heads of queries may share one of keys.
     """
     (samples, heads, queries, size), (_, of_keys, keys, _) = query.shape, key.shape
     # others are torch's to refuse: C would read beyond their end
@@ -184,8 +184,8 @@ def _call_of(
     call = _Heads(
         *map(_vectors, (query, key, value)), probabilities=probabilities.data_ptr(),
         samples=query.shape[0], heads=query.shape[1], queries=query.shape[2], keys=key.shape[2],
-        size=query.shape[3], per_key=plan.per_key, scale=plan.scale, kept=plan.kept,
-        drops=plan.drop is not None,
+        size=query.shape[3], per_key=plan.per_key, causal=plan.per_key > 0, scale=plan.scale,
+        kept=plan.kept, drops=plan.drop is not None,
         drop=_Drop(drop.seed % (1 << 64), drop.threshold, drop.scale),
     )  # fmt: skip
     lengths = None if plan.lengths is None else torch.tensor(plan.lengths, dtype=torch.int64)

@@ -13,18 +13,19 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
 
 
-def document_mask(lengths: Sequence[int]) -> torch.Tensor:
-    """The mask of a row of documents: causal attention inside each of them.
+def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
+    """The mask of a row of documents: attention inside each of them.
 
     transformers passes on a mask with four dimensions as it is, and no other one has integers.
 
     Args:
-        lengths: of the documents, in tokens.
+        lengths: of the documents, in tokens; below 2^31, below 2^15 without `causal`.
     """
-    return torch.tensor(lengths, dtype=torch.int32).view(1, 1, 1, -1)
+    return torch.tensor(lengths, dtype=CAUSAL if causal else BIDIRECTIONAL).view(1, 1, 1, -1)
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def split_row(row: torch.Tensor, layout: Layout, per_key: int = 1) -> tuple[torc
 
     Returns:
         Shapes (heads / per_key, documents, longest * per_key, size): the heads that share keys are
-        beside each other for each token. With causal attention no token sees the padding, which is
-        behind all others.
+        beside each other for each token. Padding is behind all others, where no token sees it with
+        causal attention.
     """
     groups: tuple[torch.Tensor, ...] = _Split.apply(row, layout, per_key)
     return groups

@@ -1,7 +1,7 @@
 """Which calls of torch's attention go to the kernel, and how their arguments do.
 
 A row may have several documents, one after the other, of which no token attends to another one's,
-see `kernels.documents`. Its mask has their lengths, and int32 as dtype.
+see `kernels.documents`. Its mask has their lengths, and integers as dtype.
 """
 
 from typing import Any, NamedTuple, TypeGuard
@@ -12,12 +12,22 @@ from torch.nn import functional
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.attention import (
+    MASKED,
     NO_MASK,
+    Masked,
     attention,
     attention_of_documents,
     masked,
 )
-from ftcluster_train.kernels.documents import join_documents, layout_of, split_row
+from ftcluster_train.kernels.documents import (
+    BIDIRECTIONAL,
+    CAUSAL,
+    Group,
+    document_mask,
+    join_documents,
+    layout_of,
+    split_row,
+)
 from ftcluster_train.kernels.elementwise import MOST_DROPPED
 from ftcluster_train.patching.registry import FunctionPatch
 
@@ -157,40 +167,60 @@ class Attention:
         p: float,
         scale: float | None,
     ) -> torch.Tensor:
-        """Causal attention inside each document, from shape (1, heads, tokens of all, size).
+        """Attention inside each document, from shape (1, heads, tokens of all, size).
 
         Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
         """
-        lengths = mask.flatten().tolist()
+        lengths, causal = mask.flatten().tolist(), mask.dtype == CAUSAL
+        exact = self._exact_dropout
         if self.guard(query, key, value, mask, p) is None:
-            exact = self._exact_dropout
-            output = attention_of_documents(query, key, value, lengths, scale, p, exact)
+            output = attention_of_documents(query, key, value, lengths, scale, p, exact, causal)
             if output is not None:
                 return output
         layout = layout_of(tuple(lengths), self._max_length)
         per_key = query.shape[1] // key.shape[1]
         parts = (split_row(x, layout, n) for x, n in ((query, per_key), (key, 1), (value, 1)))
         outputs = []
-        for q, k, v in zip(*parts, strict=True):
+        for group, q, k, v in zip(layout.groups, *parts, strict=True):
+            bias = None if causal else _bias_of(group, q.dtype)
+            known = NO_MASK if bias is None else Masked(None, (), bias, None, None)
             of_a_head = q[:, :, : k.shape[2]]  # as many queries as keys
             if self.guard(of_a_head, k, v, dropout_p=p) is None:
                 outputs.append(
-                    attention(q, k, v, causal=True, scale=scale, p=p, exact=self._exact_dropout)
+                    attention(q, k, v, mask=known, causal=causal, scale=scale, p=p, exact=exact)
                 )
             else:
                 q = q.unflatten(2, (-1, per_key)).permute(0, 3, 1, 2, 4)
                 k, v = (x.unsqueeze(1).expand(-1, per_key, -1, -1, -1) for x in (k, v))
                 of_group = torch_attention(
-                    *(x.flatten(0, 1) for x in (q, k, v)), dropout_p=p, is_causal=True, scale=scale
+                    *(x.flatten(0, 1) for x in (q, k, v)), bias, p, causal, scale=scale
                 )
                 of_group = of_group.unflatten(0, (-1, per_key)).permute(0, 2, 3, 1, 4).flatten(2, 3)
                 outputs.append(of_group)
         return join_documents(outputs, layout, per_key)
 
 
+def takes_documents() -> bool:
+    """Whether what torch's function is now knows documents; torch itself refuses their mask."""
+    one = torch.zeros(1, 1, 1, 1)
+    try:
+        functional.scaled_dot_product_attention(one, one, one, document_mask([1], causal=False))
+    except RuntimeError:
+        return False
+    return True
+
+
 def _is_documents(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether it has the lengths of documents."""
-    return mask is not None and mask.dtype == torch.int32
+    return mask is not None and mask.dtype in (CAUSAL, BIDIRECTIONAL)
+
+
+def _bias_of(group: Group, dtype: torch.dtype) -> torch.Tensor | None:
+    """What keeps tokens from seeing a group's padding, shape (1, documents, 1, longest)."""
+    if group.padding is None:
+        return None
+    hidden = group.padding.view(1, group.count, 1, -1)
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, MASKED)
 
 
 def _for_all_heads(keys: torch.Tensor, heads: int) -> torch.Tensor:

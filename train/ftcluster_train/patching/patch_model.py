@@ -26,7 +26,12 @@ from ftcluster_train.patching.shared_entries import (
     one_kernel_gelu,
     tanh_gelu,
 )
-from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
+from ftcluster_train.patching.skipped_rows import (
+    SKIPPED_ROWS,
+    looks_at_first_token,
+    why_not_skipped,
+)
+from ftcluster_train.patching.unpadding import UNPADDING
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -74,6 +79,7 @@ class FusedLossTask(Protocol):
     """A task, as far as its loss may be computed from hidden states."""
 
     large_vocabulary: bool
+    reads_padding: bool
 
     def use_fused_loss(self, model: "PreTrainedModel") -> torch.Tensor | None:
         """The weight of the layer that has to return its input; None: the task needs logits."""
@@ -105,6 +111,8 @@ def patch_model(
         log.write("notice", message=text)
 
     SKIPPED_ROWS.apply(model)
+    if looks_at_first_token(model) or not task.reads_padding:
+        UNPADDING.apply(model)
     if why := why_not_skipped(model):
         notice(why)
     kind = f"this {model.config.model_type} model"

@@ -18,7 +18,12 @@ from ftcluster_train.patching.shared_entries import (
     TANH_GELUS,
     tanh_gelu,
 )
-from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS, why_not_skipped
+from ftcluster_train.patching.skipped_rows import (
+    SKIPPED_ROWS,
+    looks_at_first_token,
+    why_not_skipped,
+)
+from ftcluster_train.patching.unpadding import UNPADDING
 
 ATTENTION = "ftcluster"
 # activations of transformers that are one of torch's functions
@@ -53,6 +58,8 @@ def patch_script_model(model: nn.Module) -> None:
     are, but for rotary positions.
     """
     SKIPPED_ROWS.apply(model)
+    if looks_at_first_token(model):
+        UNPADDING.apply(model)
     if _fuse not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_fuse)
     check_model(model)

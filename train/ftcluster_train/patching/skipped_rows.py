@@ -32,37 +32,56 @@ KEYS_AND_VALUES = {"key", "value", "k_lin", "v_lin"}
 # Linear layers of the last block whose output is read at the first token only. Another name is one
 # that nobody has looked at; and DeBERTa's query_proj is of positions as well.
 OF_FIRST_TOKEN = {"query", "q_lin", "dense", "out_lin", "lin1", "lin2", "Wo", "Wi"}
-# torch's modules in these models: what they compute for a token depends on no other one
+# torch's modules in these models: what they compute for a token depends on no other one; and the
+# loss that DistilBERT has as a module
 TORCH_MODULES = (
     nn.Linear, nn.Dropout, nn.LayerNorm, nn.Embedding, nn.ModuleList, nn.Tanh, nn.Identity, nn.GELU,
+    nn.CrossEntropyLoss,
 )  # fmt: skip
 # whose hooks and wrappers read no hidden states
 LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
 
 
-class _Rows:
+class Rows:
     """The rows that are read of the batch that a model computes now.
 
     Attributes:
         model: the one that was called.
         shape: (samples, tokens), of inputs whose rows these are.
-        real: their numbers, without padding; None if most rows are real.
+        padded_shape: the same before `unpad`; None where that was not called.
+        shown: whether the caller gets what each layer has.
+        tokens: the numbers of those that are not padding, and `lengths`, how many each sample has.
+        real: the same as `tokens`; None if most rows are.
         usual: those that are read of most layers; None: all.
         last: those that are read behind the last attention.
         read: those that are read of the present layer.
     """
 
-    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool) -> None:
-        self.model, self.shape = model, mask.shape
-        self.real: torch.Tensor | None = mask.flatten().nonzero().flatten()
+    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool, shown: bool) -> None:
+        self.model, self.shape, self.shown = model, mask.shape, shown
+        self.padded_shape: torch.Size | None = None
+        self.tokens, self.lengths = mask.flatten().nonzero().flatten(), (mask != 0).sum(1).tolist()
+        self.real: torch.Tensor | None = self.tokens
         # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
         if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
             self.real = None
         self.usual = self.read = self.real if classifies else None
         self.last = torch.arange(len(mask)) * mask.shape[1] if classifies else None
 
+    def unpad(self) -> None:
+        """Have the rows be those of `tokens` alone, with a first dimension of 1."""
+        self.padded_shape, self.shape = self.shape, torch.Size((1, len(self.tokens)))
+        self.real = self.usual = self.read = None
+        if self.last is not None:
+            self.last = torch.tensor([0, *self.lengths[:-1]]).cumsum(0)
 
-_rows: _Rows | None = None
+
+_rows: Rows | None = None
+
+
+def present_rows() -> Rows | None:
+    """Those of the model that is called now; None where all of its rows may be read."""
+    return _rows
 
 
 def rows_read(input: torch.Tensor) -> torch.Tensor | None:
@@ -79,7 +98,7 @@ def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
 
     Not with forward passes or hooks of others.
     """
-    known = _looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
+    known = looks_at_first_token(model) or _model_type(model) in MASKED_KEYS
     if known and _is_stock(type(model)) and _begin not in model._forward_pre_hooks.values():
         yield model
 
@@ -127,7 +146,7 @@ def _skip_rows(model: nn.Module) -> None:
     """Have it not compute them in training."""
     model.register_forward_pre_hook(_begin, with_kwargs=True)
     model.register_forward_hook(_end, always_call=True)
-    if not _looks_at_first_token(model):
+    if not looks_at_first_token(model):
         for name, layer in model.named_modules():
             if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in KEYS_AND_VALUES:
                 _set_around(layer, _read_real)
@@ -139,7 +158,8 @@ def _skip_rows(model: nn.Module) -> None:
 SKIPPED_ROWS = ObjectPatch(_skips_rows, _skip_rows)
 
 
-def _looks_at_first_token(model: nn.Module) -> bool:
+def looks_at_first_token(model: nn.Module) -> bool:
+    """Whether it is a classifier of which nothing reads padding."""
     config: Any = getattr(model, "config", None)
     return (
         _is_stock(type(model))
@@ -181,19 +201,19 @@ def _begin(
         or _foreign_part(model)  # at each call, because hooks may come later
     ):
         return None
-    if not _looks_at_first_token(model):
+    by_token = ("output_attentions", "output_hidden_states")
+    shown = any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
+    if not looks_at_first_token(model):
         # attention without any real key is that of padding; a decoder gives its keys to the caller
         if mask.any(1).all() and not getattr(config, "is_decoder", False):
-            _rows = _Rows(model, mask, classifies=False)
+            _rows = Rows(model, mask, classifies=False, shown=shown)
         return None
-    by_token = ("output_attentions", "output_hidden_states")
     if (
-        any(kwargs.get(name) or getattr(config, name, False) for name in by_token)
-        or not mask[:, 0].all()  # attention of padding may be that of padding
+        shown or not mask[:, 0].all()  # attention of padding may be that of padding
     ):
         return None
     length = int((mask.any(0) * torch.arange(1, mask.shape[1] + 1)).amax())
-    _rows = _Rows(model, mask[:, :length], classifies=True)
+    _rows = Rows(model, mask[:, :length], classifies=True, shown=False)
     if length == mask.shape[1]:
         return None
     cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}

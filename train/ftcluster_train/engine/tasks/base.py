@@ -74,6 +74,7 @@ class Task(TaskRows, ABC):
         evaluation_head: the same, in evaluations.
         pads: whether samples of a batch are padded to one length.
         needs_reference: whether the loss compares the model with what it was before the first step.
+        reads_padding: whether the loss reads what a model returns for padding.
         compares: whether rows that are in two sets are equal documents.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         draws: whether samples change in each epoch, see `draw`.
@@ -99,6 +100,7 @@ class Task(TaskRows, ABC):
     draws = False
     biased_head = False
     pads = True
+    reads_padding = True
     compares = True
 
     def __init__(

@@ -35,6 +35,7 @@ class MaskedLmTask(LanguageModelTask):
     model_class = AutoModelForMaskedLM
     options: MaskedLm
     draws = True
+    reads_padding = False
     biased_head = True
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:

@@ -185,6 +185,7 @@ class QuestionAnsweringTask(Task):
     model_class = AutoModelForQuestionAnswering
     options: QuestionAnswering
     labelled = True
+    reads_padding = False
 
     def check_padding(self) -> None:
         if not self.tokenizer.is_fast:

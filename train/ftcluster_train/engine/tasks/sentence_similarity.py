@@ -55,6 +55,7 @@ class SentenceSimilarityTask(EmbeddedTexts):
     has_head = False
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
+    reads_padding = False
 
     modules = SentenceModules("mean", normalize=True)
     width = 0

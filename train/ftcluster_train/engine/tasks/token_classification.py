@@ -51,6 +51,7 @@ class TokenClassificationTask(Task):
 
     model_class = AutoModelForTokenClassification
     options: TokenClassification
+    reads_padding = False
 
     def check_padding(self) -> None:
         if not self.tokenizer.is_fast:

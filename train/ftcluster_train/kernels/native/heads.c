@@ -28,7 +28,9 @@ typedef struct {
      * are those of keys, `per_key` heads of queries share each; or none */
     const int64_t *starts, *places;
     int64_t samples, heads, queries, keys, size; /* of documents: queries and keys of the longest */
-    int64_t per_key; /* causal: queries that see the last key, and as many more each one before; else 0 */
+    int64_t per_key; /* causal: queries that see the last key, and as many more each one before; of documents: heads that
+                        share keys */
+    int64_t causal;
     float scale, kept; /* kept: what the output is multiplied by */
     int64_t drops;
     Drop drop;
@@ -127,7 +129,7 @@ INLINE bf16 *in_tiles(bf16 *tiles, int64_t chunks, int64_t i, int64_t begin) {
 }
 
 INLINE int64_t seen_by(const Heads *a, Head h, int64_t row) {
-    return a->per_key ? h.keys - (h.queries - 1 - row) / a->per_key : h.length;
+    return a->causal ? h.keys - (h.queries - 1 - row) / a->per_key : h.length;
 }
 
 /* What a thread has for itself. */
@@ -281,7 +283,7 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
         if (shares_keys(a))
             copy_queries(a, a->of_query, h, own.copies[2], 1);
         for (int64_t key = 0; key < h.keys; key += ROWS) {
-            int64_t some = least(ROWS, h.keys - key), from = a->per_key ? key * a->per_key / 32 : 0, left = deep - from;
+            int64_t some = least(ROWS, h.keys - key), from = a->causal ? key * a->per_key / 32 : 0, left = deep - from;
             for (int both = 0; both < 2; both++) {
                 const bf16 *matrix = both ? own.dropped : own.of_scores;
                 for (int64_t chunk = from; chunk < deep; chunk++)

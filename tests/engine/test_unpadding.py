@@ -1,0 +1,232 @@
+"""Encoders without padding between their layers: loss and gradients are those of transformers."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
+
+from ftcluster_train.kernels import attention_tiles, document_attention
+from ftcluster_train.kernels.documents import document_mask
+from ftcluster_train.patching import unpadding
+from ftcluster_train.patching.attention import Attention
+from ftcluster_train.patching.kernel_mode import KernelMode
+from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
+from ftcluster_train.patching.unpadding import STACKS, UNPADDING
+
+pytestmark = pytest.mark.needs("avx2", "compiler")
+CONFIGS = {
+    "bert": transformers.BertConfig,
+    "camembert": transformers.CamembertConfig,
+    "distilbert": transformers.DistilBertConfig,
+    "electra": transformers.ElectraConfig,
+    "roberta": transformers.RobertaConfig,
+    "xlm-roberta": transformers.XLMRobertaConfig,
+}
+SMALL = {
+    "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 96, "dim": 64, "n_layers": 2, "n_heads": 2, "hidden_dim": 96,
+    "pad_token_id": 1, "max_position_embeddings": 128,
+}  # fmt: skip
+NO_DROPOUT = dict.fromkeys(
+    (
+        "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",
+        "attention_dropout", "seq_classif_dropout", "qa_dropout", "summary_last_dropout",
+    ),
+    0.0,
+)  # fmt: skip
+CLASSES = (
+    AutoModel, AutoModelForMaskedLM, AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification, AutoModelForTokenClassification,
+)  # fmt: skip
+LENGTHS = (61, 7, 90, 1, 90)
+
+
+def make(kind: str, of: Any, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(1)
+    config = CONFIGS[kind](**{**SMALL, **NO_DROPOUT, **settings})
+    return of.from_config(config, **{"attn_implementation": "sdpa"})
+
+
+def masks() -> Iterator[torch.Tensor]:
+    """Padding behind, in front, and among the tokens."""
+    behind = (torch.arange(90) < torch.tensor(LENGTHS)[:, None]).long()
+    yield behind
+    yield behind.flip(1)
+    among = (torch.rand(5, 90) < 0.7).long()
+    among[:, 0] = 1
+    yield among
+
+
+def loss_of(output: Any, mask: torch.Tensor) -> torch.Tensor:
+    """One that reads no padding, as those of the recipes do."""
+    names = ("last_hidden_state", "start_logits", "end_logits", "logits")
+    total = torch.zeros(())
+    for name in names:
+        values = getattr(output, name, None)
+        if values is None:
+            continue
+        values = values.float()
+        if values.shape[:2] != mask.shape:  # of a sample
+            total = total + cross_entropy(values, torch.arange(len(mask)) % 2)
+        else:
+            wide = values if values.ndim == 3 else values.unsqueeze(-1)
+            total = total + (wide.cos() * mask.unsqueeze(-1)).sum() / 100
+    return total
+
+
+def gradients(
+    model: PreTrainedModel, mask: torch.Tensor, ours: bool, dtype: torch.dtype = torch.float32
+) -> tuple[float, dict[str, torch.Tensor]]:
+    torch.manual_seed(2)
+    tokens = torch.randint(5, 100, mask.shape)
+    model.train().zero_grad()
+    patches = [Attention(with_dropout=True).patch()] if ours else []
+    inputs = {"input_ids": tokens.masked_fill(mask == 0, 1), "attention_mask": mask}
+    with KernelMode(patches), torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        loss = loss_of(model(**inputs), mask)
+    loss.backward()
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), found
+
+
+@pytest.fixture
+def unpadded(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[int]]:
+    """The tokens of the samples of each batch that went through the layers without padding."""
+    found: list[Sequence[int]] = []
+
+    def mask(lengths: Sequence[int], causal: bool) -> torch.Tensor:
+        found.append(lengths)
+        return document_mask(lengths, causal)
+
+    monkeypatch.setattr(unpadding, "document_mask", mask)
+    return found
+
+
+@pytest.mark.parametrize("of", CLASSES, ids=lambda of: of.__name__)
+@pytest.mark.parametrize("kind", STACKS)
+def test_loss_and_gradients_are_those_of_transformers(
+    kind: str, of: Any, unpadded: list[Sequence[int]]
+) -> None:
+    torch.manual_seed(3)
+    for mask in masks():
+        loss, wanted = gradients(make(kind, of), mask, ours=False)
+        model = make(kind, of)
+        SKIPPED_ROWS.apply(model)
+        assert UNPADDING.apply(model) == 1
+        assert UNPADDING.apply(model) == 0
+        unpadded.clear()
+        own_loss, found = gradients(model, mask, ours=True)
+        # classifiers whose first token is padding stay as they are
+        first_only = of is AutoModelForSequenceClassification and not mask[:, 0].all()
+        assert unpadded == ([] if first_only else [mask.sum(1).tolist()])
+        assert own_loss == pytest.approx(loss, rel=1e-5, abs=1e-5)
+        assert found.keys() == wanted.keys()
+        for name, grad in found.items():
+            torch.testing.assert_close(grad, wanted[name], atol=2e-5, rtol=2e-4, msg=name)
+
+
+@pytest.mark.parametrize("many_scores", [False, True])
+def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, many_scores: bool) -> None:
+    """One sample after the other, and groups of them."""
+    monkeypatch.setattr(document_attention, "FEW_SCORES", 0 if many_scores else 1 << 40)
+    calls: list[Any] = []
+    one_by_one = document_attention.attention
+
+    def counted(*args: Any) -> torch.Tensor:
+        calls.append(args)
+        return one_by_one(*args)
+
+    monkeypatch.setattr(document_attention, "attention", counted)
+    mask = next(masks())
+    loss, wanted = gradients(make("bert", AutoModel), mask, ours=False)
+    model = make("bert", AutoModel)
+    SKIPPED_ROWS.apply(model)
+    UNPADDING.apply(model)
+    own_loss, found = gradients(model, mask, ours=True)
+    assert len(calls) == (2 if many_scores else 0)
+    assert own_loss == pytest.approx(loss, rel=1e-5)
+    for name, grad in found.items():
+        torch.testing.assert_close(grad, wanted[name], atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within what rounding does to stock's own, also on tiles."""
+    tiles: list[attention_tiles.Plan] = []
+    forward = attention_tiles.forward
+
+    def looked_at(*args: Any) -> Any:
+        tiles.append(args[-1])
+        return forward(*args)
+
+    monkeypatch.setattr(attention_tiles, "forward", looked_at)
+    mask = next(masks())
+    _, exact = gradients(make("roberta", AutoModel), mask, ours=False)
+    _, rounded = gradients(make("roberta", AutoModel), mask, ours=False, dtype=torch.bfloat16)
+    model = make("roberta", AutoModel)
+    SKIPPED_ROWS.apply(model)
+    UNPADDING.apply(model)
+    _, found = gradients(model, mask, ours=True, dtype=torch.bfloat16)
+    for name in found:
+        error, of_stock = ((x[name] - exact[name]).norm() for x in (found, rounded))
+        assert error <= 1.5 * of_stock + 1e-3 * exact[name].norm(), name
+    assert [plan.documents for plan in tiles] in ([], [[*LENGTHS]] * 2)
+
+
+@pytest.fixture
+def unpads(unpadded: list[Sequence[int]]) -> Callable[..., bool]:
+    def of(model: PreTrainedModel, mask: torch.Tensor, **more: Any) -> bool:
+        SKIPPED_ROWS.apply(model)
+        UNPADDING.apply(model)
+        unpadded.clear()
+        with KernelMode([Attention(with_dropout=True).patch()]):
+            model(input_ids=torch.full(mask.shape, 7), attention_mask=mask, **more)
+        return bool(unpadded)
+
+    return of
+
+
+def test_where_padding_stays(unpads: Callable[..., bool]) -> None:
+    mask = next(masks())
+
+    def bert(**settings: Any) -> PreTrainedModel:
+        return make("bert", AutoModel, **settings).train()
+
+    assert unpads(bert(), mask)
+    assert not unpads(bert().eval(), mask)
+    assert not unpads(bert(), torch.ones(2, 9, dtype=torch.int64))
+    # the caller gets what each layer has, by token
+    assert not unpads(bert(), mask, output_hidden_states=True)
+    assert not unpads(bert(output_hidden_states=True), mask)
+    assert not unpads(bert(chunk_size_feed_forward=2), mask)
+    assert not unpads(bert(is_decoder=True), mask)
+    empty = mask.clone()
+    empty[1] = 0  # a sample without a token
+    assert not unpads(bert(), empty)
+    eager = bert()
+    eager.set_attn_implementation("eager")
+    assert not unpads(eager, mask)
+    without_kernel = bert()
+    assert unpads(without_kernel, mask)
+    without_kernel(input_ids=torch.full(mask.shape, 7), attention_mask=mask)  # torch's attention
+    hooked = bert()
+    hooked.encoder.layer[0].register_forward_hook(lambda *_: None)  # may read any token
+    assert not unpads(hooked, mask)
+
+
+def test_longer_samples_than_the_kernel_takes(
+    unpads: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for most, taken in ((89, False), (90, True)):
+        monkeypatch.setattr(unpadding, "ATTENTION_TOKENS", most)
+        assert unpads(make("bert", AutoModel).train(), next(masks())) is taken

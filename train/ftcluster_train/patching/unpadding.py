@@ -1,0 +1,134 @@
+"""Encoders whose layers compute the tokens of a batch one after the other, without padding.
+
+Attention goes by samples, as documents of a row; all else in a layer is of one token. Behind the
+layers padding is 0, which is what is right where nothing reads it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from ftcluster_common.kernel_limits import ATTENTION_TOKENS
+from ftcluster_train.kernels.documents import document_mask
+from ftcluster_train.patching.attention import takes_documents
+from ftcluster_train.patching.registry import ObjectPatch
+from ftcluster_train.patching.skipped_rows import Rows, present_rows
+
+# by the type of a model, the class of its layers' stack; in none of them attention knows positions
+STACKS = {
+    "bert": "BertEncoder",
+    "camembert": "CamembertEncoder",
+    "distilbert": "Transformer",
+    "electra": "ElectraEncoder",
+    "roberta": "RobertaEncoder",
+    "xlm-roberta": "XLMRobertaEncoder",
+}
+ATTENTIONS = ("sdpa", "ftcluster")  # those that call torch's function, which is ours
+UNKNOWN = ("encoder_hidden_states", "past_key_values")
+
+
+def _stacks(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers of certain encoders with sdpa as attention, where nothing reads padding: in
+    classifiers that look at the first token, and in recipes whose loss is of other tokens alone.
+    Looked at again before each call, as rows that nothing reads are.
+    """
+    config: Any = getattr(model, "config", None)
+    name = STACKS.get(str(getattr(config, "model_type", "")))
+    found = [module for module in model.modules() if type(module).__name__ == name]
+    plain = (
+        getattr(config, "_attn_implementation", "") in ATTENTIONS
+        # transformers 4 has relative positions for some of them
+        and getattr(config, "position_embedding_type", None) in (None, "absolute")
+        and not getattr(config, "chunk_size_feed_forward", 0)
+    )
+    if plain and len(found) == 1 and _unpad not in found[0]._forward_pre_hooks.values():
+        yield found[0]
+
+
+def _change(stack: nn.Module) -> None:
+    stack.register_forward_pre_hook(_unpad, with_kwargs=True)
+    stack.register_forward_hook(_pad)
+
+
+# only where nothing reads a model's padding
+UNPADDING = ObjectPatch(_stacks, _change)
+
+
+class _Chosen(torch.autograd.Function):  # type: ignore[misc]
+    """Some rows, shapes (rows, columns)."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        ctx.count = len(rows)
+        ctx.save_for_backward(chosen)
+        return rows.index_select(0, chosen)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (chosen,) = ctx.saved_tensors
+        return _at(chosen, grad, ctx.count), None
+
+
+class _Placed(torch.autograd.Function):  # type: ignore[misc]
+    """Rows at their places among others, which are 0."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        return _at(places, rows, count)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad.index_select(0, *ctx.saved_tensors), None, None
+
+
+def _at(places: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    return rows.new_zeros(count, rows.shape[1]).index_copy_(0, places, rows)
+
+
+def _unpad(
+    _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call with real tokens alone; None where they stay as they are."""
+    rows = present_rows()
+    hidden: Any = args[0] if args else kwargs.get("hidden_states")
+    if (
+        rows is None
+        or rows.shown
+        or type(hidden) is not torch.Tensor
+        or "attention_mask" not in kwargs  # transformers 4 has another name for it in some
+        or len(args) > 1
+        or any(kwargs.get(name) is not None for name in UNKNOWN)
+        or hidden.shape[:2] != rows.shape
+        or len(rows.tokens) == rows.shape.numel()
+        or max(rows.lengths) > ATTENTION_TOKENS
+        or not takes_documents()
+    ):
+        return None
+    of_tokens = _Chosen.apply(hidden.flatten(0, 1), rows.tokens).unsqueeze(0)
+    rows.unpad()
+    kwargs = {**kwargs, "attention_mask": document_mask(rows.lengths, causal=False)}
+    if args:
+        return (of_tokens,), kwargs
+    return (), {**kwargs, "hidden_states": of_tokens}
+
+
+def _pad(_: nn.Module, __: Any, output: Any) -> Any:
+    rows = present_rows()
+    if rows is None or rows.padded_shape is None:
+        return None
+    if isinstance(output, tuple):
+        return _padded(output[0], rows), *output[1:]
+    output.last_hidden_state = _padded(output.last_hidden_state, rows)
+    return output
+
+
+def _padded(hidden: torch.Tensor, rows: Rows) -> torch.Tensor:
+    assert rows.padded_shape is not None
+    placed: torch.Tensor = _Placed.apply(hidden[0], rows.tokens, rows.padded_shape.numel())
+    return placed.view(*rows.padded_shape, -1)
