@@ -10,7 +10,8 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import attention, attention_tiles, document_attention, simd
+from ftcluster_train.kernels import attention, attention_tiles, simd
+from ftcluster_train.kernels import documents as by_document
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
@@ -277,7 +278,7 @@ def test_documents_of_a_row(
 
 
 def test_dropout_in_documents_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(document_attention, "FEW_SCORES", 0)
+    monkeypatch.setattr(by_document, "FEW_SCORES", 0)
     torch.manual_seed(9)
     lengths, drawn = [40, 7, 130, 1], []
 

@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import attention_tiles, document_attention
+from ftcluster_train.kernels import attention_tiles, documents
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching import unpadding
 from ftcluster_train.patching.attention import Attention
@@ -139,15 +139,15 @@ def test_loss_and_gradients_are_those_of_transformers(
 @pytest.mark.parametrize("many_scores", [False, True])
 def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, many_scores: bool) -> None:
     """One sample after the other, and groups of them."""
-    monkeypatch.setattr(document_attention, "FEW_SCORES", 0 if many_scores else 1 << 40)
+    monkeypatch.setattr(documents, "FEW_SCORES", 0 if many_scores else 1 << 40)
     calls: list[Any] = []
-    one_by_one = document_attention.attention
+    one_by_one = documents.attention_one_by_one
 
     def counted(*args: Any) -> torch.Tensor:
         calls.append(args)
         return one_by_one(*args)
 
-    monkeypatch.setattr(document_attention, "attention", counted)
+    monkeypatch.setattr(documents, "attention_one_by_one", counted)
     mask = next(masks())
     loss, wanted = gradients(make("bert", AutoModel), mask, ours=False)
     model = make("bert", AutoModel)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import attention_tiles, document_attention, simd
-from ftcluster_train.kernels.document_attention import FEW_SCORES
+from ftcluster_train.kernels import attention_tiles, documents, simd
+from ftcluster_train.kernels.documents import FEW_SCORES
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
@@ -291,9 +291,9 @@ def attention_of_documents(
         scale, p, exact, causal: as of `attention`.
     """
     scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
-    if not causal and document_attention.takes(query, key, value, lengths):
+    if not causal and documents.go_one_by_one(query, key, value, lengths):
         draw = partial(_draw, p, exact)
-        return document_attention.attention(query, key, value, lengths, scale, kept, draw)
+        return documents.attention_one_by_one(query, key, value, lengths, scale, kept, draw)
     if not attention_tiles.takes(query, key, value, lengths):
         return None
     drop = _draw(p, exact)
