@@ -127,7 +127,7 @@ def main() -> int:
                     case, options.steps, options.ablation, options.profile
                 ).items()
             }
-            found = measure(bench, run_dir, case, chosen, options.turns, options.precision)
+            found = measure(bench, run_dir, case, chosen, options.turns)
             if options.profile:
                 add_profiles(bench, run_dir, chosen, found)
             results["speed"][name] = found
@@ -186,19 +186,14 @@ def measure(
     case: Case,
     chosen: dict[str, dict[str, Any]],
     turns: int,
-    dtype: str,
 ) -> dict[str, dict[str, Any]]:
     """Run each variant `turns` times, interleaved; the medians by name."""
     found: dict[str, list[dict[str, Any]]] = {}
-    limits = []
     for _ in range(turns):
         for name, options in chosen.items():
-            found.setdefault(name, []).append(bench.run(run_dir, **options))
+            found.setdefault(name, []).append(bench.run(run_dir, limit=case.shapes, **options))
             speed = found[name][-1]["samples_per_second"]
             print(f"{name}: {speed:.2f} samples/s", file=sys.stderr)
-        words = bench.run(run_dir, shapes=case.shapes, precision=dtype)
-        limits.append(words["operations_per_second"])
-    limit = statistics.median(limits)
     speeds = {name: [one["samples_per_second"] for one in runs] for name, runs in found.items()}
     medians = {name: statistics.median(of) for name, of in speeds.items()}
     result: dict[str, dict[str, Any]] = {
@@ -208,11 +203,14 @@ def measure(
             "length_share": runs[0]["length_share"],
             "ratio": medians[name] / medians["stock"],
             "ratio_to_tuned": medians[name] / medians["tuned"],
-            "share_of_limit": medians[name] * runs[0]["flop_per_sample"] / limit,
+            "share_of_limit": statistics.median(
+                run["samples_per_second"] * run["flop_per_sample"] / run["limit"] for run in runs
+            ),
         }
         for name, runs in found.items()
     }
-    result["limit"] = {"operations_per_second": limit}
+    limits = [run["limit"] for runs in found.values() for run in runs]
+    result["limit"] = {"operations_per_second": statistics.median(limits)}
     return result
 
 

@@ -4,8 +4,9 @@
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
 object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes without), `seed`,
-`precision` and `attention_dropout` (of the job), `tuned` (stock with dynamic padding and batches
-grouped by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
+`precision` and `attention_dropout` (of the job), `limit` (shapes of products that are measured
+after each step, whose time is not counted), `tuned` (stock with dynamic padding and batches grouped
+by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
 `profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrix products, and
 their `precision`, to measure instead of a training. Prints one JSON object.
 """
@@ -15,7 +16,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata
@@ -49,6 +50,7 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.health.host_benchmark import product_shapes, weights_of
 from ftcluster_train.patching.patch_model import Optimizations
+from ftcluster_train.patching.unpadding import STACKS
 
 TURNS = 7
 WARM_UP = 3  # steps that are not counted: their memory is new, and the kernel clears it
@@ -61,12 +63,18 @@ WORLD = World(rank=0, size=1, backend="gloo")
 
 
 class Clock(ProgressLog, TrainerCallback):
-    """Records when each step ends, of the engine or of Trainer."""
+    """Records when each step ends, of the engine or of Trainer.
 
-    def __init__(self, profiler: profile | None) -> None:
+    Attributes:
+        times: when it ended.
+        begins: when the next one began.
+    """
+
+    def __init__(self, profiler: profile | None, between: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.times: list[float] = []
-        self._profiler = profiler
+        self.begins: list[float] = []
+        self._profiler, self._between = profiler, between
 
     def write(self, event: str, **_: Any) -> None:
         """Called by the engine."""
@@ -78,6 +86,9 @@ class Clock(ProgressLog, TrainerCallback):
         self.times.append(time.perf_counter())
         if self._profiler:
             self._profiler.step()
+        if self._between:
+            self._between()
+        self.begins.append(time.perf_counter())
 
 
 def main() -> int:
@@ -113,22 +124,26 @@ def main() -> int:
     operations = 6 * products_of(model, train_set, recipe)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     way = _stock if options["engine"] == "stock" else _ours
+    limit = Limit(options.get("limit", ()), DTYPES[job.precision])
     with _profiler(options) as profiler:
-        clock = Clock(profiler)
+        clock = Clock(profiler, limit.measure if limit.factors else None)
         tokens, epoch, model = way(job, task, model, train_set, options, clock)
-    counted = clock.times[WARM_UP - 1 :]
+    steps = zip(clock.begins[WARM_UP - 1 :], clock.times[WARM_UP:], strict=False)
+    counted = [end - begin for begin, end in steps]
     met = tokens[WARM_UP : len(clock.times)]
     share = length_share(met, epoch, len(lengths), recipe.batch_size)
-    seconds = counted[-1] - counted[0]
+    seconds = sum(counted)
     found: dict[str, Any] = {
         "flop_per_sample": operations / len(lengths),
         # the few steps of a run meet longer or shorter batches than the epoch has
-        "samples_per_second": share * recipe.batch_size * (len(counted) - 1) / seconds,
+        "samples_per_second": share * recipe.batch_size * len(counted) / seconds,
         "length_share": share,
         "steps": len(clock.times),
         "seconds": seconds,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+    if limit.factors:
+        found["limit"] = limit.rate(WARM_UP - 1)
     if options.get("evaluate"):
         task = make_task(job.recipe, task.tokenizer)  # whose loss takes the logits
         found["metrics"] = evaluate(task, model, samples, WORLD, False).metrics
@@ -182,6 +197,37 @@ def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
     return work / seconds
 
 
+class Limit:
+    """Products of these shapes, forward only, between the steps of a training.
+
+    Where others use the machine as well, their rate moves by a tenth within minutes; so it is
+    measured in the same seconds as the steps.
+
+    Args:
+        shapes: rows, inner size and columns.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype) -> None:
+        self.factors = [
+            (torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype))
+            for rows, inner, columns in shapes
+        ]
+        self._work = sum(2.0 * rows * inner * columns for rows, inner, columns in shapes)
+        self._seconds: list[float] = []
+
+    def measure(self) -> None:
+        """Compute each of them once."""
+        began = time.perf_counter()
+        with torch.no_grad():
+            for left, right in self.factors:
+                torch.nn.functional.linear(left, right)
+        self._seconds.append(time.perf_counter() - began)
+
+    def rate(self, first: int) -> float:
+        """Operations per second, from a step on."""
+        return self._work * len(self._seconds[first:]) / sum(self._seconds[first:])
+
+
 Trained = tuple[list[int], list[int], Any]  # padded tokens of the steps and of an epoch's; model
 
 
@@ -198,23 +244,30 @@ def _ours(
         Optimizations(**dict.fromkeys(left_out, False)),
     )
     _, trained = train(job, task, model, train_set, {}, WORLD, clock, optimizations)
-    met, epoch = batch_tokens(task.lengths(train_set), recipe, optimizations.group_by_length)
+    met, epoch = batch_tokens(
+        task.lengths(train_set), recipe, optimizations.group_by_length,
+        unpadded=model.config.model_type in STACKS,
+    )  # fmt: skip
     return met, epoch, trained
 
 
 def batch_tokens(
-    lengths: list[int], recipe: Recipe, grouped: bool = True
+    lengths: list[int], recipe: Recipe, grouped: bool = True, unpadded: bool = False
 ) -> tuple[list[int], list[int]]:
-    """The padded tokens of each batch of ours, in this training and in an epoch.
+    """The tokens of each batch of ours, in this training and in an epoch.
 
     Args:
         lengths: of the samples, in tokens.
+        unpadded: whether padding does not count.
     """
     sampler = BatchSampler(lengths, recipe.batch_size, recipe.training, grouped)
     of_epoch = replace(recipe.training, max_steps=sampler.steps_per_epoch)
     epoch = BatchSampler(lengths, recipe.batch_size, of_epoch, grouped)
-    met, all_ = ([len(one) * lengths[one[0]] for one in batches] for batches in (sampler, epoch))
-    return met, all_
+
+    def tokens(batch: list[int]) -> int:
+        return sum(lengths[i] for i in batch) if unpadded else len(batch) * lengths[batch[0]]
+
+    return [*map(tokens, sampler)], [*map(tokens, epoch)]
 
 
 def length_share(met: list[int], epoch: list[int], samples: int, batch_size: int) -> float:

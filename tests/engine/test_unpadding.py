@@ -139,6 +139,7 @@ def test_loss_and_gradients_are_those_of_transformers(
 @pytest.mark.parametrize("many_scores", [False, True])
 def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, many_scores: bool) -> None:
     """One sample after the other, and groups of them."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # a head for each
     monkeypatch.setattr(documents, "FEW_SCORES", 0 if many_scores else 1 << 40)
     calls: list[Any] = []
     one_by_one = documents.attention_one_by_one
@@ -230,3 +231,15 @@ def test_longer_samples_than_the_kernel_takes(
     for most, taken in ((89, False), (90, True)):
         monkeypatch.setattr(unpadding, "ATTENTION_TOKENS", most)
         assert unpads(make("bert", AutoModel).train(), next(masks())) is taken
+
+
+def test_heads_are_computed_one_by_one_where_each_thread_has_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    row = torch.empty(1, 4, 400, 8)
+    for threads, taken in ((1, True), (4, True), (5, False)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert documents.go_one_by_one(row, row, row, [200, 200]) is taken
+        assert not documents.go_one_by_one(row, row, row, [4] * 100)  # short ones
+        assert not documents.go_one_by_one(row.bfloat16(), row, row, [200, 200])
+        assert not documents.go_one_by_one(row, row[:, :2], row[:, :2], [200, 200])

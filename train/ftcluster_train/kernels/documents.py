@@ -184,7 +184,8 @@ def go_one_by_one(
     same = query.shape == key.shape == value.shape and len(query) == 1
     fits = same and sum(lengths) == query.shape[2] and min(lengths) > 0
     scores = query.shape[1] * sum(length * length for length in lengths)
-    large = scores >= FEW_SCORES * len(lengths)
+    # a head is a thread's: of groups there are more
+    large = scores >= FEW_SCORES * len(lengths) and query.shape[1] >= torch.get_num_threads()
     return fits and large and query.dtype == key.dtype == value.dtype == torch.float32
 
 
