@@ -118,7 +118,7 @@ def forward(
     count = samples * heads * queries * keys
     if plan.documents is not None:
         count = heads * sum(length * length for length in plan.documents)
-    probabilities, output = query.new_empty(count), _like(query)
+    probabilities, output = query.new_empty(count), empty_by_token(query)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.output = _vectors(output)
     if bias is not None:
@@ -148,7 +148,7 @@ def backward(
         grad: of the output.
         probabilities: those of `forward`, whose other arguments are the same.
     """
-    gradients = _like(query), _like(key), _like(value)
+    gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
     call.of_output = _vectors(grad)
     call.of_query, call.of_key, call.of_value = map(_vectors, gradients)
@@ -162,8 +162,8 @@ def with_rows(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _like(x: torch.Tensor) -> torch.Tensor:
-    """Tokens are the outer dimension in memory, as before a model has split the heads."""
+def empty_by_token(x: torch.Tensor) -> torch.Tensor:
+    """Of the same shape; tokens are the outer dimension in memory, as before heads were split."""
     samples, heads, length, size = x.shape
     return x.new_empty(samples, length, heads, size).transpose(1, 2)
 

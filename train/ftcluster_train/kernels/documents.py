@@ -15,6 +15,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.attention_tiles import empty_by_token
 from ftcluster_train.kernels.simd import Drop
 
 CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
@@ -227,7 +228,7 @@ class _OneByOne(torch.autograd.Function):  # type: ignore[misc]
         kept: float,
         draw: Callable[[], Drop | None],
     ) -> torch.Tensor:
-        output = _by_token(value)
+        output = empty_by_token(value)
         probabilities, drops = [], []
         for own in _documents(lengths):
             q, k, v = (x[0, :, own] for x in (query, key, value))
@@ -244,7 +245,7 @@ class _OneByOne(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, *saved = ctx.saved_tensors
-        gradients = tuple(map(_by_token, (query, key, value)))
+        gradients = tuple(map(empty_by_token, (query, key, value)))
         parts = zip(_documents(ctx.lengths), saved, ctx.drops, strict=True)
         for own, probabilities, drop in parts:
             q, k, v, grad = (x[0, :, own] for x in (query, key, value, grad_output))
@@ -261,12 +262,6 @@ class _OneByOne(torch.autograd.Function):  # type: ignore[misc]
 def _documents(lengths: Sequence[int]) -> Iterator[slice]:
     """The place of each document in its row."""
     return (slice(end - size, end) for size, end in zip(lengths, accumulate(lengths), strict=True))
-
-
-def _by_token(x: torch.Tensor) -> torch.Tensor:
-    """Empty, of this shape (samples, heads, tokens, size), tokens before heads in memory."""
-    samples, heads, tokens, size = x.shape
-    return x.new_empty(samples, tokens, heads, size).transpose(1, 2)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor, factor: float) -> torch.Tensor:
