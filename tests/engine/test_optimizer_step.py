@@ -314,3 +314,19 @@ def test_a_loss_that_is_not_finite_changes_nothing(
     assert optimizer.digest() == before
     assert learn(optimizer, net) == learn(undisturbed, other)
     assert optimizer.digest() == undisturbed.digest()
+
+
+def test_weights_that_were_given_back_get_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a kernel computes them in the dtype of the optimizer's sums."""
+    monkeypatch.setattr("ftcluster_train.kernels.linear.MUCH_WORK", 0)
+    layer = nn.Linear(32, 64)
+    optimizer = FlatOptimizerStep(layer, Training(), torch.float32, 1)
+    optimizer.detach()
+    optimizer.attach()
+    assert layer.weight.gradient_sums
+    optimizer.detach()
+    del optimizer
+    with KernelMode():
+        layer(torch.ones(4, 32)).sum().backward()
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad, torch.full((64, 32), 4.0))

@@ -176,10 +176,12 @@ class FlatOptimizerStep(OptimizerStep):
     def detach(self, wanted: bool = True) -> PreTrainedModel:
         if wanted:
             self.weights.detach()
+            self.gradients.give_sums(False)
         return self._model
 
     def attach(self) -> None:
         self.weights.attach()
+        self.gradients.give_sums(True)
 
 
 def norm_of(flat: torch.Tensor) -> torch.Tensor:

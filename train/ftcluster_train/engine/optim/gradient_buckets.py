@@ -86,8 +86,17 @@ class GradientBuckets:
         for parameter in self._slices:
             parameter.row_gradients = []
             sums = make_sums(self._flat(parameter), weights.model_weights.dtype)
-            parameter.gradient_sums = self._sums[parameter] = sums
+            self._sums[parameter] = sums
             add_gradient_hook(parameter, self._add_gradient)
+        self.give_sums(True)
+
+    def give_sums(self, given: bool) -> None:
+        """Give the parameters the sums of their gradients, or take them back.
+
+        Parameters with weights of their own get their gradients as torch gives them.
+        """
+        for parameter, sums in self._sums.items():
+            parameter.gradient_sums = sums if given else None
 
     def start_backward(self, last: bool) -> None:
         """Call before each backward pass; `last` is the last one of an optimizer step."""
