@@ -4,7 +4,7 @@ import torch
 
 from ftcluster_train.health.probe import cpu_flags
 from ftcluster_train.kernels.private_torch import (
-    has_linear_in_bf16,
+    has_onednn_linear,
     is_transformed,
     version_of,
 )
@@ -25,7 +25,8 @@ def test_whether_a_transform_is_active() -> None:
     assert (found, is_transformed()) == ([True], False)
 
 
-def test_linear_in_bf16_is_there_where_onednn_and_its_instructions_are() -> None:
-    """oneDNN emulates them with AVX-512."""
-    expected = torch.backends.mkldnn.is_available() and "avx512f" in cpu_flags()
-    assert has_linear_in_bf16() == expected
+def test_a_linear_layer_by_onednn_is_there_where_it_and_its_instructions_are() -> None:
+    """In bf16 it emulates them with AVX-512."""
+    is_there = torch.backends.mkldnn.is_available()
+    assert has_onednn_linear(torch.float32) == is_there
+    assert has_onednn_linear(torch.bfloat16) == (is_there and "avx512f" in cpu_flags())

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import cross_entropy, products, simd
 from ftcluster_train.kernels import linear as module
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
@@ -65,10 +66,16 @@ def test_tiles_compute_the_product(
     check_near(sums, exact, unit(torch.float32, rows + 1) * size)
 
 
-@pytest.fixture(params=["tiles", "torch"])
+@pytest.fixture(params=["tiles", "fma", "torch"])
 def sums(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are small have sums as well."""
     monkeypatch.setattr(module, "MUCH_WORK", 0)
+    by_fma = request.param == "fma"
+    monkeypatch.setattr(products, "fma_dtypes", lambda: frozenset({BF16} if by_fma else ()))
+    if by_fma:
+        if "avx512_bf16" not in cpuinfo_field("flags").split():
+            pytest.skip("needs avx512_bf16: this CPU adds no products of bf16")
+        return
     if request.param == "tiles":
         if not products.has_amx():
             pytest.skip("needs amx: this CPU has no tiles, or the kernel does not allow them")
@@ -218,11 +225,12 @@ def test_a_limit_for_onednn_is_one_for_tiles(monkeypatch: pytest.MonkeyPatch, va
 
 def test_only_such_weights_have_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "has_amx", lambda: True)
+    monkeypatch.setattr(products, "fma_dtypes", lambda: frozenset({BF16}))
+    assert make_sums(torch.empty(64, 40), BF16)
+    monkeypatch.setattr(products, "fma_dtypes", frozenset)
     assert make_sums(torch.empty(64, 32), BF16)
-    odd = make_sums(torch.empty(64, 40), BF16)
-    assert odd
+    assert make_sums(torch.empty(64, 40), BF16) is None
     narrow, wide = torch.empty(3, 40, dtype=BF16), torch.empty(3, 64, dtype=BF16)
-    assert not odd.takes(wide, narrow)
     even = make_sums(torch.empty(64, 64), BF16)
     assert even
     assert even.takes(wide, wide)

@@ -187,12 +187,11 @@ def _add_product(
     Args:
         whole: whether these are all tokens. Sums of several in bf16 would be rounded again.
     """
-    fits = logits.dtype == torch.bfloat16 and products.fits_tiles(logits.shape[1], hidden.shape[1])
-    if fits and len(logits) and products.has_amx():
+    if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
         if sums is None:
             sums = torch.empty(logits.shape[1], hidden.shape[1])
-        products.weight_gradient_(logits, hidden.contiguous(), sums, adds)
+        products.add_columns(logits, hidden, sums, adds)
         return sums
     more = logits.T @ hidden
     if sums is not None:
@@ -240,7 +239,7 @@ def _product(
     left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """`left @ right`; by torch PRODUCT_ROWS rows at once."""
-    if products.takes(left, right, None):
+    if products.is_own(left, right):
         output = products.product(left, right)
         return output if out is None else out.copy_(output)
     if out is None:

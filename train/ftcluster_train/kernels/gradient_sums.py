@@ -22,9 +22,8 @@ class GradientSums:
 
     def takes(self, left: torch.Tensor, right: torch.Tensor) -> bool:
         """Whether `add_product` computes with these factors."""
-        of_weight = self.values.shape == (left.shape[1], right.shape[1])
-        fits = self.dtype == torch.float32 or products.fits_tiles(*self.values.shape)
-        return of_weight and fits and left.dtype == right.dtype == self.dtype
+        of_weight: bool = self.values.shape == (left.shape[1], right.shape[1])
+        return of_weight and left.dtype == right.dtype == self.dtype
 
     def add(self, gradient: torch.Tensor, factor: float) -> None:
         """Add the factor times a gradient in fp32."""
@@ -36,16 +35,7 @@ class GradientSums:
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """Add left' right, of shapes (rows, outputs) and (rows, inputs)."""
-        if self.dtype == torch.float32:
-            if self.filled:
-                self.values.addmm_(left.T, right)
-            else:
-                torch.mm(left.T, right, out=self.values)
-        elif len(left):
-            left, right = left.contiguous(), right.contiguous()
-            products.weight_gradient_(left, right, self.values, self.filled)
-        elif not self.filled:
-            self.values.zero_()
+        products.add_columns(left, right, self.values, self.filled)
         self.filled = True
 
 
@@ -55,8 +45,8 @@ def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
     Args:
         values: where the gradient is to be, fp32 from a cache line on.
     """
-    fits = dtype == torch.float32 or (dtype == torch.bfloat16 and products.has_amx())
-    return GradientSums(values, dtype) if fits and values.ndim == 2 else None
+    fits = values.ndim == 2 and products.has_sums(dtype, *values.shape)
+    return GradientSums(values, dtype) if fits else None
 
 
 def sums_of(weight: torch.Tensor) -> GradientSums | None:

@@ -16,21 +16,22 @@ def is_transformed() -> bool:
 
 
 @cache
-def has_linear_in_bf16() -> bool:
-    """Whether `linear_in_bf16` works with this torch, on this CPU."""
-    small = torch.ones(2, 2, dtype=torch.bfloat16)
+def has_onednn_linear(dtype: torch.dtype) -> bool:
+    """Whether `onednn_linear` works with this torch, on this CPU."""
+    small = torch.ones(2, 2, dtype=dtype)
     try:
-        linear_in_bf16(small, small, small[0])
+        onednn_linear(small, small, small[0])
     except (AttributeError, RuntimeError):  # a torch without oneDNN, or a CPU too old for bf16
         return False
     return True
 
 
-def linear_in_bf16(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """A linear layer by oneDNN, which adds the bias to sums in its registers.
 
     torch's addmm copies the bias into each row of the output and reads it again, which makes a
-    product 5 to 7 % slower. All are bf16, the bias is contiguous; has no gradient of its own.
+    product 5 to 7 % slower. All have the same dtype, bf16 or fp32, and the bias is contiguous; has
+    no gradient of its own.
     """
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return output

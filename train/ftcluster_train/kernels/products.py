@@ -1,7 +1,8 @@
-"""Products of matrices: by AMX tiles of our own where these are faster, otherwise by torch.
+"""Products of matrices: by loops of our own where these are faster, otherwise by torch.
 
-oneDNN gives all threads equal shares, so each product waits for the slowest core, and it copies the
-factors of a weight's gradient number by number.
+On AMX tiles: oneDNN gives all threads equal shares, so each product waits for the slowest core, and
+it copies the factors of a weight's gradient number by number. By multiply-adds in vector registers
+on CPUs that are not Intel's: there MKL does 85 to 88 % of them.
 """
 
 import ctypes
@@ -14,9 +15,10 @@ from torch.nn import functional
 
 from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.private_torch import has_linear_in_bf16, linear_in_bf16
+from ftcluster_train.kernels.private_torch import has_onednn_linear, onednn_linear
 
 AMX = {"amx_tile", "amx_bf16"}  # flags of /proc/cpuinfo
+INTEL = "GenuineIntel"  # its vendor_id
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes the other products
 # numbers that a thread packs at once, see native/weight_gradient.c
@@ -29,6 +31,8 @@ MULTIPLE = 32  # of which the sizes of a weight are that tiles take
 FEWEST_ROWS, NARROWEST = 512, 512
 NARROWEST_WITH_ADAPTER = 128  # whose own products are small ones otherwise
 
+MUCH_WORK = 1 << 28  # multiplications of a product: with less, multiply-adds take too long to pack
+
 torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
 
 
@@ -38,14 +42,27 @@ def has_amx() -> bool:
 
     A limit that was set for oneDNN holds here as well.
     """
-    library = simd.loaded_library()
-    limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
-    if not set(cpuinfo_field("flags").split()) >= AMX or not hasattr(library, "weight_gradient"):
+    if not set(cpuinfo_field("flags").split()) >= AMX or not _is_allowed("AMX"):
         return False
-    if "AMX" not in limit and limit not in ("ALL", "DEFAULT"):
+    if not hasattr(simd.loaded_library(), "weight_gradient"):
         return False
     words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
     return int(ctypes.CDLL(None).syscall(*words)) == 0
+
+
+@cache
+def fma_dtypes() -> frozenset[torch.dtype]:
+    """The dtypes whose large products multiply-adds of our own compute faster than torch does."""
+    if not simd.is_available() or cpuinfo_field("vendor_id") == INTEL:
+        return frozenset()
+    has_bf16 = "avx512_bf16" in cpuinfo_field("flags").split() and _is_allowed("BF16", "AMX")
+    return frozenset({torch.float32, torch.bfloat16} if has_bf16 else {torch.float32})
+
+
+def _is_allowed(*names: str) -> bool:
+    """Whether a limit that was set for oneDNN, if there is one, has one of these in its name."""
+    limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
+    return limit in ("ALL", "DEFAULT") or any(name in limit for name in names)
 
 
 def weight_gradient_(
@@ -73,6 +90,42 @@ def weight_gradient_(
     simd.call(
         "weight_gradient", factor, input, sums, rows, outputs, inputs, packed, own, adds, turned
     )
+
+
+def product_by_fma(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+    adds: bool = False,
+) -> torch.Tensor:
+    """left right + bias, by multiply-adds in vector registers; summed in fp32.
+
+    Args:
+        left: shape (rows, depth), of which it or its transpose is contiguous, as of `right`; fp32,
+            or bf16 if the CPU has AVX512-BF16. In bf16 the depth is even where that is the
+            dimension that is contiguous, and at most 8192 without `sums`.
+        right: shape (depth, columns), of the same dtype.
+        bias: contiguous, shape (columns,), of the output's dtype.
+        sums: contiguous fp32, shape (rows, columns): where the product is written.
+        adds: whether it is added to them.
+    """
+    (rows, depth), columns, kind = left.shape, right.shape[1], simd.TYPES[left.dtype]
+    output = left.new_empty(rows, columns) if sums is None else sums
+    library, sizes = simd.loaded_library(), (kind, rows, depth, columns)
+    assert library is not None
+    space = library.fma_product_space
+    space.restype = ctypes.c_int64
+    packed, own = (
+        torch.empty(threads * space(*map(ctypes.c_int64, (*sizes, of_own))))
+        for of_own, threads in ((False, 1), (True, simd.threads_for(left)))
+    )
+    # where one dimension is 1, both orders are the same, and an odd depth is for this one
+    turned = left.T.is_contiguous(), not right.is_contiguous()
+    factors = (x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True))
+    simd.call("fma_product", *factors, bias, output, rows, depth, columns, *turned,
+              sums is not None, adds, packed, own, types=(kind,))  # fmt: skip
+    return output
 
 
 class LowRank(NamedTuple):
@@ -141,11 +194,32 @@ def product(
         deep = PANEL_ROWS * len(right) > PANEL and right.is_contiguous() and bias is None
         output = _deep_product(rows, right) if deep else product_on_tiles(rows, right, bias)
         return output.view(*left.shape[:-1], -1)
+    if _fma_takes(left, right, bias):
+        output = product_by_fma(left.flatten(0, -2).contiguous(), right, bias)
+        return output.view(*left.shape[:-1], -1)
     if bias is None:
         return left @ right
-    if left.dtype == torch.bfloat16 and has_linear_in_bf16():
-        return linear_in_bf16(left, right.T, bias)
+    # an MKL that does not know the CPU is slower than oneDNN
+    by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
+    if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
+        return onednn_linear(left, right.T, bias)
     return torch_linear(left, right.T, bias)
+
+
+def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether `product` computes a product by loops of our own."""
+    return takes(left, right, None) or _fma_takes(left, right, None)
+
+
+def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether our multiply-adds compute a product; in bf16 oneDNN's are as fast."""
+    if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
+        return False
+    in_order = right.is_contiguous() or right.T.is_contiguous()
+    dtypes = {x.dtype for x in (right, bias) if x is not None}
+    fits = left.shape[-1] == len(right) and dtypes == {left.dtype} and in_order
+    large = left.numel() * right.shape[1] >= MUCH_WORK
+    return fits and large and min(right.shape) >= NARROWEST
 
 
 def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -213,11 +287,39 @@ def product_with_adapter(
 
 
 def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left' right, of shapes (rows, outputs) and (rows, inputs); from tiles in fp32."""
-    fits = left.dtype == right.dtype == torch.bfloat16
-    fits = fits and fits_tiles(left.shape[1], right.shape[1])
-    if not (fits and len(left) and has_amx()):
+    """left' right, of shapes (rows, outputs) and (rows, inputs); by our loops in fp32."""
+    outputs, inputs = left.shape[1], right.shape[1]
+    if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
         return left.T @ right
-    sums = torch.empty(left.shape[1], right.shape[1])
-    weight_gradient_(left.contiguous(), right.contiguous(), sums, adds=False)
+    sums = torch.empty(outputs, inputs)
+    add_columns(left, right, sums, adds=False)
     return sums
+
+
+def has_sums(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
+    """Whether `add_columns` takes factors of a dtype for a weight with these sizes."""
+    tiles = dtype == torch.bfloat16 and fits_tiles(outputs, inputs) and has_amx()
+    return dtype == torch.float32 or dtype in fma_dtypes() or tiles
+
+
+def add_columns(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
+    """The gradient of a linear layer's weight: left' right.
+
+    Args:
+        left, right: shapes (rows, outputs) and (rows, inputs), of a dtype of which `has_sums`.
+        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
+        adds: whether the product is added to `sums`.
+    """
+    small = left.numel() * right.shape[1] < MUCH_WORK or min(sums.shape) < NARROWEST
+    if left.dtype == torch.float32 and (small or left.dtype not in fma_dtypes()):
+        if adds:
+            sums.addmm_(left.T, right)
+        else:
+            torch.mm(left.T, right, out=sums)
+    elif not len(left):
+        if not adds:
+            sums.zero_()
+    elif left.dtype in fma_dtypes():
+        product_by_fma(left.contiguous().T, right.contiguous(), sums=sums, adds=adds)
+    else:
+        weight_gradient_(left.contiguous(), right.contiguous(), sums, adds)

@@ -66,8 +66,11 @@ def is_fit(*tensors: torch.Tensor | None) -> bool:
 def loaded_library() -> ctypes.CDLL | None:
     """The loops for this CPU; None where they cannot be called."""
     path = library_path()
-    if path is None or not path.exists():
-        return None
+    return load(path) if path is not None and path.exists() else None
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """The loops of a library; None where torch has no threads for them."""
     library, openmp = ctypes.CDLL(str(path)), ctypes.CDLL(None)  # what torch has loaded
     try:
         functions = [ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP]

@@ -168,3 +168,25 @@ INLINE uint32_t at_least(words z, int16_t level) {
     __m256i less = _mm256_packs_epi16(_mm256_cmpgt_epi16(all, z.low), _mm256_cmpgt_epi16(all, z.high));
     return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(less, 0xd8));
 }
+
+/* See avx512.h; of 8 x 8. */
+#define SQUARE 8
+INLINE void turn_square(const uint32_t *from, int64_t apart, int64_t rows, uint32_t *to, int64_t wide) {
+    __m256 x[8], y[8];
+    for (int i = 0; i < 8; i++)
+        x[i] = i < rows ? _mm256_loadu_ps((const float *)(from + i * apart)) : _mm256_setzero_ps();
+    for (int i = 0; i < 8; i += 2) {
+        y[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        y[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        x[i] = _mm256_shuffle_ps(y[i], y[i + 2], 0x44);
+        x[i + 1] = _mm256_shuffle_ps(y[i], y[i + 2], 0xee);
+        x[i + 2] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0x44);
+        x[i + 3] = _mm256_shuffle_ps(y[i + 1], y[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps((float *)(to + i * wide), _mm256_permute2f128_ps(x[i], x[i + 4], 0x20));
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps((float *)(to + (i + 4) * wide), _mm256_permute2f128_ps(x[i], x[i + 4], 0x31));
+}

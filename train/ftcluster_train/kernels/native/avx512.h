@@ -87,3 +87,42 @@ INLINE words times(words z, uint64_t by) { return _mm512_mullo_epi64(z, _mm512_s
 
 /* Of the 32 numbers of 16 bits, those that are not less. */
 INLINE uint32_t at_least(words z, int16_t level) { return _mm512_cmpge_epi16_mask(z, _mm512_set1_epi16(level)); }
+
+/* 16 x 16 numbers of 32 bits. */
+INLINE void transpose(__m512i x[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
+        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
+        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
+        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
+    }
+    for (int i = 0; i < 4; i++) {
+        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
+        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
+        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
+        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
+    }
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
+        x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
+        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
+        x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
+    }
+}
+
+/* A square of 16 x 16 numbers of 32 bits turned, from rows that are `apart` numbers from each other, of which there
+ * are `rows`, to rows that are `wide` from each other, in their order: with wide < 16 the next one covers the rest. */
+#define SQUARE 16
+INLINE void turn_square(const uint32_t *from, int64_t apart, int64_t rows, uint32_t *to, int64_t wide) {
+    __m512i x[16];
+    for (int i = 0; i < 16; i++)
+        x[i] = i < rows ? _mm512_loadu_si512(from + i * apart) : _mm512_setzero_si512();
+    transpose(x);
+    for (int i = 0; i < 16; i++)
+        _mm512_storeu_si512(to + i * wide, x[i]);
+}

@@ -11,11 +11,6 @@
 #define HIGH 3   /* tiles of a block's rows */
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t next_of(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
-
 INLINE void store_tile(const __m512i rows[16], bf16 *to) {
     for (int i = 0; i < 16; i++)
         _mm512_store_si512((__m512i *)to + i, rows[i]);
@@ -33,33 +28,6 @@ INLINE void pair_rows(const bf16 *from, int64_t columns, int64_t rows, __m512i p
         __m256i even = 2 * i < rows ? _mm256_loadu_si256((const void *)(from + 2 * i * columns)) : _mm256_setzero_si256();
         __m256i odd = 2 * i + 1 < rows ? _mm256_loadu_si256((const void *)(from + (2 * i + 1) * columns)) : _mm256_setzero_si256();
         pairs[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
-    }
-}
-
-/* 16 x 16 numbers of 32 bits. */
-INLINE void transpose(__m512i x[16]) {
-    __m512i y[16];
-    for (int i = 0; i < 16; i += 2) {
-        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-    }
-    for (int i = 0; i < 16; i += 4) {
-        x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-        x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-        x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-        x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-        y[i] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0x88);
-        y[i + 4] = _mm512_shuffle_i32x4(x[i], x[i + 4], 0xdd);
-        y[i + 8] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0x88);
-        y[i + 12] = _mm512_shuffle_i32x4(x[i + 8], x[i + 12], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-        x[i] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0x88);
-        x[i + 4] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0x88);
-        x[i + 8] = _mm512_shuffle_i32x4(y[i], y[i + 8], 0xdd);
-        x[i + 12] = _mm512_shuffle_i32x4(y[i + 4], y[i + 12], 0xdd);
     }
 }
 

@@ -50,6 +50,11 @@ void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
             name(arguments, begin, end, thread, BF16);                                      \
     }
 
+INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t next_of(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+
 INLINE lanes first(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
 
 /* Computes with numbers i to i + 15, of which there are `some`, and with the next ones, from `begin` to

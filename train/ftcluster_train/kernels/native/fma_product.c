@@ -1,0 +1,225 @@
+#include "vectors.h"
+
+/* Products of matrices in fp32, and in bf16 where the CPU adds two products at once (AVX512-BF16): left right + bias.
+ * After Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): sums of HIGH x WIDE numbers
+ * stay in registers; a panel of left rows stays in L2, and a part of WIDE right columns that all of its rows are
+ * multiplied by. Factors are packed as words of 32 bits: a number of fp32, or two of bf16 that are side by side along
+ * the sum. Threads take the next piece when they have done one; a sum does not depend on who computes it. */
+
+#ifdef __AVX512F__
+#define HIGH 8
+#define REGISTERS_WIDE 3
+#else
+#define HIGH 6
+#define REGISTERS_WIDE 1
+#endif
+#define WIDE (16 * REGISTERS_WIDE)
+#define PART 256          /* words along the sum whose right columns stay in L2 */
+#define DEEP 4096         /* words along the sum that are packed at once */
+#define PANEL (512 << 10) /* bytes of left rows that stay in L2 */
+#define GROUP (16 << 20)  /* bytes of right columns that are packed at once */
+#define TOGETHER (192 / WIDE) /* slivers of WIDE columns that a thread packs */
+#define BLOCK 64          /* words along the sum that are packed before those of the next sliver: a page's lines */
+
+typedef uint32_t word;
+
+typedef struct {
+    const void *left, *right, *bias;
+    void *output;
+    int64_t rows, depth, columns;
+    int left_turned, right_turned; /* whether they are stored as (depth, rows) and as (columns, depth) */
+    int adds;                      /* whether the output is added to */
+    word *packed, *own;
+    int64_t high; /* slivers of a panel */
+    int type;     /* of the factors */
+    int64_t panels, slices, own_size;
+    int64_t begin, words; /* along the sum: numbers before, and words that are packed */
+    int64_t first, count; /* columns of this group */
+    int64_t *next;
+} Product;
+
+INLINE int64_t size_of(int type) { return type == FP32 ? 4 : 2; }
+INLINE int64_t in_word(int type) { return type == FP32 ? 1 : 2; }
+
+/* A sliver of `wide` rows, of which there are `rows`, `apart` words from each other, along the sum. */
+INLINE void pack_along(const word *from, int64_t apart, int64_t rows, int64_t words, int wide, word *to) {
+    int64_t k = 0;
+    for (; k + SQUARE <= words; k += SQUARE)
+        for (int i = 0; i < wide; i += SQUARE)
+            turn_square(from + i * apart + k, apart, least(rows, wide) - i, to + k * wide + i, wide);
+    for (; k < words; k++)
+        for (int i = 0; i < wide; i++)
+            to[k * wide + i] = i < rows ? from[i * apart + k] : 0;
+}
+
+/* One word for each of `wide` columns, of which there are `columns`; `beside`: the next row, if it is there. */
+INLINE void pack_row(const void *row, const void *beside, int64_t columns, int wide, int type, word *to) {
+    for (int i = 0; i < wide; i++)
+        if (i >= columns)
+            to[i] = 0;
+        else
+            to[i] = type == FP32 ? ((const word *)row)[i] : ((const bf16 *)row)[i] | (beside ? (word)((const bf16 *)beside)[i] << 16 : 0);
+}
+
+/* Slivers of `wide` columns side by side of `depth` rows, which are `apart` numbers from each other. */
+INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_t slivers, int64_t depth, int wide, int type, word *to) {
+    const int64_t words = parts(depth, in_word(type)), row_size = apart * size_of(type);
+    for (int64_t block = 0; block < words; block += BLOCK)
+        for (int64_t sliver = 0; sliver < slivers; sliver++)
+            for (int64_t k = block; k < least(words, block + BLOCK); k++) {
+                const char *row = (const char *)from + k * in_word(type) * row_size + sliver * wide * size_of(type);
+                const char *beside = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_size;
+                word *here = to + (sliver * words + k) * wide;
+                if (columns - sliver * wide >= wide && beside)
+                    pack_row(row, beside, wide, wide, type, here); /* without questions: these are most */
+                else
+                    pack_row(row, beside, columns - sliver * wide, wide, type, here);
+            }
+}
+
+/* Slivers of `wide` rows of a factor (columns of the right one) from `first` on, of which it has `count`. */
+INLINE void pack(const Product *a, const void *from, int along, int64_t first, int64_t count, int64_t slivers, int wide,
+                 int type, word *to) {
+    const int64_t apart = a->depth / in_word(type), depth = least(a->depth - a->begin, a->words * in_word(type));
+    if (!along)
+        pack_across((const char *)from + (a->begin * count + first) * size_of(type), count, count - first, slivers, depth, wide, type, to);
+    for (int64_t i = 0; i < slivers && along; i++)
+        pack_along((const word *)from + (first + i * wide) * apart + a->begin / in_word(type), apart, count - first - i * wide,
+                   a->words, wide, to + i * wide * a->words);
+}
+
+INLINE void pack_right(const Product *a, int64_t begin, int64_t end, int thread, int type) {
+    const int64_t slivers = parts(a->count, WIDE);
+    for (int64_t sliver; (sliver = next_of(a->next) * TOGETHER) < slivers;)
+        pack(a, a->right, a->right_turned, a->first + sliver * WIDE, a->columns, least(TOGETHER, slivers - sliver), WIDE, type,
+             a->packed + sliver * WIDE * a->words);
+}
+LOOP_BY_TYPE(pack_right, Product)
+
+INLINE vec add_product(vec sum, vec left, vec right, int type) {
+#ifdef __AVX512F__
+    if (type == BF16) { /* the compiler knows the instruction only where all of the code may have it */
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+        return sum;
+    }
+#endif
+    return mul_add(left, right, sum);
+}
+
+/* HIGH x WIDE sums of packed slivers; a cache line of what is `ahead` comes into L2 with each word. */
+INLINE void multiply(const word *left, const word *right, int64_t words, float *sums, int fresh, const char *ahead,
+                     int64_t step, int type) {
+    vec s[HIGH][REGISTERS_WIDE];
+    for (int i = 0; i < HIGH; i++)
+        for (int j = 0; j < REGISTERS_WIDE; j++)
+            s[i][j] = fresh ? zeros() : load_fp32(sums + i * WIDE + 16 * j, 0xffff);
+    for (int64_t k = 0; k < words; k++, ahead += step) {
+        vec beside[REGISTERS_WIDE];
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        for (int j = 0; j < REGISTERS_WIDE; j++)
+            beside[j] = load_fp32((const float *)right + k * WIDE + 16 * j, 0xffff);
+#pragma GCC unroll 8
+        for (int i = 0; i < HIGH; i++) {
+            vec one = all(((const float *)left)[k * HIGH + i]);
+            for (int j = 0; j < REGISTERS_WIDE; j++)
+                s[i][j] = add_product(s[i][j], one, beside[j], type);
+        }
+    }
+    for (int i = 0; i < HIGH; i++)
+        for (int j = 0; j < REGISTERS_WIDE; j++)
+            store_fp32(sums + i * WIDE + 16 * j, 0xffff, s[i][j]);
+}
+
+INLINE void put(const Product *a, const float *sums, int64_t row, int64_t column, int type) {
+    const int64_t rows = least(HIGH, a->rows - row), columns = least(WIDE, a->columns - column);
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t place = (row + i) * a->columns + column;
+        REGISTERS(j, some, 0, columns, {
+            vec sum = load_fp32(sums + i * WIDE + j, some);
+            if (a->bias && a->begin == 0)
+                sum = add(sum, load(a->bias, column + j, some, type));
+            if (a->adds)
+                sum = add(sum, load(a->output, place + j, some, type));
+            store(a->output, place + j, some, sum, type);
+        });
+    }
+}
+
+/* Pieces are slices of the columns of a panel of rows, panel by panel. `out`: the type of the output. */
+INLINE void multiply_panels(const Product *a, int thread, int type, int out) {
+    word *own = a->own + thread * a->own_size;
+    float *sums = (float *)own + a->own_size - a->high * HIGH * WIDE; /* the last square of `own` ends behind its sliver */
+    const int64_t slivers = parts(a->count, WIDE);
+    for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
+        int64_t panel = piece / a->slices, slice = piece % a->slices, row = panel * a->high * HIGH;
+        int64_t high = parts(least(a->high * HIGH, a->rows - row), HIGH);
+        if (panel != packed)
+            pack(a, a->left, !a->left_turned, row, a->rows, high, HIGH, type, own);
+        packed = panel;
+        for (int64_t sliver = slivers * slice / a->slices; sliver < slivers * (slice + 1) / a->slices; sliver++)
+            for (int64_t part = 0; part < a->words; part += PART) {
+                const word *right = a->packed + sliver * WIDE * a->words + part * WIDE;
+                const int64_t words = least(PART, a->words - part);
+                for (int64_t i = 0; i < high; i++) {
+                    float *here = sums + i * HIGH * WIDE;
+                    const int brings = i < REGISTERS_WIDE; /* then all of the next part is there */
+                    const char *ahead = (const char *)(right + words * WIDE) + (brings ? i * words * 64 : 0);
+                    multiply(own + (i * a->words + part) * HIGH, right, words, here, part == 0, ahead, brings ? 64 : 0, type);
+                    if (part + words == a->words)
+                        put(a, here, row + i * HIGH, a->first + sliver * WIDE, out);
+                }
+            }
+    }
+}
+
+static void multiply_fp32(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, FP32, FP32); }
+static void multiply_bf16(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, BF16, BF16); }
+static void multiply_to_sums(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, BF16, FP32); }
+
+/* Words along the sum that are packed at once: equal parts, of which each is no more than DEEP. */
+static int64_t words_of(int type, int64_t depth) {
+    const int64_t all = parts(depth, in_word(type));
+    return parts(all, parts(all, DEEP));
+}
+
+/* Slivers of rows that stay in L2: panels of the same size. */
+static int64_t high_of(int64_t rows, int64_t words) {
+    const int64_t slivers = parts(rows, HIGH);
+    return parts(slivers, parts(slivers, most(1, PANEL / 4 / words / HIGH)));
+}
+
+/* Columns that are packed at once. */
+static int64_t group_of(int64_t columns, int64_t words) {
+    return least(parts(columns, WIDE), most(1, GROUP / 4 / words / WIDE)) * WIDE;
+}
+
+/* Words that each thread has of `own`: whole cache lines. */
+static int64_t own_of(int64_t rows, int64_t words) { return parts(high_of(rows, words) * HIGH * (words + WIDE) + SQUARE, 16) * 16; }
+
+/* Words of `packed`, or of what each thread has of `own`. No size is 0. */
+EXPORT int64_t fma_product_space(uint64_t type, int64_t rows, int64_t depth, int64_t columns, uint64_t of_own) {
+    const int64_t words = words_of(type, depth);
+    return of_own ? own_of(rows, words) : group_of(columns, words) * words;
+}
+
+/* `depth` is even for bf16 where a factor is stored along the sum, and at most 2 * DEEP for an output in bf16. `sums`:
+ * the output is fp32, whatever the factors are; `adds`: it is added to. */
+EXPORT void fma_product(uint64_t type, const void *left, const void *right, const void *bias, void *output, int64_t rows,
+                        int64_t depth, int64_t columns, uint64_t left_turned, uint64_t right_turned, uint64_t sums,
+                        uint64_t adds, word *packed, word *own, int threads) {
+    int64_t next, words = words_of(type, depth), high = high_of(rows, words), group = group_of(columns, words);
+    Product a = {left, right, bias, output, rows, depth, columns, left_turned, right_turned, adds, packed, own, high,
+                 .type = type, .panels = parts(rows, HIGH * high), .own_size = own_of(rows, words), .next = &next};
+    Loop loop = type == FP32 ? multiply_fp32 : sums ? multiply_to_sums : multiply_bf16;
+    for (; a.begin < depth; a.begin += words * in_word(type), a.adds = 1) {
+        a.words = least(words, parts(depth - a.begin, in_word(type)));
+        for (a.first = 0; a.first < columns; a.first += group) {
+            a.count = least(group, columns - a.first);
+            a.slices = least(parts(8 * threads, a.panels), parts(a.count, WIDE));
+            next = 0;
+            in_shares(threads, pack_right_loop, &a, threads);
+            next = 0;
+            in_shares(threads, loop, &a, threads);
+        }
+    }
+}
