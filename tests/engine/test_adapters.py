@@ -31,7 +31,7 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels import attention_tiles, products
+from ftcluster_train.kernels import attention_heads, products
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
@@ -161,12 +161,12 @@ def test_a_decoder_on_tiles_has_the_gradients_of_peft(
     sum(theirs(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows).backward()
 
     adapted, attended = [], []
-    tiles, forward = products.product_on_tiles, attention_tiles.forward
+    tiles, forward = products.product_on_tiles, attention_heads.forward
     monkeypatch.setattr(
         products, "product_on_tiles", lambda *args: adapted.append(len(args) > 3) or tiles(*args)
     )
     monkeypatch.setattr(
-        attention_tiles, "forward", lambda *args: attended.append(1) or forward(*args)
+        attention_heads, "forward", lambda *args: attended.append(1) or forward(*args)
     )
     ours.bfloat16()
     positions = torch.cat([torch.arange(length) for length in lengths])

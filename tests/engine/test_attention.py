@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import attention, attention_tiles, simd
-from ftcluster_train.kernels import documents as by_document
+from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_train.kernels import attention, attention_heads, simd
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
@@ -277,37 +278,13 @@ def test_documents_of_a_row(
         start += length
 
 
-def test_dropout_in_documents_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_document, "FEW_SCORES", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)  # a head for each
-    torch.manual_seed(9)
-    lengths, drawn = [40, 7, 130, 1], []
-
-    def drop(p: float, seed: int) -> Drop:
-        drawn.append(drop_of(p, seed))
-        return drawn[-1]
-
-    drop_of = attention.drop_of
-    monkeypatch.setattr(attention, "drop_of", drop)
-    *row, upstream = (torch.randn(1, 4, sum(lengths), 40) for _ in range(4))
-    inputs = [x.clone().requires_grad_() for x in row]
-    mask = document_mask(lengths, causal=False)
-    output = function_of(with_dropout=True)(*inputs, attn_mask=mask, dropout_p=0.3, scale=0.2)
-    found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
-    start = 0
-    for length, one in zip(lengths, drawn, strict=True):
-        query, key, value, up, *own = (
-            x[:, :, start : start + length] for x in (*row, upstream, *found)
-        )
-        factors = simd.dropout(torch.ones(1, 4, length, length), one)
-        check_found(Case(query, key, value, up, scale=0.2), tuple(own), factors.double())
-        start += length
-
-
-@pytest.mark.needs("amx", "compiler")
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("causal", [True, False])
-def test_dropout_in_documents(groups: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_in_documents(
+    groups: int, causal: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({torch.bfloat16}))
     torch.manual_seed(8)
     lengths, of_keys, drawn = [40, 7, 130, 1], 4 // groups, []
 
@@ -318,13 +295,13 @@ def test_dropout_in_documents(groups: int, causal: bool, monkeypatch: pytest.Mon
     drop_of = attention.drop_of
     monkeypatch.setattr(attention, "drop_of", drop)
     heads = (4, of_keys, of_keys, 4)
-    *row, upstream = (torch.randn(1, n, sum(lengths), 64).bfloat16() for n in heads)
+    *row, upstream = (torch.randn(1, n, sum(lengths), 64).to(dtype) for n in heads)
     inputs = [x.clone().requires_grad_() for x in row]
     output = function_of(with_dropout=True)(
         *inputs, attn_mask=document_mask(lengths, causal), dropout_p=0.3, enable_gqa=groups > 1
     )
     found = [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
-    (one,) = drawn  # of all documents: they went to the tiles, the longest one first
+    (one,) = drawn  # of all documents, the longest one first
     counts = [4 * n * n for n in sorted(lengths, reverse=True)]
     factors = simd.dropout(torch.ones(sum(counts), dtype=torch.bfloat16), one).split(counts)
     for length, of_tiles in zip(sorted(lengths, reverse=True), factors, strict=True):
@@ -466,34 +443,59 @@ def test_a_mask_that_is_learned_gets_its_gradient(
         assert torch.allclose(found, exact, atol=1e-5)
 
 
-def test_which_heads_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_tiles, "has_amx", lambda: True)
+LIBRARIES = [
+    name for name, needed in simd.LIBRARIES.items()
+    if needed <= set(cpuinfo_field("flags").split())
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@given(case=cases() | cases(masked=True), few=st.sampled_from([0, 1 << 16]))
+def test_multiply_adds_on_any_cpu(library: str, case: Case, few: int) -> None:
+    """Also where tiles or torch compute attention in bf16 otherwise."""
+    loaded = simd.load(Path(simd.__file__).with_name(library))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simd, "loaded_library", lambda: loaded)
+        patch.setattr(attention_heads, "has_amx", lambda: False)
+        patch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({torch.bfloat16}))
+        check(case, few=few)
+
+
+def test_which_heads_have_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_heads, "has_amx", lambda: True)
+    monkeypatch.setattr(attention_heads, "fma_dtypes", frozenset)
 
     def takes(queries: int, keys: int, size: int, value_size: int, dtype: torch.dtype) -> bool:
         sizes = ((queries, size), (keys, size), (keys, value_size))
-        return attention_tiles.takes(*(torch.empty(1, 1, *one, dtype=dtype) for one in sizes))
+        return attention_heads.takes(*(torch.empty(1, 1, *one, dtype=dtype) for one in sizes))
 
     bf16 = torch.bfloat16
     assert takes(100, 100, 64, 64, bf16)
     assert takes(4096, 1024, 32, 32, bf16)
+    assert takes(4096, 1024, 32, 32, torch.float32)
     for other in (
-        (100, 100, 64, 64, torch.float32), (100, 100, 80, 80, bf16), (100, 100, 64, 32, bf16),
+        (100, 100, 64, 64, torch.float64), (100, 100, 80, 80, bf16), (100, 100, 64, 32, bf16),
         (1, 1025, 64, 64, bf16), (4097, 1024, 32, 32, bf16), (0, 5, 32, 32, bf16),
         (5, 0, 32, 32, bf16),
     ):  # fmt: skip
         assert not takes(*other), other
     heads = torch.empty(1, 2, 40, 32, dtype=bf16)
-    assert attention_tiles.takes(heads, heads, heads)
+    assert attention_heads.takes(heads, heads, heads)
     # not as many keys as values, other samples and heads
     for wrong in (heads[:, :, :39], heads.expand(2, -1, -1, -1), heads[:, :1]):
-        assert not attention_tiles.takes(heads, heads, wrong)
-        assert not attention_tiles.takes(heads, wrong, heads)
-        assert not attention_tiles.takes(heads, heads, wrong, [40])
-    assert attention_tiles.takes(heads, heads[:, :1], heads[:, :1], [39, 1])
+        assert not attention_heads.takes(heads, heads, wrong)
+        assert not attention_heads.takes(heads, wrong, heads)
+        assert not attention_heads.takes(heads, heads, wrong, [40])
+    assert attention_heads.takes(heads, heads[:, :1], heads[:, :1], [39, 1])
     for lengths in ([39], [40, 1], [40, 0], [41, -1]):
-        assert not attention_tiles.takes(heads, heads, heads, lengths), lengths
+        assert not attention_heads.takes(heads, heads, heads, lengths), lengths
     for wrong in (heads[:, :0], heads[:, :, :39], torch.empty(1, 3, 40, 32, dtype=bf16)):
-        assert not attention_tiles.takes(heads, wrong, wrong, [40])
+        assert not attention_heads.takes(heads, wrong, wrong, [40])
+    assert not attention_heads.takes(heads, heads.float(), heads)
+    monkeypatch.setattr(attention_heads, "has_amx", lambda: False)
+    assert not attention_heads.takes(heads, heads, heads)
+    monkeypatch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({bf16}))
+    assert attention_heads.takes(heads, heads, heads)
     long = torch.empty(1, 1, 2000, 32, dtype=bf16)
-    assert attention_tiles.takes(long, long, long, [1000, 1000])
-    assert not attention_tiles.takes(long, long, long, [1025, 975])
+    assert attention_heads.takes(long, long, long, [1000, 1000])
+    assert not attention_heads.takes(long, long, long, [1025, 975])

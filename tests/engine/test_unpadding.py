@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import attention_tiles, documents
+from ftcluster_train.kernels import attention_heads
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching import unpadding
 from ftcluster_train.patching.attention import Attention
@@ -136,26 +136,25 @@ def test_loss_and_gradients_are_those_of_transformers(
             torch.testing.assert_close(grad, wanted[name], atol=2e-5, rtol=2e-4, msg=name)
 
 
-@pytest.mark.parametrize("many_scores", [False, True])
-def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, many_scores: bool) -> None:
-    """One sample after the other, and groups of them."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # a head for each
-    monkeypatch.setattr(documents, "FEW_SCORES", 0 if many_scores else 1 << 40)
+@pytest.mark.parametrize("by_heads", [False, True])
+def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, by_heads: bool) -> None:
+    """A head of a sample at a time, and groups of samples."""
     calls: list[Any] = []
-    one_by_one = documents.attention_one_by_one
+    forward = attention_heads.forward
 
-    def counted(*args: Any) -> torch.Tensor:
+    def counted(*args: Any) -> Any:
         calls.append(args)
-        return one_by_one(*args)
+        return forward(*args)
 
-    monkeypatch.setattr(documents, "attention_one_by_one", counted)
+    monkeypatch.setattr(attention_heads, "forward", counted)
+    monkeypatch.setattr(attention_heads, "LONGEST", 1024 if by_heads else 0)
     mask = next(masks())
     loss, wanted = gradients(make("bert", AutoModel), mask, ours=False)
     model = make("bert", AutoModel)
     SKIPPED_ROWS.apply(model)
     UNPADDING.apply(model)
     own_loss, found = gradients(model, mask, ours=True)
-    assert len(calls) == (2 if many_scores else 0)
+    assert len(calls) == (2 if by_heads else 0)
     assert own_loss == pytest.approx(loss, rel=1e-5)
     for name, grad in found.items():
         torch.testing.assert_close(grad, wanted[name], atol=2e-5, rtol=2e-4, msg=name)
@@ -163,14 +162,14 @@ def test_each_kernel_of_attention(monkeypatch: pytest.MonkeyPatch, many_scores: 
 
 def test_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within what rounding does to stock's own, also on tiles."""
-    tiles: list[attention_tiles.Plan] = []
-    forward = attention_tiles.forward
+    tiles: list[attention_heads.Plan] = []
+    forward = attention_heads.forward
 
     def looked_at(*args: Any) -> Any:
         tiles.append(args[-1])
         return forward(*args)
 
-    monkeypatch.setattr(attention_tiles, "forward", looked_at)
+    monkeypatch.setattr(attention_heads, "forward", looked_at)
     mask = next(masks())
     _, exact = gradients(make("roberta", AutoModel), mask, ours=False)
     _, rounded = gradients(make("roberta", AutoModel), mask, ours=False, dtype=torch.bfloat16)
@@ -231,15 +230,3 @@ def test_longer_samples_than_the_kernel_takes(
     for most, taken in ((89, False), (90, True)):
         monkeypatch.setattr(unpadding, "ATTENTION_TOKENS", most)
         assert unpads(make("bert", AutoModel).train(), next(masks())) is taken
-
-
-def test_heads_are_computed_one_by_one_where_each_thread_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    row = torch.empty(1, 4, 400, 8)
-    for threads, taken in ((1, True), (4, True), (5, False)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert documents.go_one_by_one(row, row, row, [200, 200]) is taken
-        assert not documents.go_one_by_one(row, row, row, [4] * 100)  # short ones
-        assert not documents.go_one_by_one(row.bfloat16(), row, row, [200, 200])
-        assert not documents.go_one_by_one(row, row[:, :2], row[:, :2], [200, 200])

@@ -1,4 +1,4 @@
-"""Attention as matrix products: on AMX tiles of our own, otherwise by torch.
+"""Attention as matrix products: by loops of our own, otherwise by torch.
 
 On CPUs these take a half to a quarter of the time of torch's flash kernel and its backward pass,
 and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
@@ -8,13 +8,12 @@ sequences stay with the flash kernel.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ftcluster_train.kernels import attention_tiles, documents, simd
+from ftcluster_train.kernels import attention_heads, simd
 from ftcluster_train.kernels.documents import FEW_SCORES
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
@@ -30,7 +29,7 @@ CAUSAL_BLOCKS = 8  # at most
 MANY_KEYS = 0.85  # of all: likewise
 
 
-class _TileAttention(torch.autograd.Function):  # type: ignore[misc]
+class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
     """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
 
     @staticmethod
@@ -41,10 +40,10 @@ class _TileAttention(torch.autograd.Function):  # type: ignore[misc]
         value: torch.Tensor,
         bias: torch.Tensor | None,
         hidden: torch.Tensor | None,
-        plan: attention_tiles.Plan,
+        plan: attention_heads.Plan,
     ) -> torch.Tensor:
-        query, key, value = map(attention_tiles.with_rows, (query, key, value))
-        output, probabilities = attention_tiles.forward(query, key, value, bias, hidden, plan)
+        query, key, value = map(attention_heads.with_rows, (query, key, value))
+        output, probabilities = attention_heads.forward(query, key, value, bias, hidden, plan)
         ctx.save_for_backward(query, key, value, probabilities)
         ctx.plan = plan
         return output
@@ -53,8 +52,8 @@ class _TileAttention(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, probabilities = ctx.saved_tensors
-        grad = attention_tiles.with_rows(grad_output)
-        gradients = attention_tiles.backward(grad, probabilities, query, key, value, ctx.plan)
+        grad = attention_heads.with_rows(grad_output)
+        gradients = attention_heads.backward(grad, probabilities, query, key, value, ctx.plan)
         return *gradients, None, None, None
 
 
@@ -256,13 +255,13 @@ def attention(
     learned = mask.bias is not None and mask.bias.requires_grad
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
-        if not learned and attention_tiles.takes(query, key, value):
+        if not learned and attention_heads.takes(query, key, value):
             drop = _draw(p, exact)
-            plan = attention_tiles.Plan(
+            plan = attention_heads.Plan(
                 query.shape[2] // key.shape[2] if causal else 0,
                 mask.lengths, scale, 1 / (1 - p) if exact else 1.0, drop,
             )  # fmt: skip
-            output = _TileAttention.apply(query, key, value, mask.bias, mask.rows, plan)
+            output = _HeadAttention.apply(query, key, value, mask.bias, mask.rows, plan)
             return output
         heads = query.shape[1]
         output = _Attention.apply(
@@ -291,15 +290,12 @@ def attention_of_documents(
         scale, p, exact, causal: as of `attention`.
     """
     scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
-    if not causal and documents.go_one_by_one(query, key, value, lengths):
-        draw = partial(_draw, p, exact)
-        return documents.attention_one_by_one(query, key, value, lengths, scale, kept, draw)
-    if not attention_tiles.takes(query, key, value, lengths):
+    if not attention_heads.takes(query, key, value, lengths):
         return None
     drop = _draw(p, exact)
-    plan = attention_tiles.Plan(int(causal), None, scale, kept, drop, lengths)
+    plan = attention_heads.Plan(int(causal), None, scale, kept, drop, lengths)
     with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _TileAttention.apply(query, key, value, None, None, plan)
+        output: torch.Tensor = _HeadAttention.apply(query, key, value, None, None, plan)
     return output
 
 

@@ -2,10 +2,9 @@
 
 Documents of similar length are computed together, padded to the longest of them: for documents of
 some hundred tokens, causal attention one by one takes 1.7 times as long, most of it for the calls.
-Where it is not causal and in fp32, long documents are computed one by one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -13,10 +12,6 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.attention_tiles import empty_by_token
-from ftcluster_train.kernels.simd import Drop
 
 CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
@@ -172,99 +167,3 @@ def _row(groups: Sequence[torch.Tensor], layout: Layout, per_key: int) -> torch.
     joined = torch.cat(flat, 1) if len(flat) > 1 else flat[0]
     row = joined.transpose(0, 1).index_select(0, layout.places)
     return row.flatten(1, 2).transpose(0, 1).unsqueeze(0)
-
-
-def go_one_by_one(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Sequence[int]
-) -> bool:
-    """Whether `attention_one_by_one` takes these, and less time than groups of documents.
-
-    Args:
-        query, key, value, lengths: as those of `attention_one_by_one`.
-    """
-    same = query.shape == key.shape == value.shape and len(query) == 1
-    fits = same and sum(lengths) == query.shape[2] and min(lengths) > 0
-    scores = query.shape[1] * sum(length * length for length in lengths)
-    # a head is a thread's: of groups there are more
-    large = scores >= FEW_SCORES * len(lengths) and query.shape[1] >= torch.get_num_threads()
-    return fits and large and query.dtype == key.dtype == value.dtype == torch.float32
-
-
-def attention_one_by_one(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    lengths: Sequence[int],
-    scale: float,
-    kept: float,
-    draw: Callable[[], Drop | None],
-) -> torch.Tensor:
-    """softmax(scale * query key') value times `kept`, of the tokens of each document.
-
-    Vectors are read where they are, without copies, and tokens of the output are the outer
-    dimension in memory. For short documents the calls take too long.
-
-    Args:
-        query, key, value: fp32, shape (1, heads, tokens of all, size).
-        lengths: of the documents, in tokens.
-        draw: returns the dropout of a document's probabilities.
-    """
-    with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _OneByOne.apply(query, key, value, lengths, scale, kept, draw)
-    return output
-
-
-class _OneByOne(torch.autograd.Function):  # type: ignore[misc]
-    """Arguments as those of `attention_one_by_one`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        lengths: Sequence[int],
-        scale: float,
-        kept: float,
-        draw: Callable[[], Drop | None],
-    ) -> torch.Tensor:
-        output = empty_by_token(value)
-        probabilities, drops = [], []
-        for own in _documents(lengths):
-            q, k, v = (x[0, :, own] for x in (query, key, value))
-            scores = _product(q, k.transpose(1, 2), scale)
-            drop = draw()
-            output[0, :, own] = _product(simd.softmax_(scores, 0, drop), v, kept)
-            probabilities.append(scores)
-            drops.append(drop)
-        ctx.save_for_backward(query, key, value, *probabilities)
-        ctx.lengths, ctx.scale, ctx.kept, ctx.drops = lengths, scale, kept, drops
-        return output
-
-    @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        query, key, value, *saved = ctx.saved_tensors
-        gradients = tuple(map(empty_by_token, (query, key, value)))
-        parts = zip(_documents(ctx.lengths), saved, ctx.drops, strict=True)
-        for own, probabilities, drop in parts:
-            q, k, v, grad = (x[0, :, own] for x in (query, key, value, grad_output))
-            of_query, of_key, of_value = (x[0, :, own] for x in gradients)
-            dropped = probabilities if drop is None else simd.dropout(probabilities, drop)
-            of_value.copy_(_product(dropped.transpose(1, 2), grad, ctx.kept))
-            of_scores = _product(grad, v.transpose(1, 2), ctx.kept)
-            simd.softmax_backward_(of_scores, probabilities, 0, drop)
-            of_query.copy_(_product(of_scores, k, ctx.scale))
-            of_key.copy_(_product(of_scores.transpose(1, 2), q, ctx.scale))
-        return *gradients, *[None] * 4
-
-
-def _documents(lengths: Sequence[int]) -> Iterator[slice]:
-    """The place of each document in its row."""
-    return (slice(end - size, end) for size, end in zip(lengths, accumulate(lengths), strict=True))
-
-
-def _product(left: torch.Tensor, right: torch.Tensor, factor: float) -> torch.Tensor:
-    """left right times a factor, of matrices."""
-    output = left.new_empty(*left.shape[:2], right.shape[2])
-    return torch.baddbmm(output, left, right, beta=0, alpha=factor, out=output)

@@ -1,10 +1,10 @@
 #include "vectors.h"
 
-/* Products of matrices in fp32, and in bf16 where the CPU adds two products at once (AVX512-BF16): left right + bias.
- * After Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): sums of HIGH x WIDE numbers
- * stay in registers; a panel of left rows stays in L2, and a part of WIDE right columns that all of its rows are
- * multiplied by. Factors are packed as words of 32 bits: a number of fp32, or two of bf16 that are side by side along
- * the sum. Threads take the next piece when they have done one; a sum does not depend on who computes it. */
+#include "fma.h"
+
+/* Products of large matrices: left right + bias. A panel of left rows stays in L2, and a part of WIDE right columns that
+ * all of its rows are multiplied by. Threads take the next piece when they have done one; a sum does not depend on who
+ * computes it. */
 
 #ifdef __AVX512F__
 #define HIGH 8
@@ -19,9 +19,6 @@
 #define PANEL (512 << 10) /* bytes of left rows that stay in L2 */
 #define GROUP (16 << 20)  /* bytes of right columns that are packed at once */
 #define TOGETHER (192 / WIDE) /* slivers of WIDE columns that a thread packs */
-#define BLOCK 64          /* words along the sum that are packed before those of the next sliver: a page's lines */
-
-typedef uint32_t word;
 
 typedef struct {
     const void *left, *right, *bias;
@@ -37,45 +34,6 @@ typedef struct {
     int64_t first, count; /* columns of this group */
     int64_t *next;
 } Product;
-
-INLINE int64_t size_of(int type) { return type == FP32 ? 4 : 2; }
-INLINE int64_t in_word(int type) { return type == FP32 ? 1 : 2; }
-
-/* A sliver of `wide` rows, of which there are `rows`, `apart` words from each other, along the sum. */
-INLINE void pack_along(const word *from, int64_t apart, int64_t rows, int64_t words, int wide, word *to) {
-    int64_t k = 0;
-    for (; k + SQUARE <= words; k += SQUARE)
-        for (int i = 0; i < wide; i += SQUARE)
-            turn_square(from + i * apart + k, apart, least(rows, wide) - i, to + k * wide + i, wide);
-    for (; k < words; k++)
-        for (int i = 0; i < wide; i++)
-            to[k * wide + i] = i < rows ? from[i * apart + k] : 0;
-}
-
-/* One word for each of `wide` columns, of which there are `columns`; `beside`: the next row, if it is there. */
-INLINE void pack_row(const void *row, const void *beside, int64_t columns, int wide, int type, word *to) {
-    for (int i = 0; i < wide; i++)
-        if (i >= columns)
-            to[i] = 0;
-        else
-            to[i] = type == FP32 ? ((const word *)row)[i] : ((const bf16 *)row)[i] | (beside ? (word)((const bf16 *)beside)[i] << 16 : 0);
-}
-
-/* Slivers of `wide` columns side by side of `depth` rows, which are `apart` numbers from each other. */
-INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_t slivers, int64_t depth, int wide, int type, word *to) {
-    const int64_t words = parts(depth, in_word(type)), row_size = apart * size_of(type);
-    for (int64_t block = 0; block < words; block += BLOCK)
-        for (int64_t sliver = 0; sliver < slivers; sliver++)
-            for (int64_t k = block; k < least(words, block + BLOCK); k++) {
-                const char *row = (const char *)from + k * in_word(type) * row_size + sliver * wide * size_of(type);
-                const char *beside = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_size;
-                word *here = to + (sliver * words + k) * wide;
-                if (columns - sliver * wide >= wide && beside)
-                    pack_row(row, beside, wide, wide, type, here); /* without questions: these are most */
-                else
-                    pack_row(row, beside, columns - sliver * wide, wide, type, here);
-            }
-}
 
 /* Slivers of `wide` rows of a factor (columns of the right one) from `first` on, of which it has `count`. */
 INLINE void pack(const Product *a, const void *from, int along, int64_t first, int64_t count, int64_t slivers, int wide,
@@ -95,40 +53,6 @@ INLINE void pack_right(const Product *a, int64_t begin, int64_t end, int thread,
              a->packed + sliver * WIDE * a->words);
 }
 LOOP_BY_TYPE(pack_right, Product)
-
-INLINE vec add_product(vec sum, vec left, vec right, int type) {
-#ifdef __AVX512F__
-    if (type == BF16) { /* the compiler knows the instruction only where all of the code may have it */
-        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
-        return sum;
-    }
-#endif
-    return mul_add(left, right, sum);
-}
-
-/* HIGH x WIDE sums of packed slivers; a cache line of what is `ahead` comes into L2 with each word. */
-INLINE void multiply(const word *left, const word *right, int64_t words, float *sums, int fresh, const char *ahead,
-                     int64_t step, int type) {
-    vec s[HIGH][REGISTERS_WIDE];
-    for (int i = 0; i < HIGH; i++)
-        for (int j = 0; j < REGISTERS_WIDE; j++)
-            s[i][j] = fresh ? zeros() : load_fp32(sums + i * WIDE + 16 * j, 0xffff);
-    for (int64_t k = 0; k < words; k++, ahead += step) {
-        vec beside[REGISTERS_WIDE];
-        _mm_prefetch(ahead, _MM_HINT_T1);
-        for (int j = 0; j < REGISTERS_WIDE; j++)
-            beside[j] = load_fp32((const float *)right + k * WIDE + 16 * j, 0xffff);
-#pragma GCC unroll 8
-        for (int i = 0; i < HIGH; i++) {
-            vec one = all(((const float *)left)[k * HIGH + i]);
-            for (int j = 0; j < REGISTERS_WIDE; j++)
-                s[i][j] = add_product(s[i][j], one, beside[j], type);
-        }
-    }
-    for (int i = 0; i < HIGH; i++)
-        for (int j = 0; j < REGISTERS_WIDE; j++)
-            store_fp32(sums + i * WIDE + 16 * j, 0xffff, s[i][j]);
-}
 
 INLINE void put(const Product *a, const float *sums, int64_t row, int64_t column, int type) {
     const int64_t rows = least(HIGH, a->rows - row), columns = least(WIDE, a->columns - column);
@@ -164,7 +88,8 @@ INLINE void multiply_panels(const Product *a, int thread, int type, int out) {
                     float *here = sums + i * HIGH * WIDE;
                     const int brings = i < REGISTERS_WIDE; /* then all of the next part is there */
                     const char *ahead = (const char *)(right + words * WIDE) + (brings ? i * words * 64 : 0);
-                    multiply(own + (i * a->words + part) * HIGH, right, words, here, part == 0, ahead, brings ? 64 : 0, type);
+                    multiply(own + (i * a->words + part) * HIGH, right, words, here, WIDE, part == 0, ahead, brings ? 64 : 0, type, HIGH,
+                             REGISTERS_WIDE);
                     if (part + words == a->words)
                         put(a, here, row + i * HIGH, a->first + sliver * WIDE, out);
                 }

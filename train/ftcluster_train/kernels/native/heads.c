@@ -2,76 +2,30 @@
 
 #ifdef WITH_AMX
 
-#include "mask.h"
+#include "heads.h"
 #include "tiles.h"
 
-/* Attention of bf16 vectors on AMX tiles, a head of a sample at a time: its scores stay in L2, and vectors are read
- * where the layers before have left them. ../attention_tiles.py has the same structures. */
+/* Attention of bf16 vectors on AMX tiles. */
 
 #define ROWS (16 * HIGH) /* queries at once */
-#define LONGEST 1024     /* keys */
-
-typedef struct {
-    bf16 *at;
-    int64_t sample, head, row; /* numbers from one to the next */
-} Vectors;
-
-typedef struct {
-    Vectors query, key, value, output; /* of (samples, heads, rows), `size` numbers each */
-    Vectors of_output, of_query, of_key, of_value;
-    bf16 *probabilities; /* of each sample (heads, queries, keys) */
-    const bf16 *bias;    /* or none: rows of keys */
-    int64_t bias_sample, bias_head, bias_row;
-    const int64_t *lengths; /* of each sample's keys, or none */
-    const uint8_t *hidden;  /* queries that see no key, whose output is 0: (samples, heads, queries), or none */
-    /* samples are documents of a row, with `lengths` tokens from `starts` on and probabilities from `places` on; heads
-     * are those of keys, `per_key` heads of queries share each; or none */
-    const int64_t *starts, *places;
-    int64_t samples, heads, queries, keys, size; /* of documents: queries and keys of the longest */
-    int64_t per_key; /* causal: queries that see the last key, and as many more each one before; of documents: heads that
-                        share keys */
-    int64_t causal;
-    float scale, kept; /* kept: what the output is multiplied by */
-    int64_t drops;
-    Drop drop;
-    char *own;
-    int64_t own_bytes;
-    int64_t *next;
-} Heads;
-
-typedef struct {
-    int64_t sample, head, keys, queries, length; /* length: keys that queries see */
-    int64_t place;                               /* of its probabilities */
-} Head;
 
 typedef struct {
     bf16 *at;
     int64_t row; /* numbers from one to the next */
 } Rows;
 
-INLINE int64_t up_to(int64_t count, int64_t size) { return parts(count, size) * size; }
 INLINE int64_t wide(int64_t keys) { return up_to(keys, 96); }
-
-INLINE Head head_of(const Heads *a, int64_t number) {
-    int64_t sample = number / a->heads, head = number % a->heads, length = a->lengths ? a->lengths[sample] : a->keys;
-    if (!a->starts)
-        return (Head){sample, head, a->keys, a->queries, length, number * a->queries * a->keys};
-    int64_t queries = length * a->per_key;
-    return (Head){sample, head, length, queries, length, a->places[sample] + head * queries * length};
-}
 
 INLINE Rows rows_of(const Heads *a, Vectors x, Head h) {
     int64_t sample = a->starts ? a->starts[h.sample] * x.row : h.sample * x.sample;
-    return (Rows){x.at + sample + h.head * x.head, x.row};
+    return (Rows){(bf16 *)x.at + sample + h.head * x.head, x.row};
 }
-
-INLINE int shares_keys(const Heads *a) { return a->starts && a->per_key > 1; }
 
 /* Copy the rows of heads that share their keys, those of a token beside each other, to `own` or back. */
 static void copy_queries(const Heads *a, Vectors x, Head h, bf16 *own, int back) {
     for (int64_t i = 0; i < h.queries; i++) {
         int64_t token = a->starts[h.sample] + i / a->per_key, head = h.head * a->per_key + i % a->per_key;
-        bf16 *there = x.at + token * x.row + head * x.head, *here = own + i * a->size;
+        bf16 *there = (bf16 *)x.at + token * x.row + head * x.head, *here = own + i * a->size;
         for (int64_t k = 0; k < a->size; k += 32)
             _mm512_storeu_si512((back ? there : here) + k, _mm512_loadu_si512((back ? here : there) + k));
     }
@@ -128,10 +82,6 @@ INLINE bf16 *in_tiles(bf16 *tiles, int64_t chunks, int64_t i, int64_t begin) {
     return tiles + (i / 16 * chunks + begin / 32) * TILE + i % 16 * 32 + begin % 32;
 }
 
-INLINE int64_t seen_by(const Heads *a, Head h, int64_t row) {
-    return a->causal ? h.keys - (h.queries - 1 - row) / a->per_key : h.length;
-}
-
 /* What a thread has for itself. */
 typedef struct {
     float *scores, *sums;
@@ -186,7 +136,7 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                 const float *x = own.scores + i * columns;
                 int64_t place = h.place + (row + i) * h.keys;
                 int64_t seen = a->hidden && a->hidden[number * a->queries + row + i] ? 0 : seen_by(a, h, row + i);
-                const bf16 *bias = a->bias ? a->bias + h.sample * a->bias_sample + h.head * a->bias_head + (row + i) * a->bias_row : 0;
+                const bf16 *bias = a->bias ? (const bf16 *)a->bias + h.sample * a->bias_sample + h.head * a->bias_head + (row + i) * a->bias_row : 0;
                 vec largest = all(-__builtin_inff()), sum = zeros();
                 REGISTERS(k, some, 0, seen, {
                     vec score = mul(load_fp32(x + k, some), all(a->scale));
@@ -208,7 +158,7 @@ AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, i
                     lanes some = k >= seen ? 0 : first(seen - k), all_of = k >= h.keys ? 0 : first(h.keys - k);
                     vec value = choose(some, mul(load_fp32(powers + k, 0xffff), inverse), zeros());
                     __m256i low = rounded(value);
-                    _mm256_mask_storeu_epi16(a->probabilities + place + k, all_of, low);
+                    _mm256_mask_storeu_epi16((bf16 *)a->probabilities + place + k, all_of, low);
                     if (a->drops && some) {
                         vec by = choose(bits_at(bits, place % 4 + k), scale, zeros());
                         low = rounded(mul(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16)), choose(some, by, zeros())));
@@ -253,7 +203,7 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
                     draw(bits, place, seen, a->drop);
                 for (int64_t k = 0; k < columns; k += 16) {
                     lanes some = k >= seen ? 0 : first(seen - k);
-                    vec value = some ? load_bf16(a->probabilities + place + k, some) : zeros(), left = value;
+                    vec value = some ? load_bf16((bf16 *)a->probabilities + place + k, some) : zeros(), left = value;
                     if (a->drops && some)
                         left = mul(value, choose(bits_at(bits, place % 4 + k), scale, zeros()));
                     store_bf16(dropped + k, 0xffff, mul(left, kept));
@@ -267,7 +217,7 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
                     lanes some = k >= seen ? 0 : first(seen - k);
                     vec y = zeros();
                     if (some) {
-                        vec value = load_bf16(a->probabilities + place + k, some), grad = mul(load_fp32(x + k, some), kept);
+                        vec value = load_bf16((bf16 *)a->probabilities + place + k, some), grad = mul(load_fp32(x + k, some), kept);
                         if (a->drops)
                             grad = mul(grad, choose(bits_at(bits, place % 4 + k), scale, zeros()));
                         y = mul(mul(value, sub(grad, along)), all(a->scale));

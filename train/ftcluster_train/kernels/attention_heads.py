@@ -1,4 +1,6 @@
-"""Attention on AMX tiles: a head of a sample at a time, by threads that take the next one.
+"""Attention, a head of a sample at a time, by threads that take the next one.
+
+On AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 where `products.fma_dtypes` has it.
 
 Scores stay in the cache of a core, and vectors are read and written where the layers around have
 them, without copies.
@@ -11,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.products import MULTIPLE, has_amx
+from ftcluster_train.kernels.products import MULTIPLE, fma_dtypes, has_amx
 from ftcluster_train.kernels.simd import KEEP_ALL, Drop
 
-LONGEST = 1024  # keys, see native/heads.c
-LARGEST = 1 << 22  # scores of a head, which each thread has twice: 16 MB
+LONGEST = 1024  # keys, see native/heads.h
+LARGEST = 1 << 22  # scores of a head, which each thread has twice: 16 MB, of fp32 32 MB
 LINE = 64  # bytes of a cache line
 
 
@@ -30,7 +32,7 @@ class _Drop(ctypes.Structure):
 
 
 class _Heads(ctypes.Structure):
-    """`Heads` of native/heads.c."""
+    """`Heads` of native/heads.h."""
 
     _fields_ = (
         *((name, _Vectors) for name in ("query", "key", "value", "output")),
@@ -79,7 +81,7 @@ def takes(
     value: torch.Tensor,
     documents: Sequence[int] | None = None,
 ) -> bool:
-    """Whether the tiles compute attention of these, shapes (samples, heads, length, size).
+    """Whether the loops compute attention of these, shapes (samples, heads, length, size).
 
     Args:
         documents: see `Plan`; of these several heads of queries may share one of keys.
@@ -94,8 +96,15 @@ def takes(
         fits = fits and samples == 1 and sum(documents) == queries == keys
         keys = max(documents)
         queries = keys * heads // max(of_keys, 1)
-    fits = fits and all(x.dtype == torch.bfloat16 for x in (query, key, value))
-    return fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST and has_amx()
+    fits = fits and query.dtype == key.dtype == value.dtype
+    fits = fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST
+    return fits and _has_loop(query.dtype)
+
+
+def _has_loop(dtype: torch.dtype) -> bool:
+    if dtype == torch.float32:
+        return simd.is_available()
+    return dtype in fma_dtypes() or (dtype == torch.bfloat16 and has_amx())
 
 
 def forward(
@@ -106,11 +115,11 @@ def forward(
     hidden: torch.Tensor | None,
     plan: Plan,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, as `query`, and the probabilities in bf16, of each sample (heads, queries, keys).
+    """The output, and the probabilities of each sample (heads, queries, keys), as `query`.
 
     Args:
-        query, key, value: bf16, shape (samples, heads, length, size), with a contiguous last
-            dimension.
+        query, key, value: bf16 or fp32, shape (samples, heads, length, size), whose last dimension
+            is contiguous.
         bias: added to the scores, which have a shape that it can be expanded to.
         hidden: queries that see no key and get 0, likewise, with a last dimension of 1.
     """
@@ -208,8 +217,15 @@ def _call_of(
 def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:
     library, threads = simd.loaded_library(), simd.threads_for(query)
     assert library is not None
-    library.heads_bytes.restype = ctypes.c_int64
-    call.own_bytes = library.heads_bytes(ctypes.byref(call))
+    by_tiles = query.dtype == torch.bfloat16 and has_amx()
+    size_of, run = (
+        (library.heads_bytes, library.heads)
+        if by_tiles
+        else (library.heads_fma_bytes, library.heads_fma)
+    )
+    size_of.restype = ctypes.c_int64
+    call.own_bytes = size_of(ctypes.byref(call))
     own = torch.empty(threads * call.own_bytes + LINE, dtype=torch.uint8)
     call.own = own.data_ptr() + -own.data_ptr() % LINE
-    library.heads(ctypes.byref(call), int(back), threads)
+    kind = () if by_tiles else (simd.TYPES[query.dtype],)
+    run(ctypes.byref(call), int(back), *kind, threads)
