@@ -1,8 +1,8 @@
 """Sentence embeddings and rerankers: the engine against sentence-transformers, side by side.
 
     .venv-dev/bin/python -m bench.embed [--task rerank] --data DIR --encoder DIR --site DIR
-        [--turns N] [--steps N] [--seeds N] [--first-seed N] [--batch N] [--threads N]
-        [--prefix DIR] [--results FILE]
+        [--precision fp32] [--turns N] [--steps N] [--seeds N] [--first-seed N] [--batch N]
+        [--threads N] [--prefix DIR] [--results FILE]
 
 from the repository's root, with the Python of the stack under --prefix and the code of this
 checkout. DIR of --data has the folder squad,
@@ -15,11 +15,11 @@ all-MiniLM-L6-v2. --site is a folder with sentence-transformers beside the stack
 Both train the same model on the same pairs with the same loss, batch, length and rate: embeddings
 with MultipleNegativesRankingLoss, scale 20; a reranker (CrossEncoderTrainer) with
 BinaryCrossEntropyLoss, each question with its own context, 1, and with another one, 0. Each run is
-a process, runs are interleaved, numbers are medians. `stock` has bf16, and of embeddings the batch
-sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and `tuned` with the allocator that
-planned runs, and so `ours`, have. --seeds also trains an epoch with ours and with stock by turns,
-and measures both models with the same code, beside the speed of the whole epoch; --turns 0 leaves
-out the rest.
+a process, runs are interleaved, numbers are medians. `stock` has bf16, where --precision is not
+fp32, and of embeddings the batch sampler NO_DUPLICATES; `stock, fp32` is the same without bf16, and
+`tuned` with the allocator that planned runs, and so `ours`, have. --seeds also trains an epoch with
+ours and with stock by turns, and measures both models with the same code, beside the speed of the
+whole epoch; --turns 0 leaves out the rest.
 """
 
 import json
@@ -31,18 +31,22 @@ from pathlib import Path
 from typing import Any
 
 from bench.quality import quality_table
-from bench.runs import Bench, arguments, environment, machine, run_module, write
+from bench.runs import Bench, arguments, environment, machine, precision, run_module, write
 
 RECIPES = {
     "embed": ("embed", "model={encoder}", "data={data}/squad"),
     "rerank": ("rerank", "model={encoder}"),
 }
-VARIANTS: dict[str, dict[str, Any]] = {
-    "stock": {"engine": "stock", "bf16": True},
-    "stock, fp32": {"engine": "stock", "bf16": False},
-    "tuned": {"engine": "stock", "bf16": True, "tcmalloc": True},
-    "ours": {"engine": "ours", "tcmalloc": True},
-}
+
+
+def variants(precision: str) -> dict[str, dict[str, Any]]:
+    """What is measured, by name: arguments of `Runner.run`."""
+    found: dict[str, dict[str, Any]] = {"stock": {"engine": "stock", "precision": precision}}
+    if precision != "fp32":
+        found["stock, fp32"] = {"engine": "stock", "precision": "fp32"}
+    for name, engine in (("tuned", "stock"), ("ours", "ours")):
+        found[name] = {"engine": engine, "precision": precision, "tcmalloc": True}
+    return found
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ def main() -> int:
     parser.add_argument("--task", choices=RECIPES, default="embed")
     parser.add_argument("--encoder", type=Path, required=True)
     parser.add_argument("--site", type=Path, required=True)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default=precision())
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=0)
@@ -75,7 +80,10 @@ def main() -> int:
         options.prefix, options.data.absolute(), options.encoder.absolute(), options.threads
     )
     site = options.site.absolute()
-    of_machine = machine(options.prefix, options.threads, site)
+    of_machine = {
+        **machine(options.prefix, options.threads, site), "precision": options.precision
+    }  # fmt: skip
+    chosen = variants(options.precision)
     results: dict[str, Any] = {
         "machine": of_machine, "task": options.task, "batch": options.batch
     }  # fmt: skip
@@ -86,13 +94,13 @@ def main() -> int:
         run_dir = bench.prepare(Path(folder) / "run", recipe)
         runner = Runner(bench, site, run_dir)
         if options.turns:
-            results["speed"] = measure(runner, options.turns, options.steps)
+            results["speed"] = measure(runner, chosen, options.turns, options.steps)
             print(table(options.task, results["speed"]), flush=True)
             write(options.results, results)
         for seed in range(options.first_seed, options.first_seed + options.seeds):
             found = results.setdefault("quality", {})
             for name in ("stock", "ours"):
-                done = runner.run(**VARIANTS[name], seed=seed, evaluate=True)
+                done = runner.run(**chosen[name], seed=seed, evaluate=True)
                 values = done.pop("metrics") | done
                 print(f"{name}, seed {seed}: {values}", file=sys.stderr, flush=True)
                 for metric, value in values.items():
@@ -122,11 +130,13 @@ def labelled_pairs(squad: Path, folder: Path) -> Path:
     return folder
 
 
-def measure(runner: Runner, turns: int, steps: int) -> dict[str, dict[str, Any]]:
+def measure(
+    runner: Runner, chosen: dict[str, dict[str, Any]], turns: int, steps: int
+) -> dict[str, dict[str, Any]]:
     """Run each variant `turns` times, interleaved; the medians by name."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in chosen}
     for _ in range(turns):
-        for name, options in VARIANTS.items():
+        for name, options in chosen.items():
             done = runner.run(**options, steps=steps)
             found[name].append(done)
             print(f"{name}: {done['pairs_per_second']:.2f} pairs/s", file=sys.stderr)

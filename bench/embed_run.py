@@ -3,8 +3,8 @@
     PYTHON -m bench.embed_run RUN_DIR OPTIONS
 
 RUN_DIR has the job.json of a run; the tokens of its data are made there once. OPTIONS is a JSON
-object: `engine` (`ours` or `stock`), `bf16` (of stock), `steps` (default: an epoch), `seed`,
-`evaluate`. Prints one JSON object.
+object: `engine` (`ours` or `stock`), `precision`, `steps` (default: an epoch), `seed`, `evaluate`.
+Prints one JSON object.
 """
 
 import json
@@ -13,11 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from bench.engine_run import WARM_UP, WORLD, batch_tokens, length_share, products, products_of
+from bench.engine_run import (
+    DTYPES,
+    WARM_UP,
+    WORLD,
+    Limit,
+    batch_tokens,
+    counted_seconds,
+    length_share,
+    products_of,
+)
 from bench.sft_run import CpuClock, shapes_of
 from ftcluster_common.columns import search_columns, search_texts
 from ftcluster_common.data_files import TRAIN
@@ -28,6 +36,7 @@ from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
+from ftcluster_train.patching.unpadding import STACKS
 
 
 def main() -> int:
@@ -41,29 +50,33 @@ def main() -> int:
         job.recipe.training, seed=options.get("seed", 1), max_steps=options.get("steps", -1),
         logging_steps=1, eval_strategy="no",
     )  # fmt: skip
-    job = replace(job, recipe=replace(job.recipe, training=training))
+    precision = options["precision"]
+    job = replace(job, recipe=replace(job.recipe, training=training), precision=precision)
     task, model, samples = load(job, read_inputs(run_dir))
     task.check_model(model)
     train_set = samples.pop(TRAIN)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    clock, share = CpuClock(), 1.0
+    limit = Limit(shapes_of(model.base_model), DTYPES[job.precision])
+    clock, share = CpuClock(limit.measure), 1.0
     found: dict[str, Any] = {
-        "products": products(shapes_of(model.base_model), torch.bfloat16),
         "flop_per_pair": 6 * products_of(model, train_set, job.recipe) / len(train_set),
     }
     if options["engine"] == "ours":
         lengths = task.lengths(train_set)
-        met, epoch = batch_tokens(lengths, job.recipe)
+        unpadded = model.base_model.config.model_type in STACKS
+        met, epoch = batch_tokens(lengths, job.recipe, unpadded=unpadded)
         # the few steps of a run meet longer or shorter batches than the epoch has
         share = length_share(met[WARM_UP:], epoch, len(lengths), job.recipe.batch_size)
         _, model = train(job, task, model, train_set, {}, WORLD, clock)
     else:
-        model = STOCK[job.recipe.name](job, clock, options["bf16"])
+        model = STOCK[job.recipe.name](job, clock, precision == "bf16")
     found["length_share"] = share
-    for name, times in (("second", clock.times), ("cpu_second", clock.cpu_times)):
-        counted = times[WARM_UP - 1 :]
-        pairs = share * job.recipe.batch_size * (len(counted) - 1)
-        found[f"pairs_per_{name}"] = pairs / (counted[-1] - counted[0])
+    found["products"] = limit.rate(WARM_UP - 1)
+    pairs = share * job.recipe.batch_size * (len(clock.times) - WARM_UP)
+    for name, begins, ends in (
+        ("second", clock.begins, clock.times), ("cpu_second", clock.cpu_begins, clock.cpu_times)
+    ):  # fmt: skip
+        found[f"pairs_per_{name}"] = pairs / counted_seconds(begins, ends)
     if options.get("evaluate"):
         found["metrics"] = evaluate(task, model, samples, WORLD, job.precision == "bf16").metrics
     print(json.dumps(found))

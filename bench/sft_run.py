@@ -12,7 +12,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +66,15 @@ CHATML = (
 class CpuClock(Clock):
     """Also the CPU time of this process, which others of the machine hardly change."""
 
-    def __init__(self) -> None:
-        super().__init__(None)
+    def __init__(self, between: Callable[[], None] | None = None) -> None:
+        super().__init__(None, between)
         self.cpu_times: list[float] = []
+        self.cpu_begins: list[float] = []
 
     def on_step_end(self, *others: Any, **more: Any) -> None:
-        super().on_step_end(*others, **more)
         self.cpu_times.append(time.process_time())
+        super().on_step_end(*others, **more)
+        self.cpu_begins.append(time.process_time())
 
 
 def main() -> int:

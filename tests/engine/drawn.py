@@ -12,9 +12,18 @@ from collections.abc import Sequence
 import torch
 from hypothesis import strategies as st
 
+from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_train.kernels import simd
+
 DTYPES = (torch.float32, torch.bfloat16)
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}  # 2^-24 and 2^-8
 TINY = float(torch.finfo(torch.float32).tiny)  # below it numbers lose bits, or are taken for 0
+
+# the loops' libraries that this CPU can run, the fastest first
+LIBRARIES = [
+    name for name, needed in simd.LIBRARIES.items()
+    if needed <= set(cpuinfo_field("flags").split())
+]  # fmt: skip
 
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(-(2**63), 2**63 - 1)

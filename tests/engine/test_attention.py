@@ -11,14 +11,13 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import attention, attention_heads, simd
 from ftcluster_train.kernels.attention import CAUSAL_BLOCK
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.patching import attention as patching
 from ftcluster_train.patching.attention import Attention, torch_attention
-from tests.engine.drawn import TINY, check_near, dtypes, tensors, unit
+from tests.engine.drawn import LIBRARIES, TINY, check_near, dtypes, tensors, unit
 
 
 def function_of(**options: Any) -> Any:
@@ -441,12 +440,6 @@ def test_a_mask_that_is_learned_gets_its_gradient(
     assert calls == []
     for found, exact in zip(*gradients, strict=True):
         assert torch.allclose(found, exact, atol=1e-5)
-
-
-LIBRARIES = [
-    name for name, needed in simd.LIBRARIES.items()
-    if needed <= set(cpuinfo_field("flags").split())
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

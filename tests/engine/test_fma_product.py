@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.kernels import linear as module
 from ftcluster_train.kernels import products, simd
-from tests.engine.drawn import check_near, tensors, unit
+from tests.engine.drawn import LIBRARIES, check_near, tensors, unit
 
 BF16, FP32 = torch.bfloat16, torch.float32
 HAS_BF16 = "avx512_bf16" in cpuinfo_field("flags").split()
 FOLDER = Path(simd.__file__).parent
 dtypes = st.sampled_from([FP32, BF16] if HAS_BF16 else [FP32])
-LIBRARIES = [
-    name for name, needed in simd.LIBRARIES.items()
-    if needed <= set(cpuinfo_field("flags").split())
-]  # fmt: skip
 sizes = st.integers(1, 3) | st.integers(1, 70) | st.sampled_from([96, 100, 257])
 THREADS = [1, 2, 3, 7]
 

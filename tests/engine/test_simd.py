@@ -11,7 +11,7 @@ from torch.nn import functional
 from ftcluster_train.kernels import simd
 from ftcluster_train.kernels.elementwise import activate, drop_of
 from ftcluster_train.kernels.simd import Drop
-from tests.engine.drawn import DTYPES, check_near, dtypes, seeds, unit
+from tests.engine.drawn import DTYPES, LIBRARIES, check_near, dtypes, seeds, unit
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 rates = st.sampled_from([0.05, 0.1, 0.5, 0.9])
@@ -224,3 +224,15 @@ def test_widen(count: int, seed: int, threads: int) -> None:
     simd.widen(values, output[:count])
     assert torch.equal(output[:count], values.float())
     assert (output[count:] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [("", LIBRARIES[0]), ("avx512", LIBRARIES[0]), ("avx2", "libavx2.so"), ("default", None)],
+)
+def test_a_limit_for_torch_is_one_for_the_loops(
+    limit: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", limit)
+    path = simd.library_path()
+    assert (path and path.name) == expected

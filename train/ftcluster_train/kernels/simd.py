@@ -6,6 +6,7 @@ bf16 or fp32, all of a call in the same dtype.
 """
 
 import ctypes
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -45,8 +46,13 @@ KEEP_ALL = Drop(0, -(1 << 15), 1.0)
 
 
 def library_path() -> Path | None:
-    """The library for this CPU; None without AVX2. It is missing if there was no C compiler."""
-    flags = set(cpuinfo_field("flags").split())
+    """The library for this CPU; None without AVX2. It is missing if there was no C compiler.
+
+    A limit that was set for torch's own loops, ATEN_CPU_CAPABILITY, holds here as well.
+    """
+    flags, limit = set(cpuinfo_field("flags").split()), os.environ.get("ATEN_CPU_CAPABILITY")
+    if limit in ("default", "avx2"):
+        flags -= {"avx512f"} if limit == "avx2" else {"avx512f", "avx2"}
     file_name = next((name for name, needed in LIBRARIES.items() if flags >= needed), None)
     return Path(__file__).with_name(file_name) if file_name else None
 
