@@ -5,8 +5,9 @@
 
 from the repository's root, with the Python of a stack. A row for each instruction set: a loop in C
 of registers that wait for nothing (native/peak.c), and torch's products of the shapes of MRPC's
-DistilBERT; with AMX also by tiles of our own. The best of all turns: other work and the CPU's clock
-only take away. CPUs compute slower while tiles are new to them, so each is warmed up.
+DistilBERT; also by loops of our own, tiles with AMX and multiply-adds. The best of all turns: other
+work and the CPU's clock only take away. CPUs compute slower while tiles are new to them, so each is
+warmed up.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 
 from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
 from ftcluster_train.io.machine import cpuinfo_field
-from ftcluster_train.kernels import products
+from ftcluster_train.kernels import products, simd
 
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
 SECONDS = 0.2  # of a turn
@@ -55,6 +56,7 @@ def rates(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
     """Operations per second by shape and kind of product."""
     found = {}
     tiles = dtype == torch.bfloat16 and products.has_amx()
+    by_fma = dtype in products.fma_dtypes() or (dtype == torch.float32 and simd.is_available())
     for outputs, inputs in SHAPES:
         x, w, g = (
             torch.randn(*shape).to(dtype)
@@ -72,6 +74,15 @@ def rates(dtype: torch.dtype, seconds: float) -> dict[str, dict[str, float]]:
                 "gradient of the input, our tiles": lambda g=g, w=w: products.product(g, w),
                 "gradient of the weight, our tiles": lambda g=g, x=x, sums=sums: (
                     products.weight_gradient_(g, x, sums, adds=False)
+                ),
+            }
+        if by_fma:
+            fma = products.product_by_fma
+            kinds |= {
+                "output, our multiply-adds": lambda x=x, w=w, fma=fma: fma(x, w.T),
+                "gradient of the input, our multiply-adds": lambda g=g, w=w, fma=fma: fma(g, w),
+                "gradient of the weight, our multiply-adds": lambda g=g, x=x, sums=sums, fma=fma: (
+                    fma(g.T, x, sums=sums)
                 ),
             }
         work = 2.0 * ROWS * outputs * inputs

@@ -30,6 +30,13 @@ FILES = {
         "2026-11-27-engine-tiles.json",
     ),
     "engine-fp32": ("2026-11-27-engine-fp32.json",),
+    # of CPUs without AMX
+    "engine-avx512-bf16": ("2026-11-28-engine.json",),
+    "sft-avx512-bf16": ("2026-11-28-sft.json", "2026-11-28-sft-lora.json"),
+    "embed-avx512-bf16": ("2026-11-28-embed.json", "2026-11-28-rerank.json"),
+    "engine-avx2": ("2026-11-28-engine-avx2.json", "2026-11-28-engine-avx2-lm.json"),
+    "sft-avx2": (),
+    "embed-avx2": ("2026-11-28-embed-avx2.json", "2026-11-28-rerank-avx2.json"),
     "fast": ("2026-11-26-fast.json", "2026-11-27-fast-qa.json"),
     "sft": ("2026-11-27-sft.json", "2026-11-27-sft-lora.json"),
     "embed": ("2026-11-27-embed.json", "2026-11-27-rerank.json"),
@@ -101,15 +108,35 @@ def speeds(name: str) -> dict[str, Any]:
 
 
 def comparisons() -> Iterator[Comparison]:
-    """All that were measured."""
-    for name, found in speeds("engine").items():
+    """All that were measured with AMX."""
+    yield from of_engine("engine")
+    yield from of_scripts()
+    yield from of_sft("sft")
+    yield from of_embeddings("embed")
+
+
+def without_amx(instructions: str) -> list[Comparison]:
+    """What was measured with other instructions."""
+    return [
+        *of_engine(f"engine-{instructions}"), *of_sft(f"sft-{instructions}"),
+        *of_embeddings(f"embed-{instructions}"),
+    ]  # fmt: skip
+
+
+def of_engine(name: str) -> Iterator[Comparison]:
+    """Trainings against Trainer."""
+    for case, found in speeds(name).items():
         stock, tuned, ours = (
             found.get(way, {}).get("samples_per_second") for way in ("stock", "tuned", "ours")
         )
         yield Comparison(
-            ENGINE[name], "transformers' Trainer", stock, tuned, ours, "samples/s",
+            ENGINE[case], "transformers' Trainer", stock, tuned, ours, "samples/s",
             found["ours"]["share_of_limit"],
         )  # fmt: skip
+
+
+def of_scripts() -> Iterator[Comparison]:
+    """Scripts with `ftcluster run`."""
     for name, found in speeds("fast").items():
         script = {way: of["samples_per_second"] for way, of in found["variants"].items()}
         instead = "`python SCRIPT`; tuned: `ftcluster run` without `--fast`"
@@ -122,7 +149,11 @@ def comparisons() -> Iterator[Comparison]:
             yield Comparison(
                 work, instead, None, script["tuned"], script["tuned, fast"], "samples/s"
             )
-    latest = {(one["shape"], one["lora_r"]): one for file in read("sft") for one in file}
+
+
+def of_sft(name: str) -> Iterator[Comparison]:
+    """Instruction tuning against TRL."""
+    latest = {(one["shape"], one["lora_r"]): one for file in read(name) for one in file}
     for found in latest.values():
         trl, tuned, ours = (
             found["speed"].get(way, {}).get("tokens_per_second")
@@ -132,7 +163,11 @@ def comparisons() -> Iterator[Comparison]:
         work += f"LoRA of rank {found['lora_r']}" if found["lora_r"] else "all weights"
         limit = found["speed"]["ours"].get("share_of_limit", 0)
         yield Comparison(work, "TRL's SFTTrainer", trl, tuned, ours, "tokens/s", limit)
-    for task, one in {one.get("task", "embed"): one for one in read("embed")}.items():
+
+
+def of_embeddings(name: str) -> Iterator[Comparison]:
+    """Embeddings and rerankers against sentence-transformers."""
+    for task, one in {one.get("task", "embed"): one for one in read(name)}.items():
         stock, tuned, ours = (
             one["speed"][way]["pairs_per_second"] for way in ("stock", "tuned", "ours")
         )
@@ -271,6 +306,8 @@ def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
         "summary": summary(found),
+        "avx512-bf16": summary(without_amx("avx512-bf16")),
+        "avx2": summary(without_amx("avx2")),
         "machines": machines(),
         "quality": of_quality([row for row in read("quality")[-1]["quality"] if shown(row)]),
         "time": times_to_a_metric(),
