@@ -153,7 +153,7 @@ def of_scripts() -> Iterator[Comparison]:
 
 def of_sft(name: str) -> Iterator[Comparison]:
     """Instruction tuning against TRL."""
-    latest = {(one["shape"], one["lora_r"]): one for file in read(name) for one in file}
+    latest = {(one["shape"], one["lora_r"]): one for file in read(name) for one in _each(file)}
     for found in latest.values():
         trl, tuned, ours = (
             found["speed"].get(way, {}).get("tokens_per_second")
@@ -200,7 +200,7 @@ def machines() -> str:
     lines = ["| results | CPU | products, TFLOP/s | versions |", "|---|---|---|---|"]
     for name, files in FILES.items():
         for file, found in zip(files, read(name), strict=True):
-            for machine in _machines_of(found):
+            for machine in (one["machine"] for one in _each(found)):
                 rate = machine.get("products_per_second", 0) / 1e12
                 versions = ", ".join(map(" ".join, machine.get("versions", {}).items()))
                 lines.append(
@@ -211,8 +211,9 @@ def machines() -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def _machines_of(found: Any) -> list[dict[str, Any]]:
-    return [one["machine"] for one in (found if isinstance(found, list) else [found])]
+def _each(found: Any) -> list[dict[str, Any]]:
+    """What a file of results has: one measurement, or a list."""
+    return found if isinstance(found, list) else [found]
 
 
 def picture(found: list[Comparison]) -> str:
