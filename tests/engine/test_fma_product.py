@@ -200,8 +200,11 @@ def test_which_cpus_have_them(
     fields = {"vendor_id": vendor, "flags": flags}
     monkeypatch.setattr(products, "cpuinfo_field", fields.__getitem__)
     monkeypatch.setattr(simd, "is_available", lambda: True)
+    monkeypatch.setattr(products, "_knows_bf16", lambda: True)
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
     assert products.fma_dtypes.__wrapped__() == expected
+    monkeypatch.setattr(products, "_knows_bf16", lambda: False)  # an older compiler
+    assert products.fma_dtypes.__wrapped__() == expected - {BF16}
     monkeypatch.setattr(simd, "is_available", lambda: False)
     assert not products.fma_dtypes.__wrapped__()

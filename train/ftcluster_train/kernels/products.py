@@ -44,7 +44,7 @@ def has_amx() -> bool:
     """
     if not set(cpuinfo_field("flags").split()) >= AMX or not _is_allowed("AMX"):
         return False
-    if not hasattr(simd.loaded_library(), "weight_gradient"):
+    if not _knows_bf16():
         return False
     words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
     return int(ctypes.CDLL(None).syscall(*words)) == 0
@@ -56,7 +56,13 @@ def fma_dtypes() -> frozenset[torch.dtype]:
     if not simd.is_available() or cpuinfo_field("vendor_id") == INTEL:
         return frozenset()
     has_bf16 = "avx512_bf16" in cpuinfo_field("flags").split() and _is_allowed("BF16", "AMX")
+    has_bf16 = has_bf16 and _knows_bf16()
     return frozenset({torch.float32, torch.bfloat16} if has_bf16 else {torch.float32})
+
+
+def _knows_bf16() -> bool:
+    """Whether the loops were built by a compiler that knows AMX, and AVX512-BF16 with it."""
+    return hasattr(simd.loaded_library(), "weight_gradient")
 
 
 def _is_allowed(*names: str) -> bool:

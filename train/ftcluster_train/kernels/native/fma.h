@@ -48,8 +48,8 @@ INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_
 }
 
 INLINE vec add_product(vec sum, vec left, vec right, int type) {
-#ifdef __AVX512F__
-    if (type == BF16) { /* the compiler knows the instruction only where all of the code may have it */
+#ifdef WITH_AMX /* compilers that know AMX know AVX512-BF16, but only where all of the code may have it */
+    if (type == BF16) {
         __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
         return sum;
     }
