@@ -160,6 +160,11 @@ def test_what_does_not_fit_is_left_to_torch(counted: list[torch.Size]) -> None:
         products.product(left[:, :639], right)
     with pytest.raises(RuntimeError):
         products.product(left, right.double())
+    with pytest.raises(ValueError, match="a product of"):
+        products.add_columns(
+            torch.randn(600, 768), torch.randn(599, 640), torch.empty(768, 640), adds=False
+        )
+    counted.clear()
     for one in (right[:, ::2], torch.randn(640, 300), torch.randn(1, 640, 768)):
         torch.testing.assert_close(products.product(left, one), left @ one)
     for wide in (left.double(), left.to(torch.float16)):

@@ -14,7 +14,6 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ftcluster_train.kernels import attention_heads, simd
-from ftcluster_train.kernels.documents import FEW_SCORES
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
@@ -26,6 +25,7 @@ from ftcluster_train.kernels.simd import Drop
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
+FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
 MANY_KEYS = 0.85  # of all: likewise
 
 

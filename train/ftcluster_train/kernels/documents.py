@@ -14,7 +14,6 @@ import torch
 from torch.autograd.function import once_differentiable
 
 CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
-FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
 
 

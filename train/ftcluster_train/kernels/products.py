@@ -115,7 +115,12 @@ def product_by_fma(
         bias: contiguous, shape (columns,), of the output's dtype.
         sums: contiguous fp32, shape (rows, columns): where the product is written.
         adds: whether it is added to them.
+
+    Raises:
+        ValueError: the factors' sizes do not match; C would read beyond their end.
     """
+    if left.shape[1] != len(right):
+        raise ValueError(f"a product of {tuple(left.shape)} and {tuple(right.shape)}")
     (rows, depth), columns, kind = left.shape, right.shape[1], simd.TYPES[left.dtype]
     output = left.new_empty(rows, columns) if sums is None else sums
     library, sizes = simd.loaded_library(), (kind, rows, depth, columns)
