@@ -74,13 +74,13 @@ def _unlisted(reporter: pytest.TerminalReporter) -> list[tuple[str, str]]:
     """The skips for which the run fails."""
     if not reporter.config.option.only_listed_skips:
         return []
-    listed = tomllib.loads(LISTED.read_text(encoding="utf-8"))["skip"]
-    return [
-        (test, reason)
-        for test, reason in _skips(reporter)
-        if not any(
-            fnmatchcase(reason, one["reason"])
-            and any(fnmatchcase(test, pattern) for pattern in one["tests"])
-            for one in listed
-        )
-    ]
+    return [(test, reason) for test, reason in _skips(reporter) if not is_listed(test, reason)]
+
+
+def is_listed(test: str, reason: str) -> bool:
+    """Whether CI may skip it for this reason."""
+    return any(
+        fnmatchcase(reason, one["reason"])
+        and any(fnmatchcase(test, pattern) for pattern in one["tests"])
+        for one in tomllib.loads(LISTED.read_text(encoding="utf-8"))["skip"]
+    )

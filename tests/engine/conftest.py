@@ -22,6 +22,9 @@ os.environ |= {
 
 import pytest  # noqa: E402 - it has loaded none of them
 
+from tests import rights  # noqa: E402
+from tests.engine import amx  # noqa: E402
+
 if TYPE_CHECKING:  # not at once, for xdist's first process has no use for torch
     from ftcluster_train.comm.world import World
 
@@ -43,6 +46,14 @@ def seed() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs AMX has it."""
+    needed = {right for mark in request.node.iter_markers("needs") for right in mark.args}
+    if "amx" in needed and not rights.has_flag("amx_bf16"):
+        amx.emulate(monkeypatch)
 
 
 @pytest.fixture(scope="session")

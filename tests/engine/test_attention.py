@@ -224,9 +224,22 @@ def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0)
         check_near(one, other, allowed)
 
 
+@pytest.fixture(
+    scope="module",  # as hypothesis wants it
+    params=[pytest.param("tiles", marks=pytest.mark.needs("amx", "compiler")), "without tiles"],
+)
+def on_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Heads in bf16 are computed by AMX tiles, or by what takes them without these."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param != "tiles":
+            patch.setattr(attention_heads, "has_amx", lambda: False)
+        yield
+
+
 ONE = torch.full((1, 1, 1, 1), 1.5)
 
 
+@pytest.mark.usefixtures("on_tiles")
 @given(cases())
 # a query that sees no key by numbers, as torch's it gets 0
 @example(Case(ONE, ONE, ONE, ONE, mask=torch.full_like(ONE, -torch.inf)))
@@ -235,12 +248,14 @@ def test_attention(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.usefixtures("on_tiles")
 @given(cases(masked=True))
 def test_samples_of_different_lengths(case: Case) -> None:
     """Each has its own keys; padding behind them is left out."""
     check(case, few=0)
 
 
+@pytest.mark.usefixtures("on_tiles")
 @given(cases(), st.integers(1, 9))
 def test_causal_blocks(case: Case, block: int) -> None:
     assume(case.causal)
@@ -250,6 +265,7 @@ def test_causal_blocks(case: Case, block: int) -> None:
 documents = st.lists(st.integers(1, 9) | st.sampled_from([33, 96, 97]), min_size=1, max_size=6)
 
 
+@pytest.mark.usefixtures("on_tiles")
 @given(documents, st.sampled_from([1, 2, 4]), st.sampled_from([8, 32, 64]), dtypes,
        st.sampled_from([None, 0.3]), st.sampled_from([4, 1024]), st.booleans(), st.booleans(),
        st.data())  # fmt: skip
@@ -277,6 +293,7 @@ def test_documents_of_a_row(
         start += length
 
 
+@pytest.mark.usefixtures("on_tiles")
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

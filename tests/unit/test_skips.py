@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests import rights, skips
 from tests.programs import ROOT
 
 CONFTEST = """
@@ -41,3 +44,11 @@ def test_a_skip_is_counted_by_its_reason_and_fails_where_it_is_not_listed(tmp_pa
     assert "skipped: 2 needs never: sh: no" in done.stdout.splitlines()
     assert "not in skips.toml: test_it.py::test_it[1]: needs never: sh: no" in done.stdout
     assert (tmp_path / "tries").read_text() == "tried\n"
+
+
+@pytest.mark.parametrize("right", rights.SOME_CPUS)
+def test_what_some_cpus_do_not_have_is_listed_for_any_test_of_the_engine(right: str) -> None:
+    assert skips.is_listed(
+        "tests/engine/test_new.py::test_it[1]", f"needs {right}: this CPU has no"
+    )
+    assert not skips.is_listed("tests/engine/test_new.py::test_it[1]", "needs mount: denied")

@@ -82,7 +82,12 @@ def weight_gradient_(
             multiple of 32 and `outputs` any number.
         sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
         adds: whether the gradient is added to `sums`.
+
+    Raises:
+        ValueError: the numbers of rows differ; C would read beyond the end of one.
     """
+    if len(gradient) != len(input):
+        raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
     (rows, outputs), inputs = gradient.shape, input.shape[1]
     turned = outputs == 1 or not gradient.is_contiguous()  # one output is both: it has no multiple
     packed, own = (

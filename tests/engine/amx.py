@@ -1,0 +1,29 @@
+"""AMX tiles for tests, on any CPU that has AVX512: see amx.c."""
+
+import ctypes
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("amx.c")
+
+
+def emulate(patch: pytest.MonkeyPatch) -> None:
+    """Have products and attention take tiles, which the CPU has not."""
+    from ftcluster_train.kernels import attention_heads, products
+
+    _catch_instructions()
+    for module in (products, attention_heads):
+        patch.setattr(module, "has_amx", lambda: True)
+
+
+@cache
+def _catch_instructions() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "amx.so"
+        options = ["-O3", "-mavx512f", "-shared", "-fPIC", "-o", library]
+        subprocess.run(["cc", *options, SOURCE], check=True)
+        ctypes.CDLL(str(library))
