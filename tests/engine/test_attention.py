@@ -17,6 +17,7 @@ from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.kernels.simd import Drop
 from ftcluster_train.patching import attention as patching
 from ftcluster_train.patching.attention import Attention, torch_attention
+from tests import rights
 from tests.engine.drawn import LIBRARIES, TINY, check_near, dtypes, tensors, unit
 
 
@@ -27,6 +28,7 @@ def function_of(**options: Any) -> Any:
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 Tensors = tuple[torch.Tensor, ...]
+BF16 = frozenset({torch.bfloat16})
 SEEN = -1e29  # a bias below it is a mask
 
 
@@ -233,6 +235,8 @@ def on_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "tiles":
             patch.setattr(attention_heads, "has_amx", lambda: False)
+            if rights.has_flag("avx512_bf16"):
+                patch.setattr(attention_heads, "fma_dtypes", lambda: BF16)
         yield
 
 
@@ -300,7 +304,8 @@ def test_documents_of_a_row(
 def test_dropout_in_documents(
     groups: int, causal: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({torch.bfloat16}))
+    if not attention_heads._has_loop(dtype):
+        pytest.skip("needs avx512_bf16: without it torch computes documents in bf16")
     torch.manual_seed(8)
     lengths, of_keys, drawn = [40, 7, 130, 1], 4 // groups, []
 
@@ -328,6 +333,19 @@ def test_dropout_in_documents(
         rows = of_tiles.view(of_keys, length, groups, length).transpose(1, 2)
         case = Case(query, key, value, up, causal=causal)
         check_found(case, tuple(own), rows.reshape(1, 4, length, length).double())
+
+
+@pytest.mark.usefixtures("on_tiles")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_vectors_an_odd_number_of_numbers_apart(dtype: torch.dtype) -> None:
+    leaves = [torch.randn(2, 3, 37, 65).to(dtype).requires_grad_() for _ in range(3)]
+    found = []
+    for copied in (False, True):
+        parts = [x[..., 1:].contiguous() if copied else x[..., 1:] for x in leaves]
+        output = function_of(with_dropout=False)(*parts)
+        found.append((output, *torch.autograd.grad(output.float().square().sum(), leaves)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_size_of_causal_blocks() -> None:
@@ -464,10 +482,11 @@ def test_a_mask_that_is_learned_gets_its_gradient(
 def test_multiply_adds_on_any_cpu(library: str, case: Case, few: int) -> None:
     """Also where tiles or torch compute attention in bf16 otherwise."""
     loaded = simd.load(Path(simd.__file__).with_name(library))
+    in_bf16 = library == "libavx512.so" and rights.has_flag("avx512_bf16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simd, "loaded_library", lambda: loaded)
         patch.setattr(attention_heads, "has_amx", lambda: False)
-        patch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({torch.bfloat16}))
+        patch.setattr(attention_heads, "fma_dtypes", lambda: BF16 if in_bf16 else frozenset())
         check(case, few=few)
 
 
