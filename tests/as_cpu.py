@@ -1,0 +1,81 @@
+"""Runs a command as on a CPU of Intel's with fewer instructions than this one.
+
+    sudo python3 -m tests.as_cpu avx2 ./test engine
+
+/proc/cpuinfo is one without the flags, in a mount namespace, and torch's libraries keep to what is
+left by their own variables. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+class Cpu(NamedTuple):
+    """What a CPU does not have.
+
+    Attributes:
+        without: what its flags do not begin with.
+        limits: variables of oneDNN, torch and MKL.
+    """
+
+    without: tuple[str, ...]
+    limits: dict[str, str]
+
+
+def _limits(onednn: str, aten: str, mkl: str) -> dict[str, str]:
+    return {
+        "ONEDNN_MAX_CPU_ISA": onednn,
+        "ATEN_CPU_CAPABILITY": aten,
+        "MKL_ENABLE_INSTRUCTIONS": mkl,
+    }
+
+
+CPUS = {
+    "avx2": Cpu(("avx512", "amx", "avx_vnni"), _limits("AVX2", "avx2", "AVX2")),
+    "avx512": Cpu(
+        ("avx512_bf16", "avx512_fp16", "amx", "avx_vnni"),
+        _limits("AVX512_CORE_VNNI", "avx512", "AVX512"),
+    ),
+}
+
+
+def cpuinfo_of(cpu: Cpu, text: str) -> str:
+    """/proc/cpuinfo as that CPU has it, from this one's."""
+    text = re.sub(r"(?m)^(vendor_id\s*:).*", r"\1 GenuineIntel", text)
+    return re.sub(
+        r"(?m)^(flags\s*:)(.*)",
+        lambda line: " ".join(
+            [line[1], *(flag for flag in line[2].split() if not flag.startswith(cpu.without))]
+        ),
+        text,
+    )
+
+
+def main() -> int:
+    assert __doc__
+    parser = argparse.ArgumentParser(prog="tests.as_cpu", description=__doc__.splitlines()[0])
+    parser.add_argument("cpu", choices=CPUS)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args()
+    cpu = CPUS[options.cpu]
+    with tempfile.NamedTemporaryFile("w", prefix="cpuinfo-") as file:
+        file.write(cpuinfo_of(cpu, CPUINFO.read_text()))
+        file.flush()
+        mount = f'mount --bind "$0" {CPUINFO} && exec "$@"'
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", mount, file.name, *options.command],
+            env={**os.environ, **cpu.limits}, check=False,
+        )  # fmt: skip
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
