@@ -31,6 +31,20 @@ INLINE void pack_row(const void *row, const void *beside, int64_t columns, int w
             to[i] = type == FP32 ? ((const word *)row)[i] : ((const bf16 *)row)[i] | (beside ? (word)((const bf16 *)beside)[i] << 16 : 0);
 }
 
+/* The same of `wide` columns that are there; compilers do not find it. */
+INLINE void pair_columns(const bf16 *row, const bf16 *beside, int wide, word *to) {
+    int i = 0;
+    for (; i + 8 <= wide; i += 8) {
+        __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(row + i)));
+        __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(beside + i)));
+        _mm256_storeu_si256((void *)(to + i), _mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
+    }
+    for (; i + 4 <= wide; i += 4)
+        _mm_storeu_si128((void *)(to + i), _mm_unpacklo_epi16(_mm_loadl_epi64((const void *)(row + i)), _mm_loadl_epi64((const void *)(beside + i))));
+    for (; i < wide; i++)
+        to[i] = row[i] | (word)beside[i] << 16;
+}
+
 /* Slivers of `wide` columns side by side of `depth` rows, which are `apart` numbers from each other. */
 INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_t slivers, int64_t depth, int wide, int type, word *to) {
     const int64_t words = parts(depth, in_word(type)), row_size = apart * size_of(type);
@@ -40,9 +54,12 @@ INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_
                 const char *row = (const char *)from + k * in_word(type) * row_size + sliver * wide * size_of(type);
                 const char *beside = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_size;
                 word *here = to + (sliver * words + k) * wide;
-                if (columns - sliver * wide >= wide && beside)
-                    pack_row(row, beside, wide, wide, type, here); /* without questions: these are most */
-                else
+                if (columns - sliver * wide >= wide && beside) { /* these are most */
+                    if (type == BF16)
+                        pair_columns((const bf16 *)row, (const bf16 *)beside, wide, here);
+                    else
+                        pack_row(row, beside, wide, wide, type, here);
+                } else
                     pack_row(row, beside, columns - sliver * wide, wide, type, here);
             }
 }
@@ -55,6 +72,22 @@ INLINE vec add_product(vec sum, vec left, vec right, int type) {
     }
 #endif
     return mul_add(left, right, sum);
+}
+
+/* To `place` on; what is less than the least normal number is 0 in bf16, as it is in sums of products. */
+INLINE void store_number(void *numbers, int64_t place, lanes some, vec values, int type) {
+#ifdef WITH_AMX
+    if (type == BF16) {
+        __m256i low;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(values));
+        if (some == 0xffff)
+            _mm256_storeu_si256((void *)((bf16 *)numbers + place), low);
+        else
+            _mm256_mask_storeu_epi16((bf16 *)numbers + place, some, low);
+        return;
+    }
+#endif
+    store(numbers, place, some, values, type);
 }
 
 /* `high` rows of sums of packed slivers, `registers` each, to rows that are `apart`; a cache line of what is `ahead` comes

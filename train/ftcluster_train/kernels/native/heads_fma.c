@@ -93,7 +93,7 @@ INLINE void put(const Heads *a, const float *sums, vec factor, Vectors x, Head h
     for (int64_t i = 0; i < rows; i++) {
         int64_t place = place_of(a, x, h, first + i, of_queries);
         for (int64_t k = 0; k < a->size; k += 16)
-            store(x.at, place + k, 0xffff, mul(load_fp32(sums + i * a->size + k, 0xffff), factor), type);
+            store_number(x.at, place + k, 0xffff, mul(load_fp32(sums + i * a->size + k, 0xffff), factor), type);
     }
 }
 
@@ -121,16 +121,16 @@ INLINE void softmax_row(const Heads *a, Head h, int64_t number, int64_t row, flo
         draw(bits, place, seen, a->drop);
     REGISTERS(k, some, 0, seen, {
         vec value = choose(some, mul(load_fp32(x + k, 0xffff), inverse), zeros());
-        store(a->probabilities, place + k, some, value, type);
+        store_number(a->probabilities, place + k, some, value, type);
         if (type == BF16)
             value = load(a->probabilities, place + k, some, type);
         if (a->drops)
             value = mul(value, choose(bits_at(bits, place % 4 + k), all(a->drop.scale), zeros()));
-        store(dropped, k, 0xffff, value, type);
+        store_number(dropped, k, 0xffff, value, type);
     });
-    REGISTERS(k, some, seen, h.keys, { store(a->probabilities, place + k, some, zeros(), type); });
+    REGISTERS(k, some, seen, h.keys, { store_number(a->probabilities, place + k, some, zeros(), type); });
     for (int64_t k = up_to(seen, 16); k < columns; k += 16)
-        store(dropped, k, 0xffff, zeros(), type);
+        store_number(dropped, k, 0xffff, zeros(), type);
 }
 
 INLINE void forward(const Heads *a, int thread, int type) {
@@ -161,25 +161,25 @@ INLINE void forward(const Heads *a, int thread, int type) {
 INLINE void softmax_row_back(const Heads *a, Head h, int64_t row, const float *x, char *of_scores, char *dropped, int64_t columns, int type) {
     uint32_t bits[WORDS(LONGEST)];
     const int64_t seen = seen_by(a, h, row), place = h.place + row * h.keys;
-    const vec kept = all(a->kept);
+    const vec kept = all(a->drops ? a->kept * a->drop.scale : a->kept);
     vec along = zeros();
     if (a->drops)
         draw(bits, place, seen, a->drop);
     REGISTERS(k, some, 0, seen, {
-        vec by = a->drops ? mul(kept, choose(bits_at(bits, place % 4 + k), all(a->drop.scale), zeros())) : kept;
+        vec by = a->drops ? choose(bits_at(bits, place % 4 + k), kept, zeros()) : kept;
         vec left = mul(load(a->probabilities, place + k, some, type), by);
-        store(dropped, k, 0xffff, left, type);
+        store_number(dropped, k, 0xffff, left, type);
         along = add_some(some, along, mul(left, load_fp32(x + k, 0xffff)));
     });
     along = all(sum_of(along));
     REGISTERS(k, some, 0, seen, {
-        vec by = a->drops ? mul(kept, choose(bits_at(bits, place % 4 + k), all(a->drop.scale), zeros())) : kept;
+        vec by = a->drops ? choose(bits_at(bits, place % 4 + k), kept, zeros()) : kept;
         vec grad = sub(mul(load_fp32(x + k, 0xffff), by), along), value = load(a->probabilities, place + k, some, type);
-        store(of_scores, k, 0xffff, choose(some, mul(mul(value, grad), all(a->scale)), zeros()), type);
+        store_number(of_scores, k, 0xffff, choose(some, mul(mul(value, grad), all(a->scale)), zeros()), type);
     });
     for (int64_t k = up_to(seen, 16); k < columns; k += 16) {
-        store(dropped, k, 0xffff, zeros(), type);
-        store(of_scores, k, 0xffff, zeros(), type);
+        store_number(dropped, k, 0xffff, zeros(), type);
+        store_number(of_scores, k, 0xffff, zeros(), type);
     }
 }
 
