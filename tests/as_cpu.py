@@ -3,7 +3,8 @@
     sudo python3 -m tests.as_cpu avx2 ./test engine
 
 /proc/cpuinfo is one without the flags, in a mount namespace, and torch's libraries keep to what is
-left by their own variables. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake.
+left by their own variables. avx2: Haswell and Broadwell; avx512: Skylake to Ice Lake; avx512_bf16:
+Cooper Lake, and later ones in a virtual machine that hides AMX.
 """
 
 import argparse
@@ -43,6 +44,9 @@ CPUS = {
     "avx512": Cpu(
         ("avx512_bf16", "avx512_fp16", "amx", "avx_vnni"),
         _limits("AVX512_CORE_VNNI", "avx512", "AVX512"),
+    ),
+    "avx512_bf16": Cpu(
+        ("avx512_fp16", "amx", "avx_vnni"), _limits("AVX512_CORE_BF16", "avx512", "AVX512")
     ),
 }
 

@@ -28,7 +28,6 @@ def function_of(**options: Any) -> Any:
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 Tensors = tuple[torch.Tensor, ...]
-BF16 = frozenset({torch.bfloat16})
 SEEN = -1e29  # a bias below it is a mask
 
 
@@ -235,8 +234,6 @@ def on_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param != "tiles":
             patch.setattr(attention_heads, "has_amx", lambda: False)
-            if rights.has_flag("avx512_bf16"):
-                patch.setattr(attention_heads, "fma_dtypes", lambda: BF16)
         yield
 
 
@@ -486,13 +483,13 @@ def test_multiply_adds_on_any_cpu(library: str, case: Case, few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simd, "loaded_library", lambda: loaded)
         patch.setattr(attention_heads, "has_amx", lambda: False)
-        patch.setattr(attention_heads, "fma_dtypes", lambda: BF16 if in_bf16 else frozenset())
+        patch.setattr(attention_heads, "adds_bf16", lambda: in_bf16)
         check(case, few=few)
 
 
 def test_which_heads_have_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention_heads, "has_amx", lambda: True)
-    monkeypatch.setattr(attention_heads, "fma_dtypes", frozenset)
+    monkeypatch.setattr(attention_heads, "adds_bf16", lambda: False)
 
     def takes(queries: int, keys: int, size: int, value_size: int, dtype: torch.dtype) -> bool:
         sizes = ((queries, size), (keys, size), (keys, value_size))
@@ -523,7 +520,7 @@ def test_which_heads_have_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not attention_heads.takes(heads, heads.float(), heads)
     monkeypatch.setattr(attention_heads, "has_amx", lambda: False)
     assert not attention_heads.takes(heads, heads, heads)
-    monkeypatch.setattr(attention_heads, "fma_dtypes", lambda: frozenset({bf16}))
+    monkeypatch.setattr(attention_heads, "adds_bf16", lambda: True)
     assert attention_heads.takes(heads, heads, heads)
     long = torch.empty(1, 1, 2000, 32, dtype=bf16)
     assert attention_heads.takes(long, long, long, [1000, 1000])

@@ -1,6 +1,6 @@
 """Attention, a head of a sample at a time, by threads that take the next one.
 
-On AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 where `products.fma_dtypes` has it.
+On AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
 
 Scores stay in the cache of a core, and vectors are read and written where the layers around have
 them, without copies.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.products import MULTIPLE, fma_dtypes, has_amx
+from ftcluster_train.kernels.products import MULTIPLE, adds_bf16, has_amx
 from ftcluster_train.kernels.simd import KEEP_ALL, Drop
 
 LONGEST = 1024  # keys, see native/heads.h
@@ -104,7 +104,7 @@ def takes(
 def _has_loop(dtype: torch.dtype) -> bool:
     if dtype == torch.float32:
         return simd.is_available()
-    return dtype in fma_dtypes() or (dtype == torch.bfloat16 and has_amx())
+    return dtype == torch.bfloat16 and (has_amx() or adds_bf16())
 
 
 def forward(

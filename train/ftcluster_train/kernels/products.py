@@ -55,9 +55,17 @@ def fma_dtypes() -> frozenset[torch.dtype]:
     """The dtypes whose large products multiply-adds of our own compute faster than torch does."""
     if not simd.is_available() or cpuinfo_field("vendor_id") == INTEL:
         return frozenset()
-    has_bf16 = "avx512_bf16" in cpuinfo_field("flags").split() and _is_allowed("BF16", "AMX")
-    has_bf16 = has_bf16 and _knows_bf16()
-    return frozenset({torch.float32, torch.bfloat16} if has_bf16 else {torch.float32})
+    return frozenset({torch.float32, torch.bfloat16} if adds_bf16() else {torch.float32})
+
+
+@cache
+def adds_bf16() -> bool:
+    """Whether multiply-adds of our own take bf16, which needs AVX512-BF16.
+
+    A limit that was set for oneDNN holds here as well.
+    """
+    has_flag = "avx512_bf16" in cpuinfo_field("flags").split()
+    return has_flag and _is_allowed("BF16", "AMX") and _knows_bf16()
 
 
 def _knows_bf16() -> bool:
