@@ -69,6 +69,8 @@ def main() -> int:
     parser.add_argument("cpu", choices=CPUS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
+    if not options.command:
+        parser.error("a command is needed")  # a shell without one would say nothing
     cpu = CPUS[options.cpu]
     with tempfile.NamedTemporaryFile("w", prefix="cpuinfo-") as file:
         file.write(cpuinfo_of(cpu, CPUINFO.read_text()))

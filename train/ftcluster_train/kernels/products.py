@@ -227,7 +227,7 @@ def product(
     by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
     if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
         return onednn_linear(left, right.T, bias)
-    return torch_linear(left, right.T, bias.to(left.dtype))  # as oneDNN, which takes others
+    return torch_linear(left, right.T, bias.to(left.dtype))  # torch refuses another dtype
 
 
 def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
