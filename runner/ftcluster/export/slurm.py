@@ -1,11 +1,17 @@
 """A training as a batch script for Slurm. Pure functions only."""
 
-import shlex
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ftcluster.text.comments import comments
+from ftcluster.text.shell_words import shell_word
+
 SAVE_SECONDS = 90  # for the last checkpoint
 SIGNAL_SECONDS = SAVE_SECONDS + 30  # before the time limit, which Slurm checks once a minute
+
+ABOUT = "ftcluster export slurm; docs/slurm.md of ftcluster says how the nodes are set up"
+OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch splits other texts into words
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,14 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob) -> str:
-    """The text for sbatch, with the reason of each line."""
+    """Return the text for sbatch, with the reason of each line.
+
+    Raises:
+        ValueError: the name or an option could be read as more than one option of sbatch.
+    """
+    for option in (f"--job-name={job.name}", *job.options):
+        if not OPTION.fullmatch(option):
+            raise ValueError(f"{option!r} is not one option of sbatch")
     options = [
         (f"--job-name={job.name}", ""),
         (f"--nodes={job.nodes}", ""),
@@ -42,16 +55,18 @@ def batch_script(job: BatchJob) -> str:
         (f"--output={job.name}-%j.log", ""),
     ]
     width = max(len(option) for option, _ in options)
-    lines = [f"#SBATCH {option:{width}}  # {why}" if why else f"#SBATCH {option}"
-             for option, why in options]  # fmt: skip
+    lines = [
+        f"#SBATCH {option:{width}}  {comments([why])[0]}" if why else f"#SBATCH {option}"
+        for option, why in options
+    ]
     flags = ("--requeue", f"--grace-seconds={SAVE_SECONDS}")
     return "\n".join(
         (
             "#!/bin/bash",
-            "# ftcluster export slurm; docs/slurm.md of ftcluster says how the nodes are set up",
+            *comments([ABOUT]),
             *lines,
             "",
-            "# exec: the signal is for ftcluster itself, the shell would not hand it on",
+            *comments(["exec: the signal is for ftcluster itself, the shell would not hand it on"]),
             f"exec {_wrapped((*job.command, *flags))}",
             "",
         )
@@ -61,7 +76,7 @@ def batch_script(job: BatchJob) -> str:
 def _wrapped(words: Sequence[str], width: int = 96) -> str:
     """A command as lines that a shell reads as one."""
     lines = [""]
-    for word in map(shlex.quote, words):
+    for word in map(shell_word, words):
         if lines[-1] and len(lines[-1]) + len(word) >= width:
             lines.append("   ")
         lines[-1] += f" {word}" if lines[-1] else word

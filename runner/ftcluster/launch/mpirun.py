@@ -1,12 +1,13 @@
 """From a LaunchPlan to the launch that the head gets, and its commands. Pure functions only."""
 
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster.planning.backends import WORKERS
 from ftcluster.planning.plan import HostPlan, LaunchPlan
+from ftcluster.text.comments import comments
+from ftcluster.text.shell_words import shell_line, shell_word
 from ftcluster_common.launch import (
     BACKEND_VARIABLE,
     CCL,
@@ -116,35 +117,35 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         job: the content of job.json; left out, nothing is prepared for the ranks.
     """
     command = mpirun_command(launch)
-    folder, hostfile = shlex.quote(launch.run_dir), shlex.quote(launch.hostfile_path)
-    python = shlex.quote(f"{launch.stack}/bin/python")
+    folder, hostfile = shell_word(launch.run_dir), shell_word(launch.hostfile_path)
+    python = shell_word(f"{launch.stack}/bin/python")
     user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
-        f"# on {plan.hosts[0].name}{user}",
+        *comments([f"on {plan.hosts[0].name}{user}"]),
         *(["umask 077"] if job is not None else []),
         f"mkdir -p {folder}",
-        f"printf %s {shlex.quote(command.hostfile)} > {hostfile}",
+        f"printf '%s\\n' {shell_line(command.hostfile.split())} > {hostfile}",
     ]
     if job is not None:
         prepare = [f"{python} -m ftcluster_train.engine.prepare {folder}"]
         if launch.script:
             prepare = []
-        lines += [f"printf %s {shlex.quote(json.dumps(job))} > {folder}/job.json", *prepare]
+        lines += [f"printf %s {shell_word(json.dumps(job))} > {folder}/job.json", *prepare]
         separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
-        others = " ".join(shlex.quote(host.address) for host in separate)
+        others = " ".join(shell_word(host.address) for host in separate)
         if others:
             here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
-            there = shlex.quote(" && ".join(here))
-            ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
+            there = shell_word(" && ".join(here))
+            ssh = f"ssh -F {shell_word(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
     if plan.backend == CCL:
-        lines.append(f". {shlex.quote(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
-    on_head = head_variables(shlex.quote(launch.stack), "$PATH", "$port")
+        lines.append(f". {shell_word(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
+    on_head = head_variables(shell_word(launch.stack), "$PATH", "$port")
     variables = command.env | (launch.supervised_variables if job is not None else {})
     lines += [
-        f"port=$({python} -c {shlex.quote(FREE_PORT)})",
+        f"port=$({python} -c {shell_word(FREE_PORT)})",
         f"env {' '.join(f'{key}={value}' for key, value in on_head.items())} \\",
-        *(f"  {key}={shlex.quote(value)} \\" for key, value in sorted(variables.items())),
-        f"  {shlex.join(command.argv)}",
+        *(f"  {key}={shell_word(value)} \\" for key, value in sorted(variables.items())),
+        f"  {shell_line(command.argv)}",
     ]
     return "\n".join(lines)

@@ -9,6 +9,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.launch.mpirun import as_shell
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.recipe.data_columns import columns_line
+from ftcluster.text.comments import comments
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
@@ -150,8 +151,8 @@ def as_commands(
     lines: Sequence[Text | str], launch: Launch, plan: LaunchPlan, job: Mapping[str, Any]
 ) -> str:
     """Everything, to be pasted into a shell; all but the commands are comments."""
-    comments = [f"# {line}".rstrip() for line in lines if line != COMMANDS_HINT]
-    return "\n".join([*comments, as_shell(launch, plan, job)])
+    head = comments(line for line in lines if line != COMMANDS_HINT)
+    return "\n".join([*head, as_shell(launch, plan, job)])
 
 
 def host_document(host: HostPlan) -> dict[str, Any]:

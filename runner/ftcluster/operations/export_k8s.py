@@ -18,6 +18,7 @@ from ftcluster.paths import write_atomically
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.stacks.catalog import Stack, load_stacks
+from ftcluster.text.comments import comments
 from ftcluster_common.launch import GLOO
 
 READABLE = 0o644
@@ -246,4 +247,4 @@ def _comment(kind: str, run: TrainingRun) -> str:
         *headline_of(run),
         *(f"copied to the volume before: {source} to {path}" for source, path in run.folders),
     ]
-    return "".join(f"# {line}\n" for line in lines)
+    return "".join(f"{line}\n" for line in comments(lines))

@@ -1,14 +1,23 @@
-"""Text of hosts, made safe for a terminal."""
+"""Foreign text, made safe for terminals and generated files.
+
+Names of columns, files, models and hosts are made by others. This module decides which of their
+characters are written as they are; `terminal`, `comments` and `shell_words` apply it.
+"""
 
 import re
 from typing import Any
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # and bold, underlined ...: SGR of ECMA-48
+RESET = "\x1b[0m"
 # Control characters other than tabs and line feeds; what turns the direction of the text around it
 # (UAX #9), or ends a line elsewhere; halves of a surrogate pair, which cannot be printed.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_NOT_PLAIN = re.compile(rf"[\t\n]|{_CONTROL.pattern}")
+# A colour matches as a whole, so that its escape character is not replaced.
+_IN_OUTPUT = re.compile(rf"(?P<colour>{_COLOUR.pattern})|\r|{_CONTROL.pattern}")
+_SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}
 
 
 def _escape(match: "re.Match[str]") -> str:
@@ -19,6 +28,11 @@ def _escape(match: "re.Match[str]") -> str:
 def is_unicode(text: str) -> bool:
     """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def is_plain(text: str) -> bool:
+    """Return True if a text is one line without control characters and marks of direction."""
+    return not _NOT_PLAIN.search(text)
 
 
 def printable(value: Any) -> Any:
@@ -39,3 +53,36 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(name): printable(part) for name, part in value.items()}
     return value
+
+
+def in_one_line(text: str) -> str:
+    r"""Return a text with everything escaped that ends a line or that a terminal obeys.
+
+    >>> print(in_one_line("a\nb\x85c\u2028d\x1b[2J"))
+    a\nb\x85c\u2028d\x1b[2J
+    """
+    return _NOT_PLAIN.sub(lambda match: _SHORT.get(match[0]) or _escape(match), text)
+
+
+def script_output(text: str) -> str:
+    r"""Return the output of a script for a terminal: colours and carriage returns stay.
+
+    Progress bars need the carriage return. Colours end with the text, so that none of them hides
+    the lines below.
+
+    >>> script_output("\r50 % \x1b[31mred \x1b[2J")
+    '\r50 % \x1b[31mred \\x1b[2J\x1b[0m'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    coloured = False
+
+    def shown(match: "re.Match[str]") -> str:
+        nonlocal coloured
+        if match["colour"]:
+            coloured = True
+            return match[0]
+        return match[0] if match[0] == "\r" else _escape(match)
+
+    safe = _IN_OUTPUT.sub(shown, text)
+    return safe + RESET if coloured else safe

@@ -8,6 +8,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
+from ftcluster.text.printable import printable
+
 INDENT = 2  # of what continues a line, beyond the line's own
 NARROWEST = 20
 
@@ -17,18 +19,47 @@ def print_lines(
 ) -> None:
     """Print lines to stdout or another stream; on a terminal, cut between words to fit it.
 
+    Every result, plan and error of a command is printed here. Names that others made are among
+    them, so control characters and line breaks within a line are shown as escapes.
+
     Args:
         indent: columns before what continues a line, beyond the line's own.
     """
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False, emoji=False)
     for line in lines:
-        text = Text(line) if isinstance(line, str) else line
+        text = safe(line)
         if not console.is_terminal:
             print(text.plain, file=stream)
             continue
         for part in cut(text, console.width, indent):
             console.print(part, soft_wrap=True)
+
+
+def safe(line: Text | str) -> Text:
+    r"""Return a line with everything escaped that a terminal would obey; styles stay.
+
+    >>> print(safe("a\x1b[2J").plain)
+    a\x1b[2J
+    """
+    if isinstance(line, str):  # before it is a Text, which drops some characters
+        return Text(one_line(line))
+    if one_line(line.plain) == line.plain:
+        return line
+    shown = line.blank_copy()
+    for letter in line.divide(range(1, len(line.plain))):
+        letter.plain = one_line(letter.plain)  # its style is that of the whole escape
+        shown.append_text(letter)
+    return shown
+
+
+def one_line(text: str) -> str:
+    r"""Return a line for a terminal, without colours; tabs stay.
+
+    >>> one_line("\x1b[31mred\tx\x1b]52;c;YQ==\x07\n")
+    'red\tx\\x1b]52;c;YQ==\\x07\\n'
+    """
+    return str(printable(text)).replace("\n", "\\n")
 
 
 def cut(text: Text, width: int, indent: int) -> list[Text]:

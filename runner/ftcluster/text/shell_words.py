@@ -1,0 +1,33 @@
+"""Words of commands that are shown or written into scripts for bash."""
+
+import os
+import shlex
+from collections.abc import Iterable
+
+from ftcluster.text.printable import is_plain
+
+
+def shell_word(text: str) -> str:
+    r"""Quote a word for bash, in one line and without control characters.
+
+    A word with such characters has them as escapes in `$'...'` (Quoting in bash's manual).
+
+    >>> print(shell_word("a b"), shell_word("a\n#SBATCH it's"))
+    'a b' $'a\x0a#SBATCH it\'s'
+    """
+    if is_plain(text):
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(letter: str) -> str:
+    if letter in "\\'":
+        return f"\\{letter}"
+    if is_plain(letter):
+        return letter
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def shell_line(words: Iterable[str]) -> str:
+    """Quote the words of a command as one line of bash."""
+    return " ".join(map(shell_word, words))
