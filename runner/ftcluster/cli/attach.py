@@ -1,6 +1,7 @@
 """`ftcluster attach [RUN]`: follows a run that was launched before."""
 
 import argparse
+import sys
 from typing import Any
 
 from ftcluster.cli.arguments import add_output
@@ -8,6 +9,7 @@ from ftcluster.cli.connection import add_run_options, connected, one_name
 from ftcluster.cli.output import print_result
 from ftcluster.operations.attach import attach
 from ftcluster.progress.view import make_view
+from ftcluster.text.streams import shown_on
 
 
 def add_parser(commands: Any) -> None:
@@ -30,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
     def on_output(text: str) -> None:
         if not options.json:
-            print(text, end="", flush=True)
+            print(shown_on(sys.stdout, text), end="", flush=True)
 
     with connected(options) as connection:
         result = attach(connection, given, make_view(options.verbose), on_output)

@@ -11,6 +11,7 @@ from ftcluster.cli.output import print_result
 from ftcluster.operations.check import check
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.progress.view import View, make_view
+from ftcluster.text.terminal import print_lines
 
 OPTIONS = ("--limit", "--extra-vars", "--forks", *CONNECTION)
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     with connected(options, inventories_of(options)) as connection:
         result = check(connection, view, accept_new, options.system_report)
     if options.quiet and not options.json:
-        print(result.line())
+        print_lines([result.line()])
     else:
         print_result(options, result)
     return 0 if result.fit and not (options.strict and result.warnings) else 1

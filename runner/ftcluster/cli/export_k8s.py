@@ -11,6 +11,7 @@ from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
 from ftcluster.operations.export_k8s import CLAIM, KINDS, KubernetesRequest, export_k8s
 from ftcluster.operations.recipes import known_recipes
+from ftcluster.text.terminal import print_lines
 
 PYTORCH = KINDS[0]
 
@@ -100,9 +101,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(error.message, error.hint or options.parser.usage_line()) from None
     if options.output:
         for path in exported.write(Path(options.output)):
-            print(path)
+            print_lines([str(path)])
     else:
         print(exported.text, end="")
-    for source, there in exported.folders:
-        print(f"copy it to the volume first: {source} to {there}", file=sys.stderr)
+    copies = [f"copy it to the volume first: {one} to {there}" for one, there in exported.folders]
+    print_lines(copies, sys.stderr)
     return 0

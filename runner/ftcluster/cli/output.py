@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rich.text import Text
 
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.text.terminal import print_lines
+from ftcluster.text.terminal import one_line, print_lines
 
 
 class Printable(Protocol):
@@ -57,4 +57,6 @@ def say_error(error: FtclusterError) -> None:
     """Print an error to stderr."""
     label = "" if isinstance(error, Interrupted) else "error: "
     first, *others = str(error).split("\n")
-    print_lines([Text.assemble((label, "bold red"), first), *others], sys.stderr)
+    # a further line that another one's name has made must not look like one of this program's
+    below = [line if line.startswith(" ") or not line else f"  {line}" for line in others]
+    print_lines([Text.assemble((label, "bold red"), one_line(first)), *below], sys.stderr)

@@ -6,7 +6,9 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
+
+from ftcluster.text.printable import printable
 
 # what gives logging's lock back behind a fork, in Python up to 3.12: a function, so that a signal's
 # handler can end it at its beginning
@@ -17,14 +19,20 @@ AGAIN_SECONDS = 0.02  # until a signal whose exception Python has dropped is rai
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
     """Show what the operations warn of on stderr, as plain lines."""
-    log, handler = logging.getLogger("ftcluster"), logging.lastResort
-    if handler:
-        log.addHandler(handler)
+    log, handler = logging.getLogger("ftcluster"), _Warnings(sys.stderr)
+    handler.setLevel(logging.WARNING)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        if handler:
-            log.removeHandler(handler)
+        log.removeHandler(handler)
+
+
+class _Warnings(logging.StreamHandler[TextIO]):
+    """Writes warnings, safe for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return str(printable(super().format(record)))
 
 
 @contextlib.contextmanager

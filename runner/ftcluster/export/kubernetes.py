@@ -7,9 +7,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ftcluster.export.pods import STACK, VOLUME, Resources
 from ftcluster.launch.mpirun import launch_host, stack_link
 from ftcluster.planning.plan import LaunchPlan
+from ftcluster.text.printable import is_plain
 from ftcluster_common.job import Job
 from ftcluster_common.launch import rank_placement
 from ftcluster_common.recipe import Recipe
@@ -101,7 +104,7 @@ def manifests(kind: str, pods: Pods) -> str:
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
-    environment.filters["quoted"] = _quoted
+    environment.filters["quoted"] = quoted
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         kind=kind,
@@ -114,6 +117,12 @@ def manifests(kind: str, pods: Pods) -> str:
     )
 
 
-def _quoted(text: str) -> str:
-    """A text without line breaks as YAML, which could be read as another type without quotes."""
-    return "'" + text.replace("'", "''") + "'"
+def quoted(text: str) -> str:
+    r"""Return a text as a YAML scalar in one line, which is read as a text and nothing else.
+
+    >>> print(quoted("it's 1"), quoted("a\n---\n"), quoted("\x85"))
+    'it''s 1' "a\n---\n" "\N"
+    """
+    style = "'" if is_plain(text) else '"'  # one in single quotes goes on in further lines
+    scalar: str = yaml.safe_dump(text, default_style=style, width=float("inf"))
+    return scalar.removesuffix("\n")

@@ -24,10 +24,9 @@ from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
-from ftcluster.recipe.schema import keys_of
+from ftcluster.recipe.recipe import checked_recipe
 from ftcluster.text.printable import printable
-from ftcluster_common.job import recipe_of
-from ftcluster_common.recipe import TASKS, Recipe, Training
+from ftcluster_common.recipe import Recipe
 from ftcluster_common.run_state import RunState
 
 SHORT_SECONDS = 120
@@ -151,7 +150,7 @@ def find_job(run_hosts: RunHosts, run: str) -> FoundJob:
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
         return FoundJob(
-            name, _recipe(job["recipe"]), hosts, min(prepared, _count(job["nodes"])),
+            name, checked_recipe(job["recipe"]), hosts, min(prepared, _count(job["nodes"])),
             tuple(map(run_id, job["resume"])), job["ipex"] is True, saved,
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -165,23 +164,6 @@ def _count(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"nodes is {value!r}")
     return value
-
-
-def _recipe(data: Mapping[str, Any]) -> Recipe:
-    """A recipe of job.json, each field of its type and within its limits."""
-    recipe = recipe_of(data)
-    given = {
-        "": (keys_of(Recipe, leave_out=("options", "training")), data),
-        "training.": (keys_of(Training, "training."), data["training"]),
-        "options.": (keys_of(TASKS[recipe.task], "options."), data["options"]),
-    }
-    for section, (keys, values) in given.items():
-        for key in keys:
-            name = key.name.removeprefix(section)
-            default = list(key.default) if isinstance(key.default, tuple) else key.default
-            if name in values and values[name] != default:
-                key.convert(values[name])
-    return recipe
 
 
 def copy_logs(

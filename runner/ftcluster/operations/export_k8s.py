@@ -24,6 +24,7 @@ from ftcluster_common.launch import GLOO
 READABLE = 0o644
 KINDS = (PYTORCH, TRAIN)
 CLAIM = "ftcluster"
+IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] of an IPv6 address
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
@@ -153,8 +154,11 @@ def _wrong(request: KubernetesRequest) -> list[str]:
     problems = []
     if not request.image:
         problems.append("--image is missing: the node image, such as registry/ftcluster-node:1")
-    elif re.search(r"\s", request.image):
-        problems.append(f"--image: {request.image!r} is not the name of an image")
+    elif not IMAGE.fullmatch(request.image):
+        problems.append(
+            f"--image: {request.image!r} is not the name of an image: at most 255 letters, digits "
+            "and ./:@_-"
+        )
     if not LABEL.fullmatch(name) or len(name) > LONGEST_NAME:
         problems.append(
             f"--name: {name!r} is not at most {LONGEST_NAME} of a-z, 0-9 and -, from a letter on"

@@ -11,6 +11,7 @@ from ftcluster.progress.data import data_lines
 from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.text.host_names import short_names
+from ftcluster.text.printable import printable
 
 
 class View:
@@ -75,13 +76,13 @@ class TerminalView(View):
 
     def say(self, text: str) -> None:
         """Show one line."""
-        self._console.print(text, highlight=False, markup=False, emoji=False)
+        self._console.print(printable(text), highlight=False, markup=False, emoji=False)
 
     def ask(self, question: str) -> str:
         """The answer of whoever sits at the terminal; "" where stdin or stderr is none."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
-        print(question, end="", file=sys.stderr, flush=True)
+        print(printable(question), end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip()
 
     def close(self) -> None:
@@ -185,4 +186,4 @@ class _PlainView(TerminalView):
 
     def say(self, text: str) -> None:
         # each line through rich's Console takes longer than all that is done for its event
-        print(text, file=self._console.file, flush=True)
+        print(printable(text), file=self._console.file, flush=True)

@@ -18,8 +18,9 @@ from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
-from ftcluster.text.printable import is_unicode
+from ftcluster.text.printable import is_plain
 from ftcluster_common.given_files import GivenFileError, read_given
+from ftcluster_common.job import recipe_of
 from ftcluster_common.model_package import PACKAGE, read_model_package
 from ftcluster_common.recipe import (
     BY_TYPE,
@@ -52,6 +53,7 @@ RECIPES: Mapping[str, str] = {  # for any data, by task
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
+NOT_TEXT = "has characters that are not text"
 Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
 
@@ -152,11 +154,48 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
     ]
     if not problems:
         recipe = _build(Path(source).stem, accepted, training)
-        said = [*_contradictions(recipe), *_of_training(recipe, training)]
+        said = contradictions_of(recipe, training)
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
         count = counted(len(problems), "problem")
         raise RecipeError(f"{count} in recipe {source}\n  " + "\n  ".join(problems))
+    return recipe
+
+
+def contradictions_of(recipe: Recipe, given: Mapping[str, Any]) -> list[Contradiction]:
+    """Return what is wrong with a recipe whose values are valid by themselves.
+
+    Args:
+        given: the fields of `training` that the recipe sets.
+    """
+    return [*_contradictions(recipe), *_of_training(recipe, given)]
+
+
+def checked_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Read a recipe that a host returns, with the checks that one of this machine has.
+
+    Args:
+        data: the recipe of a job.json.
+
+    Raises:
+        LookupError, TypeError, ValueError, AttributeError: it is not valid; says why.
+    """
+    recipe = recipe_of(data)
+    sections = {
+        "": (keys_of(Recipe, leave_out=("options", "training")), data),
+        "training.": (keys_of(Training, "training."), data["training"]),
+        "options.": (keys_of(TASKS[recipe.task], "options."), data["options"]),
+    }
+    given: dict[str, Any] = {}  # what differs from the default
+    for section, (keys, values) in sections.items():
+        for key in keys:
+            name = key.name.removeprefix(section)
+            default = list(key.default) if isinstance(key.default, tuple) else key.default
+            if name in values and values[name] != default:
+                given[key.name] = key.convert(values[name])
+    training = _section("training.", given)
+    if said := contradictions_of(recipe, training):
+        raise ValueError("; ".join(f"{key}: {what}" for key, what in said))
     return recipe
 
 
@@ -334,6 +373,9 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     if (embeds or isinstance(options, TextDistillation)) != (recipe.teacher is not None):
         what = "text-distillation, and the losses mse and cosine_distance of embeddings, have a "
         yield "teacher", f"{what}teacher, and nothing else: teacher=DIR, or a name on the Hub"
+    for field in ("name", "data_config", "license"):
+        if not is_plain(getattr(recipe, field) or ""):
+            yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
     for field in ("model", "data", "tokenizer", "teacher"):
         value = getattr(recipe, field) or ""
         if said := _not_a_source(value):
@@ -360,8 +402,8 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 def _not_a_source(value: str) -> str:
     """Return why a text can be no path and no name of the Hub; "" where it can."""
-    if any(letter < " " or letter == "\x7f" for letter in value) or not is_unicode(value):
-        return "has characters that are not text"
+    if not is_plain(value):
+        return NOT_TEXT
     if value.startswith("-"):
         return "begins like an option: a folder is written ./-NAME"
     return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""

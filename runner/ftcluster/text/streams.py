@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from ftcluster.text.printable import script_output
+
 READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that this signal ends
 GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that was closed
 
@@ -71,8 +73,13 @@ def drop_output() -> None:
         os.close(nowhere)
 
 
+def shown_on(stream: TextIO, text: str) -> str:
+    """Return the output of a script as this stream gets it: whole, unless it is a terminal."""
+    return script_output(text) if stream.isatty() else text
+
+
 class Show:
-    """Writes the output of rank 0 as it comes.
+    """Writes the output of rank 0 as it comes; a terminal gets its text and colours alone.
 
     Attributes:
         closed: whether the reader is gone, as with `| head`.
@@ -89,6 +96,7 @@ class Show:
         if self.closed:
             return
         target = self._streams[stream]
+        text = shown_on(target, text)
         try:
             target.write(text.encode(target.encoding, "replace").decode(target.encoding))
             target.flush()
