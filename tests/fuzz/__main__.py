@@ -1,6 +1,6 @@
-"""Throws damaged input at the readers for a while; prints each new problem with its input.
+"""Throws damaged input at readers and writers for a while; prints each new problem with its input.
 
-    .venv-dev/bin/python -m tests.fuzz --minutes 60 [READER ...]
+    .venv-dev/bin/python -m tests.fuzz --minutes 60 [READER|WRITER ...]
 
 Exit code 1 if there was any. Memory is limited to 4 GB, so that what takes too much is one.
 """
@@ -19,8 +19,9 @@ from tests.fuzz.host_answers import HOST_ANSWERS  # noqa: E402
 from tests.fuzz.inputs import PIECES, answered, damaged, problem  # noqa: E402
 from tests.fuzz.parsers import NASTY  # noqa: E402
 from tests.fuzz.parsers import PARSERS as FILES  # noqa: E402
+from tests.fuzz.writers import WRITERS  # noqa: E402
 
-PARSERS = FILES | HOST_ANSWERS
+PARSERS = FILES | HOST_ANSWERS | WRITERS
 
 SECONDS = 3.0
 MEMORY = 4 << 30
@@ -65,8 +66,8 @@ def main() -> int:
         tried += 1
     seconds = time.process_time()
     print(
-        f"{tried} inputs to {len(names)} readers, seed {given.seed}, in {seconds / 60:.0f} minutes "
-        f"of CPU time: {len(found)} problems"
+        f"{tried} inputs to {len(names)} readers and writers, seed {given.seed}, in "
+        f"{seconds / 60:.0f} minutes of CPU time: {len(found)} problems"
     )
     return 1 if found else 0
 

@@ -26,7 +26,8 @@ WAIT_SECONDS = 120.0  # for something that does not come, on a machine that is b
 # what a host may answer instead of what it was asked for
 HOSTILE: tuple[Any, ...] = (
     "..", "../x", "/etc/passwd", "a/b", "", ".", "-rf", "a\nb", "a\0b", "\ud800", "x" * 5000,
-    "~root", "{{ 1 }}", "\u202etxt", "\x1b[2J", "$(id)", "a b", "1", "0-9999", 0, -1, 1, 1.5, True,
+    "~root", "a\u2028- b\x85c\r\x0b\x1e#", "\x1b]52;c;YQ==\x07\x9b2J",
+    "{{ 1 }}", "\u202etxt", "\x1b[2J", "$(id)", "a b", "1", "0-9999", 0, -1, 1, 1.5, True,
     None, [], {}, 1 << 53, 1 << 64, 10**400, 1e308, float("nan"), float("inf"), [[]], [None],
     {"a": 1}, {"": []}, {"ansible_facts": {"run_hub_token": "x"}},
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Readers of what others wrote return or raise the errors that they document, whatever comes."""
+"""Readers of foreign text raise only documented errors; writers of it keep to their templates."""
 
 from pathlib import Path
 
@@ -11,8 +11,9 @@ from tests.fuzz.host_answers import HOST_ANSWERS
 from tests.fuzz.inputs import inputs_of, problem
 from tests.fuzz.parsers import NASTY
 from tests.fuzz.parsers import PARSERS as FILES
+from tests.fuzz.writers import WRITERS
 
-PARSERS = FILES | HOST_ANSWERS
+PARSERS = FILES | HOST_ANSWERS | WRITERS
 
 HANG_SECONDS = 30.0  # of a machine that is busy
 

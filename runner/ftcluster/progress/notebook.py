@@ -23,6 +23,14 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
+def page_of(progress: SetupProgress | RunProgress) -> str:
+    """Return the picture as HTML; rich escapes its texts."""
+    page = Console(record=True, file=io.StringIO(), width=WIDTH)
+    is_run = isinstance(progress, RunProgress)
+    page.print(run_picture(progress) if is_run else setup_picture(progress))
+    return page.export_html(code_format=PAGE, inline_styles=True)
+
+
 class NotebookView(TerminalView):
     """Shows a setup or a run in the output of the cell; notes are printed below."""
 
@@ -59,13 +67,8 @@ class NotebookView(TerminalView):
         if self._shown is None:
             return
         self._drawn = time.monotonic()
-        page = Console(record=True, file=io.StringIO(), width=WIDTH)
-        if isinstance(self._shown, RunProgress):
-            page.print(run_picture(self._shown))
-        else:
-            page.print(setup_picture(self._shown))
         display = import_module("IPython.display")
-        shown = display.HTML(page.export_html(code_format=PAGE, inline_styles=True))
+        shown = display.HTML(page_of(self._shown))
         if self._handle is None:
             self._handle = display.display(shown, display_id=True)
         else:

@@ -14,7 +14,8 @@ RESET = "\x1b[0m"
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_NOT_PLAIN = re.compile(rf"[\t\n]|{_CONTROL.pattern}")
+# Readers of YAML refuse the last three even in comments (a mark of the byte order, no characters).
+_NOT_PLAIN = re.compile(rf"[\t\n\ufeff\ufffe\uffff]|{_CONTROL.pattern}")
 # A colour matches as a whole, so that its escape character is not replaced.
 _IN_OUTPUT = re.compile(rf"(?P<colour>{_COLOUR.pattern})|\r|{_CONTROL.pattern}")
 _SHORT = {"\t": "\\t", "\n": "\\n", "\r": "\\r"}

@@ -1,6 +1,5 @@
 """Words of commands that are shown or written into scripts for bash."""
 
-import os
 import shlex
 from collections.abc import Iterable
 
@@ -25,7 +24,9 @@ def _escaped(letter: str) -> str:
         return f"\\{letter}"
     if is_plain(letter):
         return letter
-    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+    is_byte = "\udc80" <= letter <= "\udcff"  # a byte of a path that is not UTF-8 (PEP 383)
+    encoded = letter.encode("utf-8", "surrogateescape" if is_byte else "surrogatepass")
+    return "".join(f"\\x{byte:02x}" for byte in encoded)
 
 
 def shell_line(words: Iterable[str]) -> str:
