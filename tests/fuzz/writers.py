@@ -124,8 +124,8 @@ def pods_of(names: Sequence[str]) -> Pods:
     )
     return Pods(
         name=names[3], namespace=names[4] or "x", image=names[5], claim=names[6],
-        node_selector={names[7][:LONGEST_KEY]: names[0]}, token_secret=names[1] or "x", plan=POD_PLAN,
-        recipe=recipe, resources=resources(cluster(VM)), min_nodes=1, max_restarts=3,
+        node_selector={names[7][:LONGEST_KEY]: names[0]}, token_secret=names[1] or "x",
+        plan=POD_PLAN, recipe=recipe, resources=resources(cluster(VM)), min_nodes=1, max_restarts=3,
     )  # fmt: skip
 
 
