@@ -15,6 +15,7 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
 from ftcluster.export.pods import as_pod, resources
 from ftcluster.export.slurm import BatchJob, batch_script
@@ -23,7 +24,7 @@ from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import as_commands, as_lines
 from ftcluster.planning.plan import plan
 from ftcluster.progress.notebook import page_of
-from ftcluster.progress.state import RunProgress
+from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.progress.view import make_view
 from ftcluster.recipe.data_columns import columns_line
 from ftcluster.recipe.recipe import load_recipe
@@ -202,7 +203,7 @@ def script_shown(value: Any) -> bool:
 
 
 def notebook(value: Any) -> bool:
-    """Draw a run in a notebook; its page has rich's elements only."""
+    """Draw a run and a setup in a notebook; each page has rich's elements only."""
     names = names_of(value)
     progress = RunProgress("r-1")
     for event in (
@@ -213,8 +214,12 @@ def notebook(value: Any) -> bool:
     ):
         if safe := read_event_line(dumped(event)):
             progress.add(safe)
-    assert {tag for tag, _ in elements(page_of(progress))} <= {"pre", "span"}
-    assert {name for _, names in elements(page_of(progress)) for name in names} <= {"style"}
+    setup = SetupProgress()
+    for name in names:
+        setup.add(TaskEvent("ok", names[0], names[1], name, names[2]))
+    for page in (page_of(progress), page_of(setup)):
+        assert {tag for tag, _ in elements(page)} <= {"pre", "span"}
+        assert {name for _, attributes in elements(page) for name in attributes} <= {"style"}
     return True
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import altair as alt
 import vl_convert
 
+from ftcluster.text.printable import printable
+
 Rows = Sequence[Mapping[str, Any]]
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
@@ -51,7 +53,8 @@ MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(
 
 def svg_of(chart: alt.TopLevelMixin, description: str) -> str:
     """The picture as an element of a page; what its marks stand for is shown at the pointer."""
-    spec = chart.to_dict()
+    # the library ends the whole process over marks that turn the direction of text
+    spec = printable(chart.to_dict())
     spec["config"] = THEME
     text: str = vl_convert.vegalite_to_svg(spec)
     text = MARK.sub(r"\1><title>\2</title></path>", text)

@@ -25,6 +25,7 @@ from ftcluster.report.pictures import course, growth, places, speed, tried
 from ftcluster.report.run_page import RunPage, fields_of, labels
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
+from ftcluster.text.printable import printable
 from ftcluster_common import __version__
 
 TEMPLATE = "page.html.j2"
@@ -44,7 +45,7 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.from_string(text).render(
+    page = environment.from_string(text).render(
         title=files[0].run if len(files) == 1 else ", ".join(run.label for run in runs),
         version=__version__,
         now=now.strftime("%Y-%m-%d %H:%M UTC"),
@@ -67,6 +68,8 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         percent=percent,
         json=json,
     )
+    shown: str = printable(page)  # the template escapes markup; this, marks that reorder text
+    return shown
 
 
 def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list[str]]]:
