@@ -1,5 +1,6 @@
 """Cards of trained models, as huggingface_hub and transformers read them."""
 
+import ast
 import getpass
 import socket
 from dataclasses import replace
@@ -94,3 +95,29 @@ def test_texts_of_others_do_not_break_a_table(tmp_path: Path) -> None:
     measured = Measured({"accuracy": 1.0}, {"validation": classes}, 1, 1)
     text = card(job, {}, measured, "transformers", "X", 0)
     assert "| a\\|b c | 1.000 |" in text
+
+
+def test_names_that_others_made_are_text(tmp_path: Path) -> None:
+    """Names of columns, classes and a base model that end a line, a block or a cell."""
+    job = make_job(tmp_path, "text-classification")
+    hostile = 'a"); import os; os.system("x\n```\n---\nlicense: mit\n<img src=x>` | [y](z)\u2028# d'
+
+    def made(name: str) -> str:
+        recipe = replace(
+            job.recipe, model=name, data=f"b/{name}", data_config=name, from_scratch=False,
+            options=replace(job.recipe.options, text_columns=(name,)),
+        )  # fmt: skip
+        about = {"columns": {"text": [name]}, "sets": [{"set": name, "rows": 3}]}
+        return card(replace(job, recipe=recipe), about, MEASURED, "peft", "X", 0)
+
+    plain, lines = (made(name).splitlines() for name in ("a", hostile))
+    assert len(lines) == len(plain)
+    assert [line for line in lines if line.lstrip().startswith(("```", "---", "#"))] == [
+        line for line in plain if line.lstrip().startswith(("```", "---", "#"))
+    ]
+    assert ModelCard(made(hostile)).data.license is None
+    assert "<img" not in "".join(line for line in lines if line.startswith("|")).replace("\\<", "")
+    begin, end = lines.index("```python"), lines.index("```")
+    tree = ast.parse("\n".join(lines[begin + 1 : end]))
+    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    assert sorted(calls) == ["PeftModel.from_pretrained", "X.from_pretrained"]

@@ -3,6 +3,7 @@
 It has no path, account or host's name, but those that the recipe asks for.
 """
 
+import json
 import math
 import platform
 import re
@@ -27,6 +28,7 @@ from ftcluster_train.io.events import seconds_since_first
 FILE = "README.md"
 # the Hub's names of what a model does, where a task has another one
 METRICS = {"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+MARKUP = re.compile(r"[\\\[\]<>`|]")  # of Markdown and HTML
 COPIED = re.compile(r"-[0-9a-f]{12}$")  # ends the names of folders that were copied to the hosts
 # fields of a recipe that say nothing of the training, or are said elsewhere
 LEFT_OUT = (
@@ -36,7 +38,7 @@ LEFT_OUT = (
 LEFT_OUT_OF_TRAINING = ("report_to", "run_name", "resume_from_checkpoint")
 LOAD = {
     "peft": "from peft import PeftModel\nfrom transformers import CLASS\n\n"
-    'model = PeftModel.from_pretrained(CLASS.from_pretrained("BASE"), "FOLDER")',
+    'model = PeftModel.from_pretrained(CLASS.from_pretrained(BASE), "FOLDER")',
     "cross-encoder": "from sentence_transformers import CrossEncoder\n\n"
     'model = CrossEncoder("FOLDER")',
     "sentence-transformers": "from sentence_transformers import SentenceTransformer\n\n"
@@ -97,7 +99,9 @@ def card(
     ranks = recipe.task == "text-ranking"
     kind = "cross-encoder" if ranks and library != "peft" else library
     front = front_matter(job, commits, measured.metrics, kind)
-    load = LOAD[kind].replace("CLASS", model_class).replace("BASE", _public(recipe.model))
+    load = (
+        LOAD[kind].replace("CLASS", model_class).replace("BASE", json.dumps(_public(recipe.model)))
+    )
     if ranks and kind == "peft":  # the base may have no head yet, or one of two classes
         load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
     lines = [
@@ -118,8 +122,23 @@ def card(
     return "\n".join(lines) + "\n"
 
 
+class _OneLine(yaml.SafeDumper):
+    """Writes each text in one line: a further line could end the front matter or the block."""
+
+
+def _in_one_line(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_OneLine.add_representer(str, _in_one_line)
+
+
 def _yaml(document: Mapping[str, Any]) -> str:
-    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+    width = float("inf")
+    return str(
+        yaml.dump(document, Dumper=_OneLine, sort_keys=False, allow_unicode=True, width=width)
+    )
 
 
 def front_matter(
@@ -190,7 +209,7 @@ def _public(name: str) -> str:
 
 
 def _with_commit(name: str, commit: str | None) -> str:
-    return f"`{name}`" + (f" (commit {commit})" if commit else "")
+    return _code(name) + (f" (commit {commit})" if commit else "")
 
 
 def _data(about: Mapping[str, Any]) -> Iterator[str]:
@@ -199,7 +218,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
     rows = [[_cell(one.get(name)) for name in names] for one in about.get("sets", ())]
     yield from _table(head, rows)
     for use, columns in about.get("columns", {}).items():
-        yield f"- {use}: {', '.join(f'`{name}`' for name in columns)}"
+        yield f"- {use}: {', '.join(map(_code, columns))}"
 
 
 def _metrics(measured: Measured) -> Iterator[str]:
@@ -233,9 +252,14 @@ def _table(head: Sequence[str], rows: Any) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """A value in a table, where a line or a bar of its own would end the cell."""
+    """A value in a table, as text: it ends no cell, and is no link, picture or element."""
     text = "" if value is None else str(value)
-    return " ".join(text.replace("|", "\\|").split())
+    return MARKUP.sub(r"\\\g<0>", " ".join(text.split()))
+
+
+def _code(name: str) -> str:
+    """A name as code, which it cannot end."""
+    return f"`{' '.join(name.split()).replace('`', chr(39))}`"
 
 
 def _recipe(job: Job) -> dict[str, Any]:
@@ -273,7 +297,7 @@ def _changed(value: Any, left_out: Sequence[str]) -> dict[str, Any]:
 def _made_by(job: Job, measured: Measured, seconds: float) -> Iterator[str]:
     yield f"- {measured.step} optimizer steps on {measured.ranks} ranks"
     if job.hardware:
-        yield f"- hosts: {'; '.join(job.hardware)}"
+        yield f"- hosts: {_cell('; '.join(job.hardware))}"
     if seconds:
         yield f"- time: {seconds / 60:.1f} minutes from the start of the run"
     if seconds and job.price_per_hour is not None:
