@@ -26,8 +26,10 @@ def in_notebook() -> bool:
 def page_of(progress: SetupProgress | RunProgress) -> str:
     """Return the picture as HTML; rich escapes its texts."""
     page = Console(record=True, file=io.StringIO(), width=WIDTH)
-    is_run = isinstance(progress, RunProgress)
-    page.print(run_picture(progress) if is_run else setup_picture(progress))
+    if isinstance(progress, RunProgress):
+        page.print(run_picture(progress))
+    else:
+        page.print(setup_picture(progress))
     return page.export_html(code_format=PAGE, inline_styles=True)
 
 

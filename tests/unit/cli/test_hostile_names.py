@@ -1,5 +1,6 @@
 """Names that others made, of columns, files and recipes, in generated files and on a terminal."""
 
+import ast
 import csv
 import json
 import os
@@ -23,9 +24,10 @@ from ftcluster.operations.export_slurm import SlurmRequest, export_slurm
 from ftcluster.recipe.recipe import checked_recipe, known_recipes, load_recipe
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_line
+from ftcluster.text.streams import Show
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import BY_TYPE
-from tests.fuzz.writers import OBEYED, SGR
+from tests.fuzz.writers import OBEYED, SGR, File, Terminal
 from tests.programs import ROOT
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
@@ -326,3 +328,48 @@ def test_options_of_kubernetes_are_names(option: str, value: str, shell: Shell) 
 def test_names_of_images(image: str, shell: Shell) -> None:
     text = shell(["export", "k8s", "quickstart", "--image", image]).out
     assert f"image: '{image}'" in text
+
+
+def made_comments(source: str) -> list[int]:
+    """Return the lines with a comment of a generated file that has a field in it."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.JoinedStr)
+        and len(node.values) > 1
+        and isinstance(first := node.values[0], ast.Constant)
+        and re.match(r"\s*#+(\s|!)", str(first.value))
+    ]
+
+
+def test_one_function_writes_comments() -> None:
+    assert made_comments('a = f"# {name}"') == [1]
+    assert made_comments('a = f"#SBATCH {option}"') == []  # is no comment, see OPTION there
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in ("runner", "plugins")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line in made_comments(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+    for path in (ROOT / "runner/ftcluster/export").glob("*.j2"):
+        text = re.sub(r"\{#.*?#\}", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.findall(r"(?m)^.*(?<!\S)#.*\{\{.*$", text), path
+
+
+def test_a_terminal_gets_text_and_colours_of_a_script() -> None:
+    """Sequences that come in pieces, and those that would hide what ftcluster itself writes."""
+    pieces = [
+        "\r 50 %|#####     |", "\x1b[1;31mred", " \x1b[8mhidden", "\x1b", "[2J", "\x1b]52;c;",
+        "Y3VybA==\x07", "\x9b2J", "\x1b[A\x1b[K", "\x1bP+q\x1b\\", "\u202eevil\n",
+    ]  # fmt: skip
+    terminal, file = Terminal(), File()
+    for stream in (terminal, file):
+        show = Show(stream, stream)
+        for piece in pieces:
+            show("stdout", piece)
+    assert file.getvalue() == "".join(pieces)
+    shown = terminal.getvalue()
+    assert shown.startswith("\r 50 %|#####     |\x1b[1;31mred\x1b[0m \x1b[8mhidden\x1b[0m\\x1b[2J")
+    assert shown.endswith("\\u202eevil\n")
+    assert not OBEYED.search(SGR.sub("", shown).replace("\r", ""))
