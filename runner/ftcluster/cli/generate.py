@@ -9,7 +9,7 @@ from ftcluster.cli.ansible_options import add_options
 from ftcluster.cli.arguments import add_commands, add_dry_run, add_output
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import add_hub_token, add_sharing, launch_options
-from ftcluster.cli.output import print_plan, print_result
+from ftcluster.cli.output import print_plan, print_result, say_error
 from ftcluster.errors import Interrupted, UsageError
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.generate import GenerateRequest, Sampling, dry_run, generate
@@ -81,7 +81,8 @@ def run(options: argparse.Namespace) -> int:
             except Interrupted as error:
                 if not asks:
                     raise
-                print(f"\n{error}", file=sys.stderr)
+                print(file=sys.stderr)
+                say_error(error)
     return 0
 
 

@@ -280,6 +280,9 @@ def test_a_closed_stdout_ends_the_run(
         def fileno(self) -> int:
             return 99
 
+        def isatty(self) -> bool:
+            return False
+
         def flush(self) -> None:
             pass
 
