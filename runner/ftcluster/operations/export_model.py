@@ -14,6 +14,7 @@ from ftcluster.export.exporter import environment, run_program
 from ftcluster.operations.connection import Connection
 from ftcluster.operations.result import Result
 from ftcluster.operations.runs import fetch
+from ftcluster.paths import keep_private, make_folder
 from ftcluster.progress.view import View
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
@@ -123,7 +124,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         }  # fmt: skip
         view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
         try:
-            partial.mkdir(parents=True)
+            make_folder(partial)
             found = run_program(python, asked, Path(scratch))
             allowed = ALLOWED[request.int8]
             if not found["difference"] <= allowed * found["scale"]:
@@ -133,6 +134,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
                     "nothing was kept; use the model as it is",
                 )
             copy_rest(source, partial)
+            keep_private(partial)
             partial.rename(target)
         except OSError as error:
             raise FtclusterError(f"{error.filename or target}: {error.strerror}") from error

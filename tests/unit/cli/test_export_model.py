@@ -83,6 +83,9 @@ def test_a_model_is_exported_and_compared_on_its_validation(shell: Shell) -> Non
         "asked.json", "config.json", "ftcluster.json", "tokenizer.json", "modules.json",
         "1_Pooling",
     }  # fmt: skip
+    folder = Path("model-openvino")
+    others = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+    assert others == [], "a model is the user's alone"
     document = shell("export-model onnx model --int8 -o small --json").document
     assert (document["model"], document["rows"]) == (str(Path("small").absolute()), 4)
     assert "exists" in shell("export-model onnx model -o small", 2).err
