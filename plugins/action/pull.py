@@ -136,7 +136,11 @@ class ActionModule(ActionBase):
         seen = hashlib.sha256()
         # a model or rows: for the user alone, and never through what is there already
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(destination, flags, 0o600), "wb") as file:
+        try:
+            descriptor = os.open(destination, flags, 0o600)
+        except OSError as error:
+            raise AnsibleActionFail(f"{destination}: {error.strerror}") from None
+        with os.fdopen(descriptor, "wb") as file:
             while file.tell() < size:
                 wanted = min(PIECE_BYTES, size - file.tell())
                 piece = self._piece(path, file.tell(), wanted)

@@ -20,7 +20,7 @@ from tests.unit.plugins.test_pull import action_of
 from tests.unit.shell import Shell
 
 UMASKS = (0o000, 0o022, 0o027, 0o077)
-# functions that write files whose owner is nobody's result: caches, locks, pipes and scratch folders
+# the number of places that write other files: caches, locks, pipes and scratch folders
 OTHER_WRITERS = {
     "runner/ftcluster/export/exporter.py": 3,  # a lock, and a scratch folder of mkdtemp
     "runner/ftcluster/export/exporters/program.py": 1,  # into that folder
@@ -29,8 +29,8 @@ OTHER_WRITERS = {
 }
 
 
-@pytest.fixture(params=UMASKS, ids="{:03o}".format)
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(name="umask", params=UMASKS, ids="{:03o}".format)
+def each_umask(request: pytest.FixtureRequest) -> Iterator[int]:
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
@@ -60,7 +60,8 @@ def test_a_file_is_private_or_as_the_umask_allows(umask: int, tmp_path: Path) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old.csv", "shared"]
 
 
-def test_a_folder_that_is_there_keeps_its_permissions(umask: int, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("umask")
+def test_a_folder_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
     (tmp_path / "team").mkdir()
     (tmp_path / "team").chmod(0o770)
     make_folder(tmp_path / "team/mine")
@@ -75,7 +76,8 @@ def test_a_name_of_255_bytes_is_written(tmp_path: Path) -> None:
     assert path.read_text() == "a"
 
 
-def test_what_other_programs_wrote_is_made_private(umask: int, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("umask")
+def test_what_other_programs_wrote_is_made_private(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.touch(mode=0o644)
     before = mode_of(outside)
@@ -88,9 +90,8 @@ def test_what_other_programs_wrote_is_made_private(umask: int, tmp_path: Path) -
     assert mode_of(outside) == before
 
 
-def test_what_is_fetched_is_private(
-    umask: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("umask")
+def test_what_is_fetched_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     source, copy = tmp_path / "source", tmp_path / "new/copy"
     (source / "sub").mkdir(parents=True)
