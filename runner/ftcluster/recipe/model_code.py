@@ -139,7 +139,7 @@ def _of_adapters(folder: Path) -> Iterator[str]:
     base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
     if not isinstance(base, str):
         yield f"{ADAPTERS} does not name the model that the adapters belong to"
-    elif Path(base).is_dir():
+    elif os.path.isdir(base):  # noqa: PTH112  Path's raises if a name is too long
         if (Path(base) / ADAPTERS).is_file():
             yield f"{ADAPTERS} names {base[:200]!a}, which has adapters itself"
         else:

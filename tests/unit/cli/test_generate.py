@@ -77,7 +77,8 @@ def test_text_is_printed_as_it_comes(shell: Shell, launched: list[TrainingRun]) 
 
 # what a terminal obeys: a clipboard, a title, a clear screen, its answer as input, a turned line
 ATTACKS = (
-    "\x1b]52;c;cm0gLXJmIH4K\x07", "\x1b]0;root@head\x1b\\", "\x1b[2J\x1b[H", "\x9b2J", "\x1bP+q436f\x9c",
+    "\x1b]52;c;cm0gLXJmIH4K\x07", "\x1b]0;root@head\x1b\\", "\x1b[2J\x1b[H", "\x9b2J",
+    "\x1bP+q436f\x9c",
     "\x1b[6n", "\x1b[31mred\x1b[0m", "a\rb", "a\x08\x08b", "\u202egnp.exe\u202c", "\u2066x\u2069",
     "\x85next", "\u2028line", "\x0e\x0f", "\x1b#8", "\x1bc",
 )  # fmt: skip

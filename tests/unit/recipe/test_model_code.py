@@ -147,6 +147,9 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "adapters of a folder that is not here": (
         {"adapter_config.json": {"base_model_name_or_path": "../gone"}}, "'../gone', which is no",
     ),
+    "adapters of a name that is too long": (
+        {"adapter_config.json": {"base_model_name_or_path": "/x" + "x" * 300}}, "is no folder here",
+    ),
     "adapters of a package": (
         {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "no name of the Hub",
     ),
