@@ -31,6 +31,13 @@ NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FIL
 NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
 ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
 ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
+# what a training writes of adapters, and peft itself; it imports megatron_core, whatever that is
+OF_ADAPTERS = (
+    "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
+    "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
+    "peft_version", "qalora_group_size",
+)  # fmt: skip
+PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
 IMPLEMENTATION = "_implementation"  # ends the names of settings that may name a kernel of the Hub
 LENGTH_KEYS = {"max_seq_length", "do_lower_case"}
 INDEX = ".index.json"  # ends the names of lists of a model's weights
@@ -136,7 +143,16 @@ def _of_adapters(folder: Path) -> Iterator[str]:
         settings = read_json(folder / ADAPTERS)
     except GivenFileError:
         return  # `code_problems` reports it
-    base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
+    if not isinstance(settings, dict):
+        return
+    others = [
+        name
+        for name, value in settings.items()
+        if name not in (*OF_ADAPTERS, *NAMES_CODE) and value and value != PEFT_DEFAULTS.get(name)
+    ]
+    if others:
+        yield f"{ADAPTERS} has {listed(sorted(others))}, which no training writes"
+    base = settings.get("base_model_name_or_path")
     if not isinstance(base, str):
         yield f"{ADAPTERS} does not name the model that the adapters belong to"
     elif os.path.isdir(base):  # noqa: PTH112  Path's raises if a name is too long

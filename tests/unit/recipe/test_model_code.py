@@ -153,6 +153,16 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "adapters of a package": (
         {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "no name of the Hub",
     ),
+    "adapters with a module of Python": (
+        {"adapter_config.json": {
+            "base_model_name_or_path": "a/b", "megatron_config": {}, "megatron_core": "evil",
+        }},
+        "has megatron_core, which no training writes",
+    ),
+    "adapters of another kind": (
+        {"adapter_config.json": {"base_model_name_or_path": "a/b", "peft_type": "MISS"}},
+        "has peft_type",
+    ),
     "adapters with a class": (
         {"adapter_config.json": {
             "base_model_name_or_path": "a/b", "auto_mapping": {"parent_library": "evil"},
@@ -176,6 +186,17 @@ def test_the_model_of_adapters_is_checked_too(tmp_path: Path) -> None:
     base = write(tmp_path / "base", {"config.json": {}, "model.safetensors": b""})
     adapters = {"base_model_name_or_path": str(base), "auto_mapping": None}
     folder = write(tmp_path / "adapters", {"adapter_config.json": adapters})
+    assert code_problems(folder) == []
+    # what peft 0.18 itself writes of LoRA beside that
+    by_peft = {
+        "alora_invocation_tokens": None, "arrow_config": None, "corda_config": None,
+        "eva_config": None, "exclude_modules": None, "init_lora_weights": True,
+        "layers_to_transform": None, "loftq_config": {}, "lora_bias": False,
+        "megatron_config": None,
+        "megatron_core": "megatron.core", "peft_type": "LORA", "peft_version": "0.18.0",
+        "qalora_group_size": 16, "rank_pattern": {}, "use_dora": False, "use_qalora": False,
+    }  # fmt: skip
+    write(folder, {"adapter_config.json": {**adapters, **by_peft}})
     assert code_problems(folder) == []
     write(base, {"evil.py": ""})
     [problem] = code_problems(folder)
