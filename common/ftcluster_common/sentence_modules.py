@@ -3,6 +3,7 @@
 Read in a model's folder, and written into one. Standard library only.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,9 @@ FLAGS = {
 # names of prompts by which encode_query and encode_document know them (release 5)
 QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
 KNOWN = ("mean", "cls")
+KINDS = {"Transformer", "Pooling", "Normalize"}
+_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)*\.([A-Za-z]+)", re.ASCII)
+_PATH = re.compile(r"\w[\w-]*", re.ASCII)
 READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
 
 
@@ -70,10 +74,10 @@ def read_modules(folder: Path) -> SentenceModules | None:
         return None
     try:
         modules = read_json(folder / MODULES)
-        kinds = {module["type"].rpartition(".")[2]: folder / module["path"] for module in modules}
-        unknown = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
+        kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
+        unknown = sorted(kinds.keys() - KINDS)
         if unknown or "Pooling" not in kinds:
-            what = f"the module {unknown[0]}" if unknown else "no module Pooling"
+            what = f"the module {ascii(unknown[0][:100])[1:-1]}" if unknown else "no module Pooling"
             raise DataError(
                 f"{folder / MODULES} has {what}; trained are Transformer, Pooling and Normalize"
             )
@@ -91,6 +95,29 @@ def read_modules(folder: Path) -> SentenceModules | None:
         if isinstance(error, DataError):
             raise
         raise DataError(f"{folder / MODULES} cannot be used: {error!r}") from error
+
+
+def _kind(class_name: str) -> str:
+    """The module that a class's name means; the whole name if it is none of sentence-transformers.
+
+    Other classes may be a file of the folder, which sentence-transformers 5 executes.
+
+    >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
+    ('Pooling', 'evil.Pooling')
+    """
+    match = _CLASS.fullmatch(class_name)
+    return match[1] if match else class_name
+
+
+def _below(folder: Path, path: str) -> Path:
+    """The folder of a module.
+
+    Raises:
+        DataError: its path leads out of the model's folder.
+    """
+    if path and not _PATH.fullmatch(path):
+        raise DataError(f"{folder / MODULES} has the path {path[:100]!a}, which is no folder in it")
+    return folder / path
 
 
 def _pooling(config: Mapping[str, Any]) -> str:

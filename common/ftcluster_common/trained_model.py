@@ -82,7 +82,9 @@ def read_trained(folder: Path) -> dict[str, Any]:
     """What the file of a model's folder has; empty where there is none that can be read."""
     try:
         document = read_json(folder / FILE)
-        model = {"recipe": str(document["recipe"]), "task": str(document["task"])}
-        return {**model, "options": dict(document["options"])}
+        recipe, task, options = (document[name] for name in ("recipe", "task", "options"))
     except (ValueError, KeyError, TypeError):
         return {}
+    if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(options, dict)):
+        return {}
+    return {"recipe": recipe, "task": task, "options": options}

@@ -42,6 +42,8 @@ PIECE_BYTES = 1 << 20  # of a file, in one answer
 TAIL_BYTES = 64 << 10  # of the copy, in which the end is; an event is shorter
 LAST_BYTES = 4 << 20  # of a log that are copied at first
 SPARE_BYTES = 256 << 20  # that stay free here
+MOST_BYTES = 1 << 42  # of a file of a run; ext4 takes no copy of more than 16 TiB
+SHOWN = 8000  # characters of a run's logs in an error
 FILE = r"[0-9.-]{1,60}"  # inode and time in seconds, see stat(1)
 ROTATED = "[lines are missing here: the log was rotated twice before they were copied]\n"
 EARLIER = "[earlier lines are in {}/logs on the head]\n"
@@ -306,6 +308,8 @@ class ActionModule(ActionBase):
         pieces = []
         for number, log in enumerate(logs):
             file, start, size = told[3 * number], *map(int, told[3 * number + 1 :][:2])
+            if max(start, size) > MOST_BYTES:
+                raise AnsibleActionFail(f"the host says that {log.name} has {size:,} bytes")
             if words and 0 <= log.offset != start:
                 raise AnsibleActionFail(f"the host sends another part of {log.name}")
             count = max(0, min(size - start, PIECE_BYTES))
@@ -353,7 +357,7 @@ class ActionModule(ActionBase):
         folder = shlex.quote(self._run_dir)
         answer = execute(self, f"cd {folder} && tail -n 15 supervisor.log ranks.log 2>/dev/null")
         return f"{SUPERVISOR_GONE}; its logs in {self._run_dir} end with:\n" + (
-            answer["stdout"].strip() or "(nothing)"
+            answer["stdout"].strip()[-SHOWN:] or "(nothing)"
         )
 
 

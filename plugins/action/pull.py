@@ -63,7 +63,11 @@ class ActionModule(ActionBase):
         self._check_size(path, files, destination)
         partial = destination.with_name(f".{destination.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        make_private(partial.parent)
+        try:
+            partial.mkdir(0o700)
+        except FileExistsError:
+            raise AnsibleActionFail(f"{partial} is in the way; remove it") from None
         try:
             for name, (size, digest) in files.items():
                 self._pull(f"{path}/{name}", partial / name, size, digest)
@@ -128,9 +132,15 @@ class ActionModule(ActionBase):
             )
 
     def _pull(self, path: str, destination: Path, size: int, digest: str) -> None:
-        destination.parent.mkdir(parents=True, exist_ok=True)
+        make_private(destination.parent)
         seen = hashlib.sha256()
-        with destination.open("wb") as file:
+        # a model or rows: for the user alone, and never through what is there already
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(destination, flags, 0o600)
+        except OSError as error:
+            raise AnsibleActionFail(f"{destination}: {error.strerror}") from None
+        with os.fdopen(descriptor, "wb") as file:
             while file.tell() < size:
                 wanted = min(PIECE_BYTES, size - file.tell())
                 piece = self._piece(path, file.tell(), wanted)
@@ -162,6 +172,13 @@ class ActionModule(ActionBase):
             reason = answer.get("stderr") or answer["stdout"]
             raise AnsibleActionFail(reason.strip().splitlines()[-1] if reason.strip() else command)
         return text
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and missing folders above it, that other users cannot open."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.is_dir():
+            path.mkdir(0o700)
 
 
 def sync(folder: Path) -> None:

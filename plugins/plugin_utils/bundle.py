@@ -14,6 +14,7 @@ import io
 import json
 import os
 import re
+import secrets
 import shutil
 import stat
 import tarfile
@@ -109,7 +110,9 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
     head["sha256"] = sha256_of_head(head)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        name = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o644)  # as far as the umask allows
         try:
             with os.fdopen(descriptor, "wb") as file:
                 with tarfile.open(fileobj=file, mode="w") as tar:
@@ -123,11 +126,10 @@ def write_bundle(bundle: Bundle, path: Path) -> None:
                         with wheel.open("rb") as source:
                             tar.addfile(entry, source)
                 file.flush()
-                os.fchmod(file.fileno(), 0o644)  # mkstemp makes it private
                 os.fsync(file.fileno())
-            Path(name).replace(path)
+            name.replace(path)
         finally:
-            Path(name).unlink(missing_ok=True)
+            name.unlink(missing_ok=True)
     except OSError as error:
         raise BundleError(f"{error.filename or path}: {error.strerror}") from error
 

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import re
+import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib import resources
@@ -16,6 +18,7 @@ from typing import Any, TypeVar
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+SHARED_FOLDER, SHARED_FILE = 0o755, 0o644  # as far as the user's umask allows
 
 
 def bundled(folder: str) -> Path:
@@ -59,7 +62,7 @@ def plain_name(text: str) -> str:
 
 def make_state_dir(path: Path) -> None:
     """Make a folder in the state folder, without access for other users."""
-    path.mkdir(parents=True, exist_ok=True)
+    make_folder(path)
     state_dir().chmod(PRIVATE_FOLDER)
 
 
@@ -101,20 +104,41 @@ def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE)
     """Write a file so that readers never see a part of it, even after a crash.
 
     What is no file, such as /dev/null or /dev/stdout, is written to and not replaced.
+
+    Args:
+        mode: the file's permissions, which the umask narrows further. Anything with rows, samples
+            or models of the user keeps the default; `SHARED_FILE` is for what others may read.
     """
+    data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         with path.open("wb") as device:
-            device.write(content.encode() if isinstance(content, str) else content)
+            device.write(data)
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    make_folder(path.parent, PRIVATE_FOLDER if mode == PRIVATE_FILE else SHARED_FOLDER)
+    partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
+    # the kernel applies the umask here, and fchmod would not
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(data)
             file.flush()
-            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        partial.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
+    """Make a folder and the missing folders above it; existing ones keep their permissions."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            folder.mkdir(mode, exist_ok=True)
+
+
+def keep_private(folder: Path) -> None:
+    """Take the permissions of all other users from a new folder and everything in it."""
+    for above, _, files in os.walk(folder):
+        for path in (Path(above), *(Path(above, name) for name in files)):
+            if not path.is_symlink():
+                path.chmod(stat.S_IMODE(path.stat().st_mode) & 0o700)

@@ -53,7 +53,9 @@ from ftcluster.operations.report import read_scaling
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
+from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster.stacks.catalog import load_advisories, load_stacks
 from ftcluster.text.printable import printable
@@ -88,11 +90,10 @@ from ftcluster_common.recipe import (
 )
 from ftcluster_common.row_checks import row_check
 from ftcluster_common.run_state import RunState, pack
-from ftcluster_common.sentence_modules import read_modules
+from ftcluster_common.sentence_modules import MODULES, read_modules
 from ftcluster_common.source_target import source_target_columns
 from ftcluster_common.tagged_words import tagged_columns
 from ftcluster_common.timeouts import Timeouts
-from ftcluster_common.trained_model import read_trained
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.engine.data.token_store import read_inputs
@@ -326,6 +327,14 @@ def wheelhouse(path: Path) -> object:
     """A wheelhouse whose wheel is there."""
     (path.parent / "a.whl").write_bytes(b"x")
     return read_wheelhouse(path.parent)
+
+
+def code_beside(path: Path) -> list[str]:
+    """What in a model's folder may run as code, for a terminal."""
+    if path.name == MODULES:
+        (path.parent / "1").mkdir(exist_ok=True)
+        (path.parent / "1/config.json").write_bytes(dumped({"pooling_mode": "mean"}))
+    return [printable(problem) for problem in code_problems(path.parent)]
 
 
 def modules_beside(path: Path) -> object:
@@ -628,9 +637,22 @@ PARSERS = {
     "answers of a shell": Parser(of_text(answers), (b"banner\nftcluster-answer: key value\n",)),
     "price": Parser(of_text(read_price), (b"4.08 USD",), (ValueError,)),
     "trained model": Parser(
-        of_file(lambda path: read_trained(path.parent), "ftcluster.json"),
-        (dumped({"recipe": "r", "task": "t", "options": {}}),),
+        of_file(lambda path: trained_fields(path.parent), "ftcluster.json"),
+        tuple(dumped({"recipe": "r", "task": task, "options": {**asdict(options()), "data": "x"}})
+              for task, options in TASKS.items()),
     ),
+    **{
+        f"a model's {name}": Parser(
+            of_file(code_beside, name), (dumped(document),), taken=lambda problems: not problems
+        )
+        for name, document in (
+            ("config.json", {"auto_map": {}, "text_config": {"attn_implementation": "sdpa"}}),
+            ("modules.json", [{"path": "1", "type": "sentence_transformers.models.Pooling"}]),
+            ("adapter_config.json", {"base_model_name_or_path": "a/b", "auto_mapping": None}),
+            ("model.safetensors.index.json", {"weight_map": {"a": "b.safetensors"}}),
+            ("sentence_bert_config.json", {"max_seq_length": 9}),
+        )
+    },
     "modules of a sentence model": Parser(
         of_file(modules_beside, "modules.json"),
         (dumped([{"idx": n, "path": "", "type": f"sentence_transformers.models.{kind}"}

@@ -21,6 +21,7 @@ from ftcluster.operations import runs as operations
 from ftcluster.progress.notebook import NotebookView
 from ftcluster.progress.state import RunProgress
 from ftcluster_common.run_state import RunState
+from ftcluster_common.sentence_modules import SentenceModules, module_files
 from tests.unit.clusters import cluster, host
 
 TWO = cluster(host("node1", cores=64, numa_nodes=2), host("node2", cores=64, numa_nodes=2))
@@ -173,8 +174,10 @@ def test_a_model_is_loaded_as_its_users_do(
 ) -> None:  # fmt: skip
     folder = tmp_path / "mrpc-1"
     folder.mkdir()
-    for name in files:
-        (folder / name).write_text("[]")
+    documents = module_files(SentenceModules("mean", normalize=True), 8, 9, {}) if files else {}
+    for name, content in documents.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content))
     about = {"recipe": "r", "task": task, "options": {}}
     (folder / "ftcluster.json").write_text(json.dumps(about))
     with pytest.raises(ftcluster.FtclusterError, match=r"needs .* in this Python"):
@@ -183,9 +186,18 @@ def test_a_model_is_loaded_as_its_users_do(
         ftcluster.load(tmp_path)
     calls: list[str] = []
     module = types.ModuleType(package)
-    module.pipeline = lambda task, **_: calls.append(f"pipeline {task}")  # type: ignore[attr-defined]
+
+    def called_with(name: str, **options: object) -> None:
+        assert options.pop("trust_remote_code") is False, "the default may ask on a terminal"
+        assert options.pop("model", str(folder)) == str(folder)
+        assert options == {"device": "cpu"}
+        calls.append(name)
+
+    module.pipeline = lambda task, **options: called_with(  # type: ignore[attr-defined]
+        f"pipeline {task}", **options
+    )
     for name in ("SentenceTransformer", "CrossEncoder"):
-        setattr(module, name, lambda _folder, name=name, **_: calls.append(name))
+        setattr(module, name, lambda _, name=name, **options: called_with(name, **options))
     monkeypatch.setitem(sys.modules, package, module)
     ftcluster.load(ftcluster.Run("mrpc-1", OURS), device="cpu")  # it has been copied here
     assert calls == [called]

@@ -101,7 +101,7 @@ def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
     def write(number: int, text: str) -> None:
         nonlocal shown
         if number != shown and len(request.prompts) > 1:
-            print(f"{chr(10) * (shown >= 0)}> {request.prompts[number]}")
+            print(f"{chr(10) * (shown >= 0)}> {printable(request.prompts[number])}")
         shown = number
         print(printable(text), end="", flush=True)
 

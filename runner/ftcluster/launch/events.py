@@ -19,7 +19,7 @@ PIPE_BYTES = 1 << 20
 LAST_SECOND = 1e11  # in the year 5138
 # what a training that diverges makes infinite or NaN
 MAY_DIVERGE = ("grad_norm", "loss", "metrics")
-MAY_HAVE_LINES = ("hint", "message")
+MAY_HAVE_LINES = ("hint", "message", "text")  # text: what a language model writes
 
 
 def read_event_line(line: bytes) -> dict[str, Any] | None:

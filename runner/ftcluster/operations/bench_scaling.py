@@ -17,7 +17,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
 from ftcluster.operations.result import Result
-from ftcluster.paths import write_atomically
+from ftcluster.paths import SHARED_FILE, write_atomically
 from ftcluster.progress.view import View
 from ftcluster.text.plural import counted
 
@@ -64,7 +64,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
     recipe, stack = runs[0].recipe.name, cluster.facts.head.stack
     result = document(recipe, stack, request.steps, points)
     if request.svg:
-        write_atomically(request.svg, picture_of(result), mode=0o644)
+        write_atomically(request.svg, picture_of(result), mode=SHARED_FILE)
     return Result(result, tuple(lines(result)))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.operations.result import Result
-from ftcluster.paths import bundled, write_atomically
+from ftcluster.paths import SHARED_FILE, bundled, write_atomically
 from ftcluster.text.table import aligned
 
 NEXT = "write them: ftcluster examples --to DIR; one: ftcluster examples NAME --to DIR"
@@ -49,6 +49,6 @@ def _written(files: dict[Path, str]) -> Result:
     if there := [str(path) for path in files if path.exists()]:
         raise FtclusterError(f"already there: {', '.join(there)}", "name another folder")
     for path, text in files.items():
-        write_atomically(path.absolute(), text, mode=0o644)
+        write_atomically(path.absolute(), text, mode=SHARED_FILE)
     names = [str(path) for path in files]
     return Result({"state": "done", "files": names}, tuple(f"written: {name}" for name in names))

@@ -14,14 +14,13 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.facts_file import facts_of
 from ftcluster.operations.prepare import RecipeRequest, headline_of
 from ftcluster.operations.recipe_words import split_words
-from ftcluster.paths import write_atomically
+from ftcluster.paths import SHARED_FILE, write_atomically
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.stacks.catalog import Stack, load_stacks
 from ftcluster.text.comments import comments
 from ftcluster_common.launch import GLOO
 
-READABLE = 0o644
 KINDS = (PYTORCH, TRAIN)
 CLAIM = "ftcluster"
 IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] of an IPv6 address
@@ -110,7 +109,7 @@ class Manifests:
         """
         files = {f"{self.kind}.yaml": self.text.encode(), **files_of_image(self.stack)}
         for path, content in files.items():
-            write_atomically(folder / path, content, READABLE)
+            write_atomically(folder / path, content, SHARED_FILE)
         return [folder / path for path in files]
 
 

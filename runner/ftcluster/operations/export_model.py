@@ -9,16 +9,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ftcluster.errors import FtclusterError, InputError, UsageError
+from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
 from ftcluster.export.exporter import environment, run_program
 from ftcluster.operations.connection import Connection
 from ftcluster.operations.result import Result
 from ftcluster.operations.runs import fetch
+from ftcluster.paths import keep_private, make_folder
 from ftcluster.progress.view import View
+from ftcluster.recipe.model_code import code_problems
+from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
 from ftcluster_common.columns import find_texts
 from ftcluster_common.data_files import VALIDATION, DataError, Row, Table, files_of, kind_of
 from ftcluster_common.given_files import read_json
-from ftcluster_common.trained_model import FILE, read_trained
+from ftcluster_common.trained_model import FILE
 
 FORMATS = ("openvino", "onnx", "gguf")
 CLASSIFIERS = ("text-classification", "text-distillation")
@@ -107,21 +110,21 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         if not source.is_dir():
             source = Path(scratch) / "model"
             fetch(request.connection, request.model, str(source), view)
-        trained = read_trained(source)
+        trained = trained_fields(source)
         check_source(source, trained, request.format)
         rows, measure = rows_of(request.data, trained, source)
         python = environment(request.format, view)
         partial = target.with_name(f".{target.name}.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        options = trained["options"]
+        options = trained.options
         asked = {
             "format": request.format, "source": str(source), "target": str(partial),
-            "kind": KINDS[trained["task"]], "int8": request.int8, "rows": rows, "measure": measure,
+            "kind": KINDS[trained.task], "int8": request.int8, "rows": rows, "measure": measure,
             "max_length": options.get("max_length") or options.get("block_size") or MOST_TOKENS,
         }  # fmt: skip
         view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
         try:
-            partial.mkdir(parents=True)
+            make_folder(partial)
             found = run_program(python, asked, Path(scratch))
             allowed = ALLOWED[request.int8]
             if not found["difference"] <= allowed * found["scale"]:
@@ -131,6 +134,7 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
                     "nothing was kept; use the model as it is",
                 )
             copy_rest(source, partial)
+            keep_private(partial)
             partial.rename(target)
         except OSError as error:
             raise FtclusterError(f"{error.filename or target}: {error.strerror}") from error
@@ -153,25 +157,30 @@ def _said(found: Mapping[str, Any], measure: str) -> Iterator[str]:
         yield f"{measure}: {before:.4f} before, {after:.4f} after"
 
 
-def check_source(folder: Path, trained: Mapping[str, Any], kind: str) -> None:
-    """Make sure that a folder has a model that can be exported.
+def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
+    """Make sure that a folder has a model that can be exported, and nothing that may run.
 
     Raises:
         InputError, UsageError: it has not.
     """
-    if not trained:
-        raise InputError(f"{folder} has no {FILE}, which says what the model is for")
+    if not trained.task:
+        raise InputError(f"{folder} has no {trained.missing}, which says what the model is for")
     if (folder / "adapter_config.json").is_file():
         raise InputError(
             f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"
         )
-    if trained["task"] not in KINDS:
-        raise UsageError(f"a model for {trained['task']} is not exported")
-    if kind == "onnx" and KINDS[trained["task"]] == DECODER:
+    if trained.task not in KINDS:
+        raise UsageError(f"a model for {trained.task} is not exported")
+    if kind == "onnx" and KINDS[trained.task] == DECODER:
         raise UsageError(
             "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
             "ftcluster export-model openvino",
         )
+    raise_together(
+        code_problems(folder),
+        f"{folder} is not exported, as its files may run code or fetch it",
+        "export the folder of a training",
+    )
 
 
 def copy_rest(source: Path, target: Path) -> None:
@@ -191,14 +200,14 @@ def copy_rest(source: Path, target: Path) -> None:
             shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
 
 
-def rows_of(data: str, trained: Mapping[str, Any], folder: Path) -> Compared:
+def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
     """What is compared: rows of a file by the model's columns, or a few texts.
 
     Raises:
         UsageError: the task's rows are not read here.
         InputError: the file has no such columns, no rows, or other classes than the model.
     """
-    task, options = trained["task"], trained["options"]
+    task, options = trained.task, trained.options
     if not data:
         texts = [[one, TEXTS[3]] if task in PAIRS else [one] for one in TEXTS]
         return [{"texts": one, "label": None} for one in texts], ""

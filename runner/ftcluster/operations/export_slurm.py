@@ -8,10 +8,9 @@ from ftcluster.errors import UsageError
 from ftcluster.export.slurm import BatchJob, batch_script
 from ftcluster.operations.prepare import RecipeRequest
 from ftcluster.operations.recipe_words import split_words, training_recipe
-from ftcluster.paths import plain_name, write_atomically
+from ftcluster.paths import SHARED_FILE, plain_name, write_atomically
 from ftcluster.recipe.inputs import check_inputs
 
-READABLE = 0o644
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, ...
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}", re.ASCII)
 NAME = re.compile(r"[\w.,+-]+", re.ASCII)
@@ -55,7 +54,7 @@ def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
     )
     text = batch_script(job)
     if output:
-        write_atomically(Path(output), text, READABLE)
+        write_atomically(Path(output), text, SHARED_FILE)
     return text
 
 

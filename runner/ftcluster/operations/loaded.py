@@ -8,11 +8,13 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ftcluster.errors import FtclusterError, InputError
+from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
 from ftcluster.paths import state_dir, write_atomically
 from ftcluster.recipe.inputs import ADAPTERS
+from ftcluster.recipe.model_code import code_problems
+from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster_common.sentence_modules import MODULES
-from ftcluster_common.trained_model import FILE, pipeline_of, read_trained
+from ftcluster_common.trained_model import pipeline_of
 
 # of transformers, by task
 RANKING = "text-ranking"
@@ -21,7 +23,9 @@ PARTS = {  # it has no pipelines for these since 5.0
     "seq2seq-lm": "AutoModelForSeq2SeqLM",
 }
 FRAMES = "frames"  # of the state folder
-PACKAGES = "pip install {} torch, in an environment of its own"
+PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
+# releases without a known way around trust_remote_code=False (CVE-2026-5241; modules.json)
+SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
 
 
 @runtime_checkable
@@ -68,20 +72,29 @@ def data_path(data: Data) -> str:
 def load(folder: Path, **options: Any) -> Any:
     """A model's folder as those use it who know nothing of ftcluster.
 
+    Whatever the library's release does, nothing of the folder runs: it is checked before.
+
     Returns:
         sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; of
         PARTS the model and its tokenizer.
 
     Raises:
-        FtclusterError: there is no such folder, it is of no training, or a package is missing.
+        FtclusterError: there is no such folder, it is of no training, it has what may run as code,
+            or a package is missing.
+        UsageError: the model's own code is to be trusted.
     """
-    trained = read_trained(folder)
-    task = str(trained.get("task", ""))
+    if options.get("trust_remote_code"):
+        raise UsageError(
+            "ftcluster.load runs no code of a model's folder: trust_remote_code=True",
+            "load a model that you trust by transformers' or sentence-transformers' own functions",
+        )
+    trained = trained_fields(folder)
+    task = trained.task
     if not folder.is_dir():
         raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
-            f"{folder} has no {FILE}, so it is not known what its model does",
+            f"{folder} has no {trained.missing}, so it is not known what its model does",
             "give the folder of a training, or load it with transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
@@ -90,6 +103,12 @@ def load(folder: Path, **options: Any) -> Any:
             f"{folder} has adapters, whose head CrossEncoder leaves out",
             f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
         )
+    raise_together(
+        code_problems(folder),
+        f"{folder} is not loaded, as its files may run code or fetch it",
+        "give the folder of a training, or load a model that you trust by its library itself",
+    )
+    options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or task == RANKING:
         kind = "CrossEncoder" if task == RANKING else "SentenceTransformer"
         return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
@@ -98,16 +117,19 @@ def load(folder: Path, **options: Any) -> Any:
     transformers, name = _package("transformers"), str(folder)
     if task in PARTS:
         model = getattr(transformers, PARTS[task]).from_pretrained(name, **options)
-        return model, transformers.AutoTokenizer.from_pretrained(name)
-    pipeline = pipeline_of(task, trained.get("options") or {})
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return model, tokenizer
+    pipeline = pipeline_of(task, trained.options)
     return transformers.pipeline(pipeline, model=name, **options)
 
 
 def _package(name: str) -> Any:
+    package = name.replace("_", "-")
+    release = SAFE_RELEASES.get(package)
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise FtclusterError(
-            f"the model needs {name.replace('_', '-')} in this Python: {error}",
-            PACKAGES.format(name.replace("_", "-")),
+            f"the model needs {package} in this Python: {error}",
+            PACKAGES.format(f"{package}>={release}" if release else package),
         ) from error

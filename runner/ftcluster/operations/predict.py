@@ -29,7 +29,6 @@ from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
-READABLE = 0o644
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
             [json_object(run_hosts.head, "a row", line.encode()) for line in lines], mark
         )
     text = table if mark else rows
-    write_atomically(output, text.encode("utf-8", "backslashreplace"), READABLE)
+    write_atomically(output, text.encode("utf-8", "backslashreplace"))
     return PredictResult(run, progress, model, request.output, rows.count("\n"))
 
 

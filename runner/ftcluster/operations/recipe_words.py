@@ -1,20 +1,22 @@
 """The recipe that a command line asks for, and its files on this machine and on the hosts."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts
-from ftcluster.errors import InputError, UsageError
+from ftcluster.errors import InputError, RecipeError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
-from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe
+from ftcluster.recipe.recipe import RECIPES, Given, known_recipes, load_recipe
+from ftcluster.recipe.schema import in_recipe
+from ftcluster.recipe.tasks import GLUE
+from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
 from ftcluster_common.given_files import read_json
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.trained_model import FILE, read_trained
 
 DEFAULT_RECIPE = "quickstart"
 # fields of a recipe that may name one of this machine
@@ -30,6 +32,7 @@ OF_CLASSES = {
     "Model": ("embed",),
 }
 CONFIG = "config.json"
+OF_GLUE = frozenset(name for task in GLUE.values() for name in vars(task))  # set by glue_task
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
 
 
@@ -46,14 +49,14 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def training_recipe(
-    words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[str] = ()
+    words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[Given] = ()
 ) -> Recipe:
     """The recipe that words of the command line ask for, its folders by absolute paths.
 
     Args:
         words: a recipe, a known one or a file, and `key=value` of its fields.
         data, model: a folder or a name, instead of the recipe's.
-        remembered: `key=value` that words may override.
+        remembered: values for fields of the task, which words may override.
 
     Raises:
         UsageError: there are several recipes.
@@ -65,48 +68,102 @@ def training_recipe(
         flags += [f"data={json.dumps(data)}", "data_config=null"]
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    recipe = load_recipe(recipe_name, [*flags, *remembered, *overrides])
+    recipe = load_recipe(recipe_name, [*flags, *overrides], remembered)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
 def trained_recipe(
     words: Sequence[str], data: str | None, model: str, purpose: Purpose
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe for a trained model, which reads data as it was trained to, and a note of that.
+    """The recipe for a trained model, which reads data as it was trained to, and notes about that.
 
     A model that ftcluster has trained has its recipe's name, task and columns in a file of its
-    folder. Columns that data of this machine do not have are found as in a training.
+    folder. Others may have written that file, so it sets fields of the task alone, and not what
+    the user has typed. Columns that data of this machine do not have are found as in a training.
 
     Args, Raises: as in `training_recipe`.
     """
-    trained, named = read_trained(Path(model)), any("=" not in word for word in words)
-    if not trained and not named:
+    trained, notes = trained_fields(Path(model)), []
+    if not any("=" not in word for word in words):
+        name = _recipe_of(trained, model)
+        has_data = data is not None or any(word.startswith("data=") for word in words)
+        if name != trained.recipe and not has_data:
+            raise UsageError(
+                "name the data: --data PATH",
+                f"or recipe {shortened(trained.recipe)}, which has them",
+            )
+        words = [name, *words]
+        notes.append(f"recipe {name}, as the model was trained ({trained.file})")
+    plain = training_recipe(words, data, model)
+    if notes and data is None:
+        notes = [f"{notes[0]}: data={shortened(plain.data)}"]
+    if trained.task != plain.task:  # used for another task, or trained by another program
+        if trained.task:
+            notes.append(
+                f"the model was trained for {trained.task} ({trained.file}), and is used for "
+                f"{plain.task}: nothing of its training is taken over"
+            )
+        return for_trained_model(plain), tuple(notes)
+    try:
+        recipe = training_recipe(words, data, model, _settings(trained, words, plain, purpose))
+    except RecipeError as error:  # without the model's values the recipe is valid
+        raise RecipeError(
+            f"{trained.file} has values that do not fit together, or not to what was typed\n  "
+            f"{error.message}",
+            "set these fields on the command line, as KEY=VALUE, or correct the file",
+        ) from error
+    notes += [*_differences(trained, plain, recipe), trained.ignored_note]
+    return for_trained_model(recipe), tuple(filter(None, notes))
+
+
+def _recipe_of(trained: TrainedFields, model: str) -> str:
+    """The known recipe for a model's own data, or for any data of its task.
+
+    Raises:
+        UsageError: the model's folder does not say what it was trained for.
+    """
+    if not trained.task:
         raise UsageError(
-            f"{model} does not say what it was trained for (it has no {FILE}): name a recipe",
+            f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
+            "recipe",
             f"{' or '.join(recipes_for(Path(model)))}, with --data PATH where it is not the "
             "recipe's own",
         )
-    if trained and not named:
-        name = trained["recipe"]
-        is_known = name in known_recipes()
-        if not is_known and data is None and not any(word.startswith("data=") for word in words):
-            raise UsageError("name the data: --data PATH", f"or recipe {name}, which has them")
-        words = [name if is_known else RECIPES.get(trained["task"], DEFAULT_RECIPE), *words]
-    plain = training_recipe(words, data, model)
-    if trained.get("task") != plain.task:  # as one of no other task, or of another program
-        return for_trained_model(plain), ()
+    if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
+        return trained.recipe
+    return RECIPES[trained.task]
+
+
+def _settings(
+    trained: TrainedFields, words: Sequence[str], plain: Recipe, purpose: Purpose
+) -> list[Given]:
+    """The model's values for fields, without columns that the data lack.
+
+    A task of GLUE that the user has typed sets several fields, none of which is the model's then.
+    """
     columns = header(plain, purpose)
-    settings = [
-        f"{name}={json.dumps(value)}"
-        for name, value in trained["options"].items()
-        if value not in (None, [])
+    names = {word.partition("=")[0] for word in split_words(words)[1]}
+    typed = {name for set_by in ("glue_task", "task_name") if set_by in names for name in OF_GLUE}
+    return [
+        (name, value, str(trained.file))
+        for name, value in trained.options.items()
+        if name not in typed
         and not (columns and name.endswith(COLUMNS) and _no_column(value, columns))
     ]
-    recipe = training_recipe(words, data, model, settings)
+
+
+def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Iterator[str]:
+    """Notes about fields that the model sets, and about those that are not as it was trained."""
     before, after = asdict(plain.options), asdict(recipe.options)
-    changed = [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]
-    note = f"as the model was trained ({Path(model) / FILE}): {' '.join(changed)}"
-    return for_trained_model(recipe), (note,) if changed else ()
+    if changed := [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]:
+        yield f"as the model was trained ({trained.file}): {' '.join(changed)}"
+    others = [
+        f"{name}={_shown(after[name])} instead of {_shown(value)}"
+        for name, value in trained.options.items()
+        if _shown(after[name]) != _shown(value)
+    ]
+    if others:
+        yield f"not as the model was trained ({trained.file}): {'; '.join(others)}"
 
 
 def recipes_for(model: Path) -> Sequence[str]:
@@ -125,10 +182,10 @@ def _no_column(named: Any, columns: Sequence[str]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A field's value as one writes it on a command line."""
-    if isinstance(value, tuple | list):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A field's value as one writes it on a command line; a long one is cut."""
+    if isinstance(value, list):
+        value = tuple(value)
+    return shortened(in_recipe(value))
 
 
 def for_trained_model(recipe: Recipe) -> Recipe:

@@ -67,7 +67,7 @@ def report(request: ReportRequest, view: View) -> Result:
             f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
             "make a report of each run alone to see which one it is",
         ) from error
-    write_atomically(output.absolute(), page, mode=0o644)
+    write_atomically(output.absolute(), page)
     document = {
         "state": "done",
         "runs": [file.run for file in files],

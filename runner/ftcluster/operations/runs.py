@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch import follow
@@ -16,6 +17,7 @@ from ftcluster.operations.connection import Connection, all_runs, cluster_run_ho
 from ftcluster.operations.result import Result
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
+from ftcluster.recipe.model_code import listed, unknown_files
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
@@ -171,7 +173,7 @@ def fetch(
         fetch_model(run_hosts, name, f"{run_hosts.at(name).train_run_dir}/reports", path)
     elif model:
         fetch_model(run_hosts, name, str(model), path)
-        return Result({**document, "model": str(path.absolute())}, (f"model: {path}",))
+        return _fetched_model({**document, "model": str(path.absolute())}, path)
     else:
         _fetch_outputs(run_hosts, name, path)
     sizes = {str(one.relative_to(path)): one.stat().st_size for one in _files(path)}
@@ -179,6 +181,18 @@ def fetch(
         {**document, "model": None, "folder": str(path.absolute()), "files": sizes},
         (f"{counted(len(sizes), 'file')}, {_size(sum(sizes.values()))}: {path}", *_listing(sizes)),
     )
+
+
+def _fetched_model(document: dict[str, Any], path: Path) -> Result:
+    """Name files in a fetched model that no training writes: they may be code."""
+    unknown = unknown_files(path)
+    if not unknown:
+        return Result(document, (f"model: {path}",))
+    note = (
+        f"note: the model has files that no training writes: {listed(unknown)}. Open them with "
+        "nothing that executes them; ftcluster.load refuses the folder"
+    )
+    return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))
 
 
 def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:

@@ -89,14 +89,20 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(
+    name: str, overrides: Sequence[str] = (), remembered: Sequence[Given] = ()
+) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
+
+    Args:
+        name, overrides: as the user has typed them.
+        remembered: further values, which replace those of the recipe's file.
 
     Raises:
         RecipeError: every unknown key, wrong type and impossible value, each with file and line.
     """
     path = find_recipe(name)
-    return parse_recipe(recipe_text(path), str(path), overrides)
+    return parse_recipe(recipe_text(path), str(path), overrides, remembered)
 
 
 def recipe_text(path: Path) -> str:
@@ -111,12 +117,15 @@ def recipe_text(path: Path) -> str:
         raise RecipeError(str(error)) from error
 
 
-def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recipe:
+def parse_recipe(
+    text: str, source: str, overrides: Sequence[str] = (), remembered: Sequence[Given] = ()
+) -> Recipe:
     """The pure part of `load_recipe`: text in, Recipe out.
 
     Args:
         source: the file's name, for messages; its stem names the recipe.
         overrides: `key=value`, the value in YAML.
+        remembered: see `load_recipe`.
 
     Raises:
         RecipeError: as in `load_recipe`.
@@ -135,7 +144,7 @@ def parse_recipe(text: str, source: str, overrides: Sequence[str] = ()) -> Recip
         values[key], lines[key] = value, where
     overridden = list(_meant(on_command_line, schema))
     problems += _without_effect(overridden, values)
-    for key, value, where in overridden:
+    for key, value, where in (*remembered, *overridden):
         values[key], lines[key] = value, where
     accepted: dict[str, Any] = {}
     for key, value in values.items():

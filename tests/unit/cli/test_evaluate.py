@@ -107,6 +107,7 @@ def test_adapters_are_copied_and_their_base_is_that_of_the_hosts(
 def test_predictions_are_written_here(shell: Shell, tmp_path: Path, name: str, text: str) -> None:
     found = document(shell, f"predict classify --model model --data new.csv -o {name}")
     assert (found["rows"], found["output"]) == (2, str(tmp_path / name))
+    assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, "rows of the user"
     assert (tmp_path / name).read_text(encoding="utf-8") == text
 
 

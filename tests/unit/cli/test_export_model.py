@@ -51,7 +51,11 @@ def write_model(task: str, names: tuple[str, ...] = ("bad", "good"), **config: A
         "tokenizer.json": {},
         "model.safetensors": {},
         "ftcluster.rows": {},
-        "modules.json": [{"path": ""}, {"path": "1_Pooling"}, {"path": "../.."}],
+        "modules.json": [
+            {"path": path, "type": f"sentence_transformers.models.{kind}"}
+            for path, kind in (("", "Transformer"), ("1_Pooling", "Pooling"))
+        ],
+        "1_Pooling/config.json": {"pooling_mode": "mean"},
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
@@ -79,6 +83,9 @@ def test_a_model_is_exported_and_compared_on_its_validation(shell: Shell) -> Non
         "asked.json", "config.json", "ftcluster.json", "tokenizer.json", "modules.json",
         "1_Pooling",
     }  # fmt: skip
+    folder = Path("model-openvino")
+    others = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
+    assert others == [], "a model is the user's alone"
     document = shell("export-model onnx model --int8 -o small --json").document
     assert (document["model"], document["rows"]) == (str(Path("small").absolute()), 4)
     assert "exists" in shell("export-model onnx model -o small", 2).err
@@ -162,11 +169,20 @@ def test_what_is_refused(shell: Shell, task: str, words: str, code: int, said: s
     assert not list(Path().glob("*model-*"))
 
 
+def test_a_model_whose_files_may_run_is_not_exported(shell: Shell) -> None:
+    Path("model/evil.py").write_text("raise SystemExit")
+    assert "files that no training writes: evil.py" in shell("export-model onnx model", 1).err
+    write_model("text-classification", auto_map={"AutoModel": "evil.Model"})
+    Path("model/evil.py").unlink()
+    assert "config.json has auto_map" in shell("export-model onnx model", 1).err
+    assert not list(Path().glob("*model-*"))
+
+
 @pytest.mark.parametrize("config", [[], {"id2label": ["bad"]}, {"id2label": {"x": "bad"}}, "{"])
 def test_a_model_whose_files_are_damaged_is_refused_by_name(shell: Shell, config: Any) -> None:
     write_model("text-classification")
     text = config if isinstance(config, str) else json.dumps(config)
     Path("model/config.json").write_text(text)
     said = shell("export-model onnx model --data rows", 1).err
-    assert "how the model reads rows is in" in said
+    assert "how the model reads rows is in" in said or "config.json is not" in said
     assert not Path("model-onnx").exists()

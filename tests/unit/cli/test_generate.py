@@ -15,6 +15,7 @@ from ftcluster.cli import generate as command
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
+from ftcluster.launch.events import read_event_line
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations import generate
@@ -72,6 +73,45 @@ def test_text_is_printed_as_it_comes(shell: Shell, launched: list[TrainingRun]) 
     }  # fmt: skip
     assert (run.plan.world_size, run.job["purpose"]) == (1, "generate")
     assert [source for source, _ in run.folders] == [f"{Path.cwd()}/model"]
+
+
+# what a terminal obeys: a clipboard, a title, a clear screen, its answer as input, a turned line
+ATTACKS = (
+    "\x1b]52;c;cm0gLXJmIH4K\x07", "\x1b]0;root@head\x1b\\", "\x1b[2J\x1b[H", "\x9b2J",
+    "\x1bP+q436f\x9c",
+    "\x1b[6n", "\x1b[31mred\x1b[0m", "a\rb", "a\x08\x08b", "\u202egnp.exe\u202c", "\u2066x\u2069",
+    "\x85next", "\u2028line", "\x0e\x0f", "\x1b#8", "\x1bc",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_terminal_obeys_a_model(
+    attack: str, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its text is cut into pieces; line feeds and tabs stay."""
+    text = f"1.\ta\n\n{attack}\n2.\tb \U0001f600\u00e9"
+
+    def train(run: TrainingRun, _view: object, _: object, on_event: Any) -> RunProgress:
+        for size in (1, 2, 3, len(text)):
+            for start in range(0, len(text), size):
+                event = {
+                    "event": "text",
+                    "time": 1,
+                    "prompt": 0,
+                    "text": text[start : start + size],
+                }
+                found = read_event_line(json.dumps(event).encode())
+                assert found is not None, "a piece of an answer is lost"
+                on_event(found)
+        return RunProgress(run.id, state="done", result=RESULT, seconds=7.0)
+
+    monkeypatch.setattr(training_run, "train", train)
+    shown = shell(["generate", "model", f"a prompt of a file {attack}"]).out
+    assert {letter for letter in shown if not letter.isprintable()} <= {"\n", "\t"}
+    assert shown.count("1.\ta\n\n") == 4
+    assert shown.count("\n2.\tb \U0001f600\u00e9") == 4
+    shown = shell(["generate", "model", "a", f"another {attack}"]).out
+    assert {letter for letter in shown if not letter.isprintable()} <= {"\n", "\t"}
 
 
 def test_a_run_s_model_is_used_where_it_is(

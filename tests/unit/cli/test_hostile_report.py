@@ -51,5 +51,6 @@ def test_a_page_or_one_line_with_the_host(
             assert len(said) < 500
             assert not any(tmp_path.iterdir())
         for page in tmp_path.iterdir():
+            assert page.stat().st_mode & 0o777 == 0o600, "a page has samples"
             page.unlink()
     assert refused

@@ -222,7 +222,9 @@ def saved_weights(model: "PreTrainedModel", folder: Path) -> dict[str, torch.Ten
     if adapted_layers(model):
         saved = load_file(folder / WEIGHTS)
         return {name: saved[_saved_name(name)] for name in trained_weights(model)}
-    loaded: dict[str, torch.Tensor] = type(model).from_pretrained(folder).state_dict()
+    loaded: dict[str, torch.Tensor] = (
+        type(model).from_pretrained(folder, trust_remote_code=False).state_dict()
+    )
     return loaded
 
 

@@ -141,7 +141,10 @@ def load_decoder(folder: str, models: Path, dtype: torch.dtype) -> PreTrainedMod
     Raises:
         TrainError: it, or the base, cannot be loaded.
     """
-    keyword = {dtype_keyword(transformers.__version__): dtype}
+    keyword: dict[str, Any] = {
+        dtype_keyword(transformers.__version__): dtype,
+        "trust_remote_code": False,
+    }
     try:
         if not (Path(folder) / ADAPTERS).is_file():
             return AutoModelForCausalLM.from_pretrained(folder, **keyword).eval()

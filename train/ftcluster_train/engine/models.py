@@ -208,7 +208,7 @@ def load_model(
         if recipe.from_scratch:
             return model_class.from_config(config, **keyword)
         loaded, info = model_class.from_pretrained(
-            model, config=config, output_loading_info=True, **keyword
+            model, config=config, output_loading_info=True, trust_remote_code=False, **keyword
         )
     except Exception as error:  # from_pretrained raises whatever its many readers raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:

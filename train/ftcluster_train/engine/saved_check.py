@@ -104,12 +104,15 @@ class SavedCheck:
             if self._base:
                 trained_in = {dtype: model.get_input_embeddings().weight.dtype}
                 base = self._task.model_class.from_pretrained(
-                    self._base, **self._task.recipe.config_overrides, **trained_in
+                    self._base,
+                    trust_remote_code=False,
+                    **self._task.recipe.config_overrides,
+                    **trained_in,
                 ).requires_grad_(False)
             weights, problems = add_saved_adapters(base if base is not None else model, folder)
             return weights, [*problems, *self._task.saved_problems(folder)], base
         loaded, info = self._task.model_class.from_pretrained(
-            folder, output_loading_info=True, **{dtype: "auto"}
+            folder, output_loading_info=True, trust_remote_code=False, **{dtype: "auto"}
         )
         problems = [
             problem

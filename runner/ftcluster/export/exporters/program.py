@@ -28,6 +28,7 @@ OUTPUTS = {
     "FeatureExtraction": ("last_hidden_state",),
 }
 LOGITS = ("logits",)
+NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}  # else it may ask on a terminal
 Arrays = Mapping[str, Any]  # of numpy, by the name of the input or output
 Run = Callable[[Arrays], Arrays]
 numpy: Any = import_module("numpy")
@@ -50,11 +51,12 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     transformers, torch = import_module("transformers"), import_module("torch")
     transformers.logging.set_verbosity_error()
     kind, source = request["kind"], request["source"]
-    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
     name = "AutoModel" if kind == "FeatureExtraction" else f"AutoModelFor{kind}"
 
     def load() -> Any:
-        return getattr(transformers, name).from_pretrained(source, dtype=torch.float32).eval()
+        of_task = getattr(transformers, name)
+        return of_task.from_pretrained(source, dtype=torch.float32, **NO_CODE).eval()
 
     model = load()
     taken = signature(model.forward).parameters
@@ -87,14 +89,16 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
     weights: dict[str, Any] = {"load_in_8bit": False}
     if request["int8"]:
         weights = {"quantization_config": intel.OVWeightQuantizationConfig(bits=8)}
-    exporting = of_kind.from_pretrained(request["source"], export=True, compile=False, **weights)
+    exporting = of_kind.from_pretrained(
+        request["source"], export=True, compile=False, **weights, **NO_CODE
+    )
     exporting.save_pretrained(target)
     if kind == DECODER:  # OpenVINO GenAI reads it instead of tokenizer.json
         convert = import_module("optimum.exporters.openvino.convert")
         convert.export_tokenizer(tokenizer, target, task="text-generation")
     # a CPU with AMX would compute in bf16, and keep a decoder's cache in 8 bits, for speed
     exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    model = of_kind.from_pretrained(target, ov_config=exact)
+    model = of_kind.from_pretrained(target, ov_config=exact, **NO_CODE)
 
     def run(batch: Arrays) -> Arrays:
         found = model(**_tensors(batch))

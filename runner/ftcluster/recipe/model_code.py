@@ -1,0 +1,164 @@
+"""Checks a model's folder before a library loads it: nothing in it may run, or fetch code.
+
+Libraries run code of a model in several ways: Python files that a configuration names, weights
+that are pickled, classes by their dotted names, kernels of the Hub. A training of ftcluster writes
+none of these, so only what it writes is allowed: files of known kinds, and settings without such
+names. Weights, texts and tokens stay what others made them.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ftcluster.recipe.inputs import ADAPTERS
+from ftcluster.text.printable import printable
+from ftcluster_common.data_files import DataError
+from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.recipe import split_revision
+from ftcluster_common.sentence_modules import LENGTH, MODULES, read_modules
+from ftcluster_common.trained_model import FILE, ROWS
+
+# of weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read
+KNOWN_ENDS = (
+    ".json", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".vocab", ".codes", ".bpe",
+    ".tiktoken",
+)  # fmt: skip
+KNOWN_NAMES = (ROWS, "LICENSE", "NOTICE", ".gitattributes", ".gitignore")
+# large files of the tokenizer, whose keys are texts of tokens, and files without settings
+NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FILE)
+NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
+ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
+ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
+# what a training writes of adapters, and peft itself; it imports megatron_core, whatever that is
+OF_ADAPTERS = (
+    "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
+    "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
+    "peft_version", "qalora_group_size",
+)  # fmt: skip
+PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
+IMPLEMENTATION = "_implementation"  # ends the names of settings that may name a kernel of the Hub
+LENGTH_KEYS = {"max_seq_length", "do_lower_case"}
+INDEX = ".index.json"  # ends the names of lists of a model's weights
+WEIGHTS = re.compile(r"[\w-]+(\.[\w-]+)*\.safetensors", re.ASCII)
+ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+MOST_FILES = 10_000
+SHOWN = 8
+
+
+def unknown_files(folder: Path) -> list[str]:
+    """Return the files of a folder that no training writes, such as Python or pickled weights."""
+    unknown = []
+    seen = 0
+    for above, folders, files in os.walk(folder):
+        linked = [name for name in folders if Path(above, name).is_symlink()]
+        seen += len(files)
+        for name in (*linked, *files):
+            known = name.lower().endswith(KNOWN_ENDS) or name in KNOWN_NAMES
+            if name in linked or not known:
+                unknown.append(str(Path(above, name).relative_to(folder)))
+        if seen > MOST_FILES:
+            unknown.append(f"more than {MOST_FILES:,} files")
+            break
+    return sorted(unknown)
+
+
+def code_problems(folder: Path) -> list[str]:
+    """Return why a model's folder is not loaded: all files and settings that may run code."""
+    problems = []
+    if unknown := unknown_files(folder):
+        problems.append(f"files that no training writes: {listed(unknown)}")
+    for path in sorted(folder.rglob("*.json")):
+        if path.name in NO_SETTINGS:
+            continue
+        try:
+            settings = read_json(path)
+        except GivenFileError as error:
+            problems.append(str(error))
+            continue
+        name = path.relative_to(folder)
+        try:
+            problems += [f"{name} has {what}" for what in _settings_with_code(settings)]
+        except RecursionError:
+            problems.append(f"{name} is nested too deeply")
+        if not isinstance(settings, dict):
+            problems.append(f"{name} is not a JSON object")
+        elif path.name == LENGTH and settings.keys() - LENGTH_KEYS:
+            problems.append(f"{name} has {listed(sorted(settings.keys() - LENGTH_KEYS))}")
+        elif path.name.endswith(INDEX):
+            problems += _of_index(str(name), settings.get("weight_map"))
+    problems += _of_modules(folder)
+    return [*problems, *_of_adapters(folder)]
+
+
+def listed(names: list[str]) -> str:
+    """Return the first few names, safe for a terminal."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(printable(name).replace("\n", "\\n") for name in names[:SHOWN]) + more
+
+
+def _settings_with_code(settings: Any) -> Iterator[str]:
+    """Find settings, at any depth, by which a library imports or downloads code."""
+    if isinstance(settings, list):
+        for part in settings:
+            yield from _settings_with_code(part)
+    if not isinstance(settings, dict):
+        return
+    for name, value in settings.items():
+        if name in NAMES_CODE and value:
+            yield name
+        elif name in ACTIVATIONS:
+            if value is not None and not ACTIVATION.fullmatch(str(value)):
+                yield f"{name}={str(value)[:60]!a}"
+        elif name.endswith(IMPLEMENTATION):
+            parts = value.values() if isinstance(value, dict) else [value]
+            if not all(one is None or (isinstance(one, str) and one.isidentifier())
+                       for one in parts):  # fmt: skip
+                yield f"{name}={str(value)[:60]!a}"
+        else:
+            yield from _settings_with_code(value)
+
+
+def _of_index(name: str, files: Any) -> Iterator[str]:
+    """Check that an index names weights beside it, which are no pickles."""
+    names = [*files.values()] if isinstance(files, dict) else [files]
+    others = [one for one in names if not isinstance(one, str) or not WEIGHTS.fullmatch(one)]
+    if others:
+        yield f"{name} names {str(others[0])[:100]!a}"
+
+
+def _of_modules(folder: Path) -> Iterator[str]:
+    try:
+        read_modules(folder)
+    except DataError as error:
+        yield str(error)
+
+
+def _of_adapters(folder: Path) -> Iterator[str]:
+    """Check the model that adapters are added to, which their file names and libraries load."""
+    if not (folder / ADAPTERS).is_file():
+        return
+    try:
+        settings = read_json(folder / ADAPTERS)
+    except GivenFileError:
+        return  # `code_problems` reports it
+    if not isinstance(settings, dict):
+        return
+    others = [
+        name
+        for name, value in settings.items()
+        if name not in (*OF_ADAPTERS, *NAMES_CODE) and value and value != PEFT_DEFAULTS.get(name)
+    ]
+    if others:
+        yield f"{ADAPTERS} has {listed(sorted(others))}, which no training writes"
+    base = settings.get("base_model_name_or_path")
+    if not isinstance(base, str):
+        yield f"{ADAPTERS} does not name the model that the adapters belong to"
+    elif os.path.isdir(base):  # noqa: PTH112  Path's raises if a name is too long
+        if (Path(base) / ADAPTERS).is_file():
+            yield f"{ADAPTERS} names {base[:200]!a}, which has adapters itself"
+        else:
+            yield from (f"{base}: {what}" for what in code_problems(Path(base)))
+    elif not ON_THE_HUB.fullmatch(split_revision(base)[0]):
+        yield f"{ADAPTERS} names {base[:200]!a}, which is no folder here and no name of the Hub"
