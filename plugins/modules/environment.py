@@ -350,7 +350,7 @@ def main() -> None:
         module.exit_json(changed=changed, sha256=sent["sha256"])
     interpreter = module.params["python"] or sys.executable
     program = "import platform; print(platform.python_version())"
-    code, out, err = module.run_command([interpreter, "-c", program])
+    code, out, err = module.run_command([interpreter, "-I", "-B", "-c", program])
     if code != 0:
         module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
     version = ".".join(out.strip().split(".")[:2])

@@ -121,6 +121,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
     user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
         f"# on {plan.hosts[0].name}{user}",
+        "cd /  # Python and the ranks import from the current folder",
         *(["umask 077"] if job is not None else []),
         f"mkdir -p {folder}",
         f"printf %s {shlex.quote(command.hostfile)} > {hostfile}",
@@ -133,7 +134,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
         others = " ".join(shlex.quote(host.address) for host in separate)
         if others:
-            here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
+            here = ["cd /", "umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
             there = shlex.quote(" && ".join(here))
             ssh = f"ssh -F {shlex.quote(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")

@@ -203,7 +203,7 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
         "--property=WatchdogSignal=SIGKILL",
         "--property=KillMode=mixed",
         "--property=OOMPolicy=continue",
-        "--property=TimeoutStopSec=3600",
+        "--property=TimeoutStopSec=120",
         "--property=After=network.target",
         "--property=NoNewPrivileges=yes",
         "--property=LimitNOFILE=65536",

@@ -85,7 +85,7 @@ def own_pip(indexes: Indexes) -> Iterator[None]:
         patch.setenv("PIP_RETRIES", "0")
         patch.setenv("PIP_INDEX_URL", indexes.url("main"))
         # its question whether there is a pip at all takes as long as a download
-        patch.setattr(download, "pip_command", lambda: [sys.executable, "-m", "pip"])
+        patch.setattr(download, "pip_command", lambda: [sys.executable, "-I", "-m", "pip"])
         yield
 
 
@@ -363,12 +363,12 @@ def test_a_password_in_an_indexs_address_is_not_shown() -> None:
 
 
 def test_a_pip_of_ansibles_python_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pip_command() == [sys.executable, "-m", "pip"]
+    assert pip_command() == [sys.executable, "-I", "-m", "pip"]
     # else the system's is used
     good = sys.executable
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(shutil, "which", lambda _name: good)
-    assert pip_command() == [good, "-m", "pip"]
+    assert pip_command() == [good, "-I", "-m", "pip"]
     # or it is said what to install
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="install python3-pip"):

@@ -31,7 +31,7 @@ def test_packages_as_pip_reads_them(tmp_path: Path) -> None:
         "-r more.txt\n"
         "--constraint=limits.txt\n"
         "--require-hashes\n"
-        "--index-url https://${NAME}@x.org/simple\n"
+        "--index-url https://me@x.org/simple\n"
         "-f my wheels\n",
         more="old ; python_version < '3'\n--pre\n",
         limits="numpy<3\n",
@@ -44,7 +44,7 @@ def test_packages_as_pip_reads_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found.for_pip(STACK, True) == ["numpy<3"]
     assert found.options == (
-        "--pre", "--index-url https://${NAME}@x.org/simple", f"-f '{tmp_path}/my wheels'",
+        "--pre", "--index-url https://me@x.org/simple", f"-f '{tmp_path}/my wheels'",
     )  # fmt: skip
     assert found.hashes("3.11") == {"tool-kit": {DIGEST, "b" * 64}}
     assert [line.where for line in found.lines][:2] == [
