@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,7 @@ from packaging.utils import (
     parse_sdist_filename,
     parse_wheel_filename,
 )
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
 OLDEST_GLIBC_MINOR = 5
@@ -353,6 +354,24 @@ def unpacked_bytes(wheel: Path) -> int:
             return sum(entry.file_size for entry in archive.infolist())
     except zipfile.BadZipFile as error:
         raise DownloadError(f"{wheel.name} is not a wheel: {error}") from error
+
+
+def pip_version() -> Version:
+    """Return the version of the control node's pip.
+
+    Raises:
+        DownloadError: there is none.
+    """
+    command = [*pip_command(), "--version"]
+    done = subprocess.run(
+        command, env=pip_environment(), capture_output=True, encoding="utf-8", errors="replace",
+        check=False,
+    )  # fmt: skip
+    words = done.stdout.split()
+    try:
+        return Version(words[1])
+    except (IndexError, InvalidVersion):
+        raise DownloadError(f"{shlex.join(command)} does not print its version") from None
 
 
 def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -20,6 +20,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Outcome,
     Pip,
     Sources,
+    pip_command,
+    pip_version,
     requirements_in,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
@@ -46,6 +48,7 @@ LOCK = "requirements.txt"  # in the folder with the wheels
 BESIDE_TORCH = ("torchvision", "torchaudio")  # they have code that is linked with torch
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+OLDEST_PIP = Version("23.1")  # as in pyproject.toml
 PINNED = "ftcluster"  # of the versions that pip is told for the stack's packages: 2.13.0+ftcluster
 
 
@@ -170,6 +173,8 @@ def _download(
 
     Returns what pip saw, and what exists as sources only and may not be built.
     """
+    if not (wheels or requirements.wheels_only):
+        _refuse_old_pip()
     stubs, new, built = (scratch / name for name in ("stack", "new", "built"))
     for made in (stubs, new, built):
         made.mkdir()
@@ -198,6 +203,21 @@ def _download(
             _build(one, requirements, scratch, stack)
         for path in new.iterdir():  # chosen without these
             path.unlink()
+
+
+def _refuse_old_pip() -> None:
+    """Refuse a pip that does not report which package needs what exists as sources only.
+
+    It would take an older version of the package that needs it.
+    """
+    version = pip_version()
+    if version < OLDEST_PIP:
+        raise FtclusterError(
+            f"run --requirements needs pip {OLDEST_PIP} or newer, and this is {version}: it does "
+            "not report what it cannot install without building it, and takes older versions",
+            f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to take only what "
+            "exists as wheels, write --only-binary :all: into the file",
+        )
 
 
 def _only_sources(
