@@ -204,6 +204,8 @@ def test_the_unit_is_the_accounts_and_has_its_limits() -> None:
         "--property=KillMode=mixed",
         "--property=OOMPolicy=continue",
         "--property=TimeoutStopSec=120",
+        "--property=TasksMax=50%",
+        "--property=WorkingDirectory=/",
         "--property=After=network.target",
         "--property=NoNewPrivileges=yes",
         "--property=LimitNOFILE=65536",

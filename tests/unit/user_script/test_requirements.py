@@ -85,3 +85,19 @@ def test_what_is_not_supported_is_named_by_line(
     with pytest.raises(UsageError) as caught:
         read_requirements(Path("own.txt"))
     said(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--index-url https://me:${HF_TOKEN}@mirror.test/simple", "tool @ https://x.org/${A_B}.whl",
+     "-r ${HOME}/more.txt", "--find-links ${TOKEN}"],
+)  # fmt: skip
+def test_pip_does_not_get_to_replace_a_variable(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"own\.txt:2: \$\{\w+\} is not replaced"):
+        read(tmp_path, f"fine # ${{COMMENT}}\n{line}\n")
+
+
+def test_a_long_line_takes_no_long_time(tmp_path: Path) -> None:
+    text = f"tool{' ' * 200_000}x\nother{' ' * 200_000}--hash{' ' * 200_000}=\n"
+    with pytest.raises(UsageError, match=r"own\.txt:1: 'tool"):
+        read(tmp_path, text)
