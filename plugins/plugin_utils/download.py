@@ -307,9 +307,8 @@ def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
         names: normalized names of the packages.
         python: the minor version of the hosts' Python.
     """
-    return {canonicalize_name(needed.name) for needed in requirements_in(folder, python)} & set(
-        names
-    )
+    needed = {str(canonicalize_name(one.name)) for one in requirements_in(folder, python)}
+    return needed & set(names)
 
 
 def requirements_in(folder: Path, python: str) -> Iterator[Requirement]:
