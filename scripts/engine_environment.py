@@ -85,7 +85,9 @@ def main() -> None:
     """Make the environment."""
     folder, interpreter = Path(sys.argv[1]), sys.argv[2]
     program = "import platform; print(platform.python_version())"
-    asked = subprocess.run([interpreter, "-c", program], capture_output=True, text=True, check=True)
+    asked = subprocess.run(
+        [interpreter, "-I", "-c", program], capture_output=True, text=True, check=True
+    )
     version = ".".join(asked.stdout.split(".")[:2])
     target = Target(version, libc().partition("glibc ")[2], platform.machine())
     native, more = LOCKS / "native.txt", LOCKS / "native-trackers.txt"

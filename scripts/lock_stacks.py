@@ -223,7 +223,7 @@ def measure(packages: list[dict[str, Any]]) -> tuple[int, int]:
     ]
     with tempfile.TemporaryDirectory(dir=Path.home()) as scratch:
         command = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+            sys.executable, "-I", "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
             "--no-deps", "--only-binary=:all:", "--dest", scratch, *pins,
         ]  # fmt: skip
         subprocess.run(command, check=True)

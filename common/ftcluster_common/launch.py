@@ -55,6 +55,21 @@ MPI_VARIABLES = {
 }
 
 
+def may_hold_credentials(name: str, value: str) -> bool:
+    """Return True if a variable's name is that of a credential, or its value is a URL with more
+    than scheme, host and path: user information, a query or a fragment. A proxy needs no scheme.
+
+    >>> may_hold_credentials("MLFLOW_TRACKING_URI", "https://me:secret@tracking/")
+    True
+    >>> may_hold_credentials("HF_ENDPOINT", "https://mirror.site/hub")
+    False
+    """
+    if CREDENTIAL.search(name):
+        return True
+    is_url = "://" in value or name.lower().endswith("_proxy")
+    return is_url and any(mark in value for mark in "@?#")
+
+
 def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
     """Variables that make Hydra start other hosts over the mesh.
 

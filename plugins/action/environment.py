@@ -37,7 +37,8 @@ class ActionModule(ActionBase):
     _VALID_ARGS = frozenset(
         (
             "path", "requirements", "more_requirements", "resolve", "allow_unverified", "index_url",
-            "find_links", "indexes", "wheelhouse", "wheels", "layer", "base", "python", "cache",
+            "find_links", "indexes", "wheelhouse", "wheels", "wheels_sha256", "layer", "base",
+            "python", "cache",
         )
     )  # fmt: skip
     _requires_connection = True
@@ -130,5 +131,18 @@ def _check_space(house: Wheelhouse, path: str, free: int) -> None:
 
 
 def _layer_digest(arguments: Mapping[str, Any]) -> str:
-    """The contents of a finished layer's marker."""
-    return "-".join(sha256_of(Path(path)) for path in arguments["wheels"])
+    """The contents of a finished layer's marker.
+
+    Raises:
+        AnsibleActionFail: a wheel has another hash than it must have.
+    """
+    digests = [sha256_of(Path(path)) for path in arguments["wheels"]]
+    for path, digest, wanted in zip(
+        arguments["wheels"], digests, arguments.get("wheels_sha256") or digests, strict=True
+    ):
+        if digest != wanted.lower():
+            raise AnsibleActionFail(
+                f"{path} has the sha256 {digest}, and {wanted} is asked for: build or copy it "
+                "again, or name its own hash"
+            )
+    return "-".join(digests)

@@ -48,7 +48,7 @@ class ActionModule(ActionBase):
         words = [*options, "-m", f"ftcluster_train.{program}", *given.get("arguments", ())]
         said = execute(
             self,
-            f"{environment_words(self)} {shlex.quote(python)} -B -c {shlex.quote(RUN)}",
+            f"{environment_words(self)} {shlex.quote(python)} -I -B -c {shlex.quote(RUN)}",
             json.dumps([[python, *map(str, words)], secret and f"{secret}\n"]).encode(),
         )
         mark, answer = said["stdout"].partition(MARK)[1:]

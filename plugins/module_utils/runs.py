@@ -54,7 +54,8 @@ def words(stack: Path, runs: Sequence[str], holders: Sequence[str] = ()) -> str:
         )
     who = f"the run{'s' * (len(runs) > 1)} {', '.join(runs)}" if runs else "a run"
     folder = stack.parents[1] / "runs"
-    stop = f"{as_owner(folder)}{stack}/bin/python -m ftcluster_train.host.supervisor stop {folder}/"
+    python = f"{as_owner(folder)}{stack}/bin/python -I"
+    stop = f"{python} -m ftcluster_train.host.supervisor stop {folder}/"
     return (
         f"{who} use{'s' * (len(runs) < 2)} the stack {stack.name} here, which would be changed or "
         f"removed; wait for the end, or end it on the head: {stop}{runs[0] if runs else 'RUN'}"

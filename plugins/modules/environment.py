@@ -56,6 +56,10 @@ options:
   wheelhouse:
     description: A folder on the control node where all wheels are already, as a bundle has them.
     type: path
+  wheels_sha256:
+    description: The SHA-256 that each of O(wheels) must have, in their order; left out, any.
+    type: list
+    elements: str
   wheels:
     description: Wheels on the control node that make up O(layer).
     type: list
@@ -332,6 +336,7 @@ def main() -> None:
             "indexes": {"type": "dict"},
             "wheelhouse": {"type": "path"},
             "wheels": {"type": "list", "elements": "path"},
+            "wheels_sha256": {"type": "list", "elements": "str"},
             "layer": {"type": "str"},
             "base": {"type": "path"},
             "python": {"type": "path"},
@@ -350,7 +355,7 @@ def main() -> None:
         module.exit_json(changed=changed, sha256=sent["sha256"])
     interpreter = module.params["python"] or sys.executable
     program = "import platform; print(platform.python_version())"
-    code, out, err = module.run_command([interpreter, "-c", program])
+    code, out, err = module.run_command([interpreter, "-I", "-B", "-c", program])
     if code != 0:
         module.fail_json(msg=f"{interpreter} does not run: {(err or out).strip()}")
     version = ".".join(out.strip().split(".")[:2])

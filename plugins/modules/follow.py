@@ -55,7 +55,7 @@ EXAMPLES = r"""
 - name: Follow the run
   ftcluster.cluster.follow:
     run_dir: /opt/ftcluster/runs/quickstart-20260131-101500
-    destination: /tmp/events.jsonl
+    destination: runs/events.jsonl
 """
 
 RETURN = r"""

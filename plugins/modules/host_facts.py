@@ -470,7 +470,7 @@ def pythons(module: Any) -> list[dict[str, str]]:
     for minor in MINORS:
         path = shutil.which(f"python3.{minor}")
         if path and minor != sys.version_info[1]:
-            code, out = module.run_command([path, "-c", program])[:2]
+            code, out = module.run_command([path, "-I", "-B", "-c", program])[:2]
             if code == 0:
                 version, executable = out.strip().partition(" ")[::2]
                 found.append({"version": version, "path": executable})

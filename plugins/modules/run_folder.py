@@ -100,7 +100,8 @@ def refusal(stack: Path, runs: Path, version: str, alone: bool) -> str:
             f"run ftcluster setup, or install ftcluster {installed} here"
         )
     if alone:
-        argv = [f"{stack}/bin/python", "-B", "-m", "ftcluster_train.host.lease", "look", str(runs)]
+        lease = "ftcluster_train.host.lease"
+        argv = [f"{stack}/bin/python", "-I", "-B", "-m", lease, "look", str(runs)]
         done = subprocess.run(
             argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd="/", check=False
         )

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import HeaderParser
 from itertools import dropwhile, takewhile
 from pathlib import Path
+from urllib.parse import unquote
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors import redacted
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin, linux_environment
@@ -28,7 +30,14 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.pip_words import
     telling,
 )
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.specifiers import SpecifierSet
+from packaging.utils import (
+    NormalizedName,
+    canonicalize_name,
+    parse_sdist_filename,
+    parse_wheel_filename,
+)
+from packaging.version import InvalidVersion, Version
 
 # PEP 600: a wheel for glibc 2.N runs on 2.N and newer; 2.5 is manylinux1's, the oldest
 OLDEST_GLIBC_MINOR = 5
@@ -36,9 +45,19 @@ LEGACY_TAGS = ("manylinux2014", "manylinux2010", "manylinux1")
 OWN_METADATA = re.compile(r"[^/]+\.dist-info/METADATA")
 # of pip's log: a package without a wheel that suits, the same with sources, and who needs it
 NO_WHEEL = re.compile(r"hashes to check 0 links for project '([^']+)'")
-SOURCES = re.compile(r"No sources permitted for ([^\s:]+):")
+SOURCES = re.compile(r"No sources permitted for [^\s:]+: ([^\s#?]+)")
+WHEELS = re.compile(r"Found link ([^\s#?]+\.whl)[#?\s,]")
+REQUIRES_PYTHON = re.compile(r"\(requires-python:([^)]*)\)")
 NEEDED = re.compile(r"(?:depends on|No matching distribution found for|requested) (.+)")
 CONFLICT = "The conflict is caused by:"
+# variables of a session, of pip, of TLS and proxies, and of compilers
+PIP_NEEDS = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TZ|TMPDIR|LANG|LANGUAGE|LC_\w+|XDG_\w+|PIP_\w+|NETRC"
+    r"|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|(https?|all|no|ftp)_proxy"
+    r"|(HTTPS?|ALL|NO|FTP)_PROXY|LD_LIBRARY_PATH|LIBRARY_PATH|CPATH|C(PLUS)?_INCLUDE_PATH"
+    r"|PKG_CONFIG(_PATH)?|CC|CXX|FC|AR|LD|CFLAGS|CXXFLAGS|CPPFLAGS|LDFLAGS|MAKE(FLAGS)?|MAX_JOBS"
+    r"|CMAKE_\w+|CARGO_HOME|RUSTUP_HOME|RUSTFLAGS|CUDA_HOME|SOURCE_DATE_EPOCH"
+)
 PREFERRED_SECONDS = 15  # without an answer for so long, an index that is only preferred is given up
 
 
@@ -130,12 +149,14 @@ class Outcome:
         problem: why there are no wheels that go together, or "".
         lacking: requirements of packages that have sources, but no wheel in such a version. Where
             there is no problem, pip has taken older versions of the packages that need them.
-        sources: the packages of which it saw sources.
+        sources: versions that it saw sources of, by normalized name.
+        wheels: versions that it saw a suitable wheel of, by normalized name.
     """
 
     problem: str
     lacking: tuple[Requirement, ...]
-    sources: frozenset[str]
+    sources: dict[str, frozenset[Version]]
+    wheels: dict[str, frozenset[Version]]
 
 
 @dataclass(frozen=True)
@@ -197,7 +218,7 @@ class Pip:
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
         done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
         said = known_cause("\n".join(lines), os.environ) or "\n".join(telling(lines))
-        return Outcome("" if done else said, *_without_wheels(log))
+        return Outcome("" if done else said, *_offered(log, self.target.python))
 
     def _from_index(self, pin: Pin, index: str) -> str:
         """Download a package from its own index; returns pip's message, or "" on success."""
@@ -218,6 +239,7 @@ class Pip:
             ]  # fmt: skip
             done = subprocess.run(
                 command,
+                env=pip_environment(),
                 capture_output=True,
                 encoding="utf-8",
                 errors="replace",
@@ -235,10 +257,13 @@ class Pip:
         return done.returncode == 0, said, logged
 
 
-def _without_wheels(log: Iterable[str]) -> tuple[tuple[Requirement, ...], frozenset[str]]:
-    """What pip's log says of packages that are only there as sources; see `Outcome`."""
+def _offered(
+    log: Iterable[str], python: str
+) -> tuple[tuple[Requirement, ...], dict[str, frozenset[Version]], dict[str, frozenset[Version]]]:
+    """Return what pip's log says of sources and wheels: the last three fields of `Outcome`."""
     lines = list(log)
-    sources = {canonicalize_name(name) for line in lines for name in SOURCES.findall(line)}
+    sources = _versions(lines, SOURCES, parse_sdist_filename, python)
+    wheels = _versions(lines, WHEELS, lambda name: parse_wheel_filename(name)[:2], python)
     names = {canonicalize_name(name) for line in lines for name in NO_WHEEL.findall(line)}
     found: dict[str, Requirement] = {}
     for needed in (match for line in lines for match in NEEDED.findall(line)):
@@ -247,9 +272,32 @@ def _without_wheels(log: Iterable[str]) -> tuple[tuple[Requirement, ...], frozen
         except InvalidRequirement:
             continue
         name = canonicalize_name(requirement.name)
-        if name in names & sources:  # by the newest version of what needs it, which comes first
+        # the newest version of what needs it comes first in the log
+        if name in names & sources.keys():
             found.setdefault(name, requirement)
-    return tuple(found.values()), frozenset(sources)
+    return tuple(found.values()), sources, wheels
+
+
+def _versions(
+    lines: Iterable[str],
+    pattern: re.Pattern[str],
+    parse: Callable[[str], tuple[NormalizedName, Version]],
+    python: str,
+) -> dict[str, frozenset[Version]]:
+    """Return the versions, by normalized name, of files in a log that may be for a Python."""
+    versions: dict[str, set[Version]] = {}
+    for line in lines:
+        if not (matched := pattern.search(line)):
+            continue
+        needed = REQUIRES_PYTHON.search(line)
+        try:
+            if needed and not SpecifierSet(needed[1]).contains(f"{python}.99"):
+                continue
+            name, version = parse(unquote(matched[1].rpartition("/")[2]))
+        except ValueError:  # a file whose name or range is not valid, which pip does not take
+            continue
+        versions.setdefault(str(name), set()).add(version)
+    return {name: frozenset(numbers) for name, numbers in versions.items()}
 
 
 def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
@@ -259,20 +307,26 @@ def needs(folder: Path, names: Collection[str], python: str) -> set[str]:
         names: normalized names of the packages.
         python: the minor version of the hosts' Python.
     """
+    needed = {str(canonicalize_name(one.name)) for one in requirements_in(folder, python)}
+    return needed & set(names)
+
+
+def requirements_in(folder: Path, python: str) -> Iterator[Requirement]:
+    """Yield what the wheels of a folder require for a minor version of Python.
+
+    Raises:
+        DownloadError: one is not a wheel.
+    """
     environment = linux_environment(python)
-    found: set[str] = set()
-    for path in folder.glob("*.whl"):
+    for path in sorted(folder.glob("*.whl")):
         for line in _requires(path):
             try:
                 requirement = Requirement(line)
                 marker = requirement.marker
-                if canonicalize_name(requirement.name) in names and (
-                    marker is None or marker.evaluate(environment)
-                ):
-                    found.add(canonicalize_name(requirement.name))
+                if marker is None or marker.evaluate(environment):
+                    yield requirement
             except ValueError:
                 continue  # uv complains on the host, with the package's name
-    return found
 
 
 def _requires(wheel: Path) -> list[str]:
@@ -301,6 +355,36 @@ def unpacked_bytes(wheel: Path) -> int:
         raise DownloadError(f"{wheel.name} is not a wheel: {error}") from error
 
 
+def pip_version() -> Version:
+    """Return the version of the control node's pip.
+
+    Raises:
+        DownloadError: there is none.
+    """
+    command = [*pip_command(), "--version"]
+    done = subprocess.run(
+        command, env=pip_environment(), capture_output=True, encoding="utf-8", errors="replace",
+        check=False,
+    )  # fmt: skip
+    words = done.stdout.split()
+    try:
+        return Version(words[1])
+    except (IndexError, InvalidVersion):
+        raise DownloadError(f"{shlex.join(command)} does not print its version") from None
+
+
+def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that pip, a compiler and a proxy need, and no others.
+
+    What pip builds is other people's code, and pip replaces ${NAME} in files of requirements.
+    Neither should get at tokens for other services.
+
+    >>> pip_environment({"HOME": "/h", "PIP_CERT": "c", "HF_TOKEN": "t", "LC_ALL": "C"})
+    {'HOME': '/h', 'PIP_CERT': 'c', 'LC_ALL': 'C'}
+    """
+    return {name: value for name, value in environ.items() if PIP_NEEDS.fullmatch(name)}
+
+
 def pip_command() -> list[str]:
     """The control node's pip: that of Ansible's Python, else the system's.
 
@@ -309,8 +393,11 @@ def pip_command() -> list[str]:
     """
     for python in (sys.executable, shutil.which("python3")):
         if python:
-            command = [python, "-m", "pip"]
-            tried = subprocess.run([*command, "--version"], capture_output=True, check=False)
+            # -I: nothing is imported from the current folder, which may be another user's
+            command = [python, "-I", "-m", "pip"]
+            tried = subprocess.run(
+                [*command, "--version"], env=pip_environment(), capture_output=True, check=False
+            )
             if tried.returncode == 0:
                 return command
     raise DownloadError(f"{sys.executable} has no pip; install python3-pip")

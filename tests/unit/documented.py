@@ -51,8 +51,9 @@ def run_by(argv: Sequence[str]) -> set[str]:
 
 
 def _pattern(command: str) -> str:
-    """What finds a whole command; tests have a folder of their own instead of /tmp."""
-    return r"(?<!\S)" + re.escape(command).replace("/tmp", r"/\S*") + r"(?!\S)"
+    """Return an expression for a whole command; tests build in a folder of their own."""
+    folder = r"(?:\\~|\\\$HOME)/ftcluster\\-build"
+    return r"(?<!\S)" + re.sub(folder, r"/\\S*", re.escape(command)) + r"(?!\S)"
 
 
 def wrong(argvs: Iterable[Sequence[str]]) -> list[str]:

@@ -21,6 +21,7 @@ from ftcluster.ansible.inventory_errors import (
     warnings,
     without_hosts,
 )
+from ftcluster.ansible.private_ansible import config_file
 from ftcluster.ansible.processes import end_descendants
 from ftcluster.ansible.programs import program, utf8_locale
 from ftcluster.errors import InventoryError
@@ -159,6 +160,7 @@ def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str])
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, Any], str]:
     """The output of ansible-inventory, and what it warned of."""
+    config_file()  # refuses another user's
     environment = {
         **os.environ,
         **utf8_locale(),

@@ -6,8 +6,13 @@ A new version may lack it; tests/unit/ansible/test_private_ansible.py names what
 import contextlib
 import json
 import os
+import shlex
 import stat
 from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import trusted, user_name
+
+from ftcluster.errors import UsageError
 
 
 def ini_line(path: Path) -> int | None:
@@ -37,16 +42,39 @@ def config_file() -> str:
     """The path of the ansible.cfg that Ansible reads, or "".
 
     Ansible's own function does the same; to import it takes longer than all else of a command.
+
+    Raises:
+        UsageError: Ansible would read another user's file only because it is in the current folder.
     """
     paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
     with contextlib.suppress(OSError):
         here = Path.cwd()
         if not here.stat().st_mode & stat.S_IWOTH:  # else anybody could have put it there
             paths.insert(0, here / "ansible.cfg")
+            if "ANSIBLE_CONFIG" not in os.environ:
+                _refuse_another_users(here / "ansible.cfg")
     if (given := os.environ.get("ANSIBLE_CONFIG")) is not None:
         path = Path(os.path.normpath(Path(os.path.expandvars(given)).expanduser().absolute()))
         paths.insert(0, path / "ansible.cfg" if path.is_dir() else path)
     return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
+
+
+def _refuse_another_users(file: Path) -> None:
+    """Refuse a configuration that a user could have written who is not trusted.
+
+    It names plugins and programs, which Ansible runs as the user of this command.
+    """
+    if not os.access(file, os.R_OK):
+        return
+    for path in (file, file.parent):
+        owner = path.stat().st_uid
+        if not trusted(owner):
+            raise UsageError(
+                f"{path} belongs to {user_name(owner)}, and {file} may name programs that Ansible "
+                "runs as you",
+                f"start ftcluster in another folder; if you trust the file: export "
+                f"ANSIBLE_CONFIG={shlex.quote(str(file))}",
+            )
 
 
 def write_runner_settings(folder: Path, poll_seconds: float) -> None:

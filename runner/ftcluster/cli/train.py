@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
                 flag = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{flag} in a Slurm job: {why}", "leave it out")
         if not job.here:
-            command = [sys.executable, "-m", "ftcluster.cli.main", *sys.argv[1:]]
+            command = [sys.executable, "-P", "-m", "ftcluster.cli.main", *sys.argv[1:]]
             move_to_first_node(job, sys.stdin.isatty() and sys.stdout.isatty(), command)
     view = make_view(options.verbose)
     with connected(options) as connection:

@@ -210,7 +210,7 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
         def ask(node: str) -> dict[str, Any] | str:
             given = {"prefix": prefix, "inventory_address": node, "local": True}
             arguments = {"ANSIBLE_MODULE_ARGS": {**given, "other_hosts": [*job.nodes]}}
-            command = [sys.executable, "-m", MODULE, json.dumps(arguments)]
+            command = [sys.executable, "-P", "-m", MODULE, json.dumps(arguments)]
             return _facts(_srun(job.job, node), seen.name, command, prefix)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -20,6 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Sources,
     Target,
     pip_command,
+    pip_environment,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
@@ -74,16 +75,20 @@ def environment(kind: str, view: View) -> Path:
 
 
 def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> None:
-    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.")).absolute()
     try:
         house = get_wheels(wanted, target, sources, cache_dir())
         verify(house, wanted, target.python, made_here=True)
         for command in (
-            [sys.executable, "-m", "venv", "--without-pip", str(scratch)],
+            [sys.executable, "-I", "-m", "venv", "--without-pip", str(scratch)],
             [*pip_command(), "--python", str(scratch / "bin/python"), "install", "--quiet",
-             "--no-index", "--no-deps", "--no-compile", *map(str, house.files)],
+             "--no-index", "--no-deps", "--no-compile",
+             *(str(path.absolute()) for path in house.files)],
         ):  # fmt: skip
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                command, env=pip_environment(), cwd=scratch, capture_output=True, text=True,
+                check=False,
+            )  # fmt: skip
             if done.returncode:
                 said = "\n  ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
                 raise FtclusterError(f"no environment can be made in {folder}: {said}")

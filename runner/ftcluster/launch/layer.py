@@ -8,7 +8,7 @@ import shlex
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Outcome,
     Pip,
     Sources,
+    pip_command,
+    pip_version,
+    requirements_in,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
@@ -32,7 +35,9 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
     sha256_of,
 )
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.specifiers import SpecifierSet
+from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.ask import HostStack
@@ -43,6 +48,7 @@ LOCK = "requirements.txt"  # in the folder with the wheels
 BESIDE_TORCH = ("torchvision", "torchaudio")  # they have code that is linked with torch
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
+OLDEST_PIP = Version("23.1")  # as in pyproject.toml
 PINNED = "ftcluster"  # of the versions that pip is told for the stack's packages: 2.13.0+ftcluster
 
 
@@ -144,12 +150,16 @@ def _fill(
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         new, built = scratch / "new", scratch / "built"
-        left = _download(scratch, requirements, wheels, stack)
+        outcome, unbuilt = _download(scratch, requirements, wheels, stack)
         made_here = {path.name for path in built.iterdir()}
-        lock = _lock(new, made_here, requirements, stack)
+        lock = _lock(new, made_here, requirements, stack, outcome)
         wheels_found = check(new, Wanted(LOCK, lock), stack.target.python)
         (new / LOCK).write_text(lock, encoding="utf-8")
-        house = Wheelhouse(folder, wheels_found, _notes(made_here & wheels_found.keys(), left))
+        notes = (
+            *_notes(made_here & wheels_found.keys(), unbuilt),
+            *_version_notes(new, requirements, stack, outcome),
+        )
+        house = Wheelhouse(folder, wheels_found, notes)
         finish(new, house)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -158,8 +168,13 @@ def _fill(
 
 def _download(
     scratch: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
-) -> list[Requirement]:
-    """Download into scratch/new, and build what has no wheel; returns what may not be built."""
+) -> tuple[Outcome, list[Requirement]]:
+    """Download into scratch/new, and build what has no wheel.
+
+    Returns what pip saw, and what exists as sources only and may not be built.
+    """
+    if not (wheels or requirements.wheels_only):
+        _refuse_old_pip()
     stubs, new, built = (scratch / name for name in ("stack", "new", "built"))
     for made in (stubs, new, built):
         made.mkdir()
@@ -173,9 +188,8 @@ def _download(
         (scratch / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     tried: set[str] = set()
     while True:
-        outcome = Pip(stack.target, Sources(), new).download_file(
-            scratch / "asked", scratch / "limits"
-        )
+        pip = Pip(stack.target, Sources(), new)
+        outcome = pip.download_file(scratch / "asked", scratch / "limits")
         for stub in stubs.iterdir():
             (new / stub.name).unlink(missing_ok=True)
         found = _only_sources(outcome, new, requirements, stack)
@@ -183,12 +197,27 @@ def _download(
         if wheels or requirements.wheels_only or not left:
             if outcome.problem:
                 raise DownloadError(outcome.problem)
-            return left
+            return outcome, left
         for one in left:
             tried.add(str(one))
             _build(one, requirements, scratch, stack)
         for path in new.iterdir():  # chosen without these
             path.unlink()
+
+
+def _refuse_old_pip() -> None:
+    """Refuse a pip that does not report which package needs what exists as sources only.
+
+    It would take an older version of the package that needs it.
+    """
+    version = pip_version()
+    if version < OLDEST_PIP:
+        raise FtclusterError(
+            f"run --requirements needs pip {OLDEST_PIP} or newer, and this is {version}: it does "
+            "not report what it cannot install without building it, and takes older versions",
+            f"{shlex.join(pip_command())} install --upgrade 'pip>={OLDEST_PIP}'; to take only what "
+            "exists as wheels, write --only-binary :all: into the file",
+        )
 
 
 def _only_sources(
@@ -200,14 +229,36 @@ def _only_sources(
     version where all releases are sources.
     """
     lacking = [one for one in outcome.lacking if canonicalize_name(one.name) not in stack.packages]
-    chosen = [parse_wheel_filename(path.name)[:2] for path in folder.iterdir()]
+    asked = _prereleases_asked_for(folder, requirements, stack)
     return lacking + [
         Requirement(name)
-        for name, version in chosen
-        if version.is_prerelease
-        and name in outcome.sources
-        and not requirements.allows_prerelease(name)
+        for name, version in _chosen(folder)
+        if version.is_prerelease and name not in asked and _has_release(outcome.sources, name)
     ]
+
+
+def _chosen(folder: Path) -> list[tuple[NormalizedName, Version]]:
+    """Return names and versions of a folder's wheels, by name."""
+    return sorted(parse_wheel_filename(path.name)[:2] for path in folder.glob("*.whl"))
+
+
+def _has_release(versions: Mapping[str, Collection[Version]], name: str) -> bool:
+    """Return True if one of a package's versions is no pre-release."""
+    return any(not version.is_prerelease for version in versions.get(name, ()))
+
+
+def _prereleases_asked_for(
+    folder: Path, requirements: Requirements, stack: HostStack
+) -> set[NormalizedName]:
+    """Return the packages of which the file or a wheel of a folder asks for a pre-release.
+
+    As pip does: a range such as ">=2.0b1" or a pin such as "==0.66b2" asks for one.
+    """
+    return {
+        canonicalize_name(needed.name)
+        for needed in requirements_in(folder, stack.target.python)
+        if needed.specifier.prereleases
+    } | {name for name, _ in _chosen(folder) if requirements.allows_prerelease(name)}
 
 
 def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: HostStack) -> None:
@@ -232,6 +283,37 @@ def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tu
     )
 
 
+def _version_notes(
+    folder: Path, requirements: Requirements, stack: HostStack, outcome: Outcome
+) -> Iterator[str]:
+    """Yield a sentence for each pre-release, and for each version that is not the newest."""
+    python = stack.target.python
+    ranges: dict[NormalizedName, SpecifierSet] = {}
+    for needed in (*requirements_in(folder, python), *requirements.asked(python)):
+        name = canonicalize_name(needed.name)
+        ranges[name] = ranges.get(name, SpecifierSet()) & needed.specifier
+    asked = _prereleases_asked_for(folder, requirements, stack)
+    for name, version in _chosen(folder):
+        if version.is_prerelease and name not in asked:
+            yield f"{name} {version} is a pre-release, as all versions of it that pip was offered"
+        specifiers = ranges.get(name, SpecifierSet())
+        for offered, why in (
+            (outcome.wheels, "what it needs does not go together with the rest"),
+            (outcome.sources, f"it exists as sources only; to build it, ask for {name}==NEWEST"),
+        ):
+            newer = [
+                other
+                for other in offered.get(name, ())
+                if other > version and specifiers.contains(other, version.is_prerelease)
+            ]
+            if newer:
+                newest = str(max(newer))
+                yield f"{name} {version} is not the newest version that fits, {newest}: " + (
+                    why.replace("NEWEST", newest)
+                )
+                break
+
+
 def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
     """Write a wheel that stands for a package of the stack; returns its pin.
 
@@ -253,14 +335,16 @@ def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
 
 
 def _lock(
-    folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack
-) -> str:
+    folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack,
+    outcome: Outcome,
+) -> str:  # fmt: skip
     """The list of the downloaded wheels, and of those that were made of sources here.
 
     Raises:
-        WheelhouseError: a wheel is not what the file allows, is a development version that nobody
-            asked for, or is made for CUDA; names all.
+        WheelhouseError: a wheel is not what the file allows, is a pre-release that nobody asked for
+            although there are releases, or is made for CUDA; names all.
     """
+    asked = _prereleases_asked_for(folder, requirements, stack)
     lines, problems = [], []
     hashes = requirements.hashes(stack.target.python)
     for path in sorted(folder.iterdir()):
@@ -270,9 +354,9 @@ def _lock(
             problems.append(f"{name}=={version} has no --hash; with one of them, all need one")
         elif hashes and digest not in hashes[name] and path.name not in made_here:
             problems.append(f"{path.name} has the sha256 {digest}, which the file does not allow")
-        if version.is_prerelease and not requirements.allows_prerelease(name):
+        if version.is_prerelease and name not in asked and _has_release(outcome.sources, name):
             problems.append(
-                f"{name}=={version} is a development version, and no release of it is a wheel; "
+                f"{name}=={version} is a pre-release, and the releases of it are sources only; "
                 f"ask for this one: {name}=={version}"
             )
         cpu = stack.packages.get("torch", "").endswith("+cpu")

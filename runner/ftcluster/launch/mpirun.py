@@ -122,6 +122,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
     user = f", as the user {plan.rank_user}" if plan.rank_user else ""
     lines = [
         *comments([f"on {plan.hosts[0].name}{user}"]),
+        "cd /  # Python and the ranks import from the current folder",
         *(["umask 077"] if job is not None else []),
         f"mkdir -p {folder}",
         f"printf '%s\\n' {shell_line(command.hostfile.split())} > {hostfile}",
@@ -134,7 +135,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
         separate = () if launch.slurm_job else launch.hosts[1:] + launch.idle
         others = " ".join(shell_word(host.address) for host in separate)
         if others:
-            here = ["umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
+            here = ["cd /", "umask 077", f"mkdir -p {folder}", f"cat > {folder}/job.json", *prepare]
             there = shell_word(" && ".join(here))
             ssh = f"ssh -F {shell_word(launch.ssh_config)}"
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")

@@ -1,6 +1,5 @@
 """Builds the wheels of a script's packages that package indexes have only as sources."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Collection, Sequence
@@ -11,6 +10,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     DownloadError,
     Target,
     pip_command,
+    pip_environment,
 )
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
@@ -48,7 +48,7 @@ def build_wheel(
             "--no-deps", "--use-pep517", f"--no-binary={requirement.name}",
             "--wheel-dir", str(folder / "built"), f"--requirement={folder / 'build'}",
         ],
-        env={**os.environ, **BUILD_TIME}, stdin=subprocess.DEVNULL, capture_output=True,
+        env={**pip_environment(), **BUILD_TIME}, stdin=subprocess.DEVNULL, capture_output=True,
         encoding="utf-8", errors="replace", check=False,
     )  # fmt: skip
     built = sorted(set((folder / "built").iterdir()) - before)

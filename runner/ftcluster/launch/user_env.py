@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ftcluster.errors import UsageError
-from ftcluster_common.launch import CREDENTIAL
+from ftcluster_common.launch import may_hold_credentials
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_BYTES = 32 << 10  # of a value; the kernel takes 128 KiB of a variable
@@ -57,8 +57,11 @@ def _problem(name: str, value: str, given: bool, known: bool) -> str:
         return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):
         return f"not to be set: {why}"
-    if given and CREDENTIAL.search(name):
-        return f"command lines are seen and recorded: set it here, and give --env {name}"
+    if given and may_hold_credentials(name, value):
+        return (
+            "it may hold a credential, and command lines are seen and recorded: set it here, and "
+            f"give --env {name}"
+        )
     if not given and not known:
         return "not set on this machine"
     if len(value.encode(errors="surrogateescape")) > MOST_BYTES:

@@ -26,7 +26,7 @@ from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
 
 # also as text, which rows of CSV have
-NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
 FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
 

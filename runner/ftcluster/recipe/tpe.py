@@ -31,7 +31,7 @@ class Tpe:
         except ImportError as error:
             raise FtclusterError(
                 f"--tpe needs the package optuna: {error}",
-                f"{sys.executable} -m pip install '{PACKAGE}'; or draw at random: --random N",
+                f"{sys.executable} -I -m pip install '{PACKAGE}'; or draw at random: --random N",
             ) from error
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=at_once > 1)

@@ -14,8 +14,11 @@ from packaging.utils import canonicalize_name
 from ftcluster.errors import UsageError
 from ftcluster_common.given_files import GivenFileError, read_given
 
-_COMMENT = re.compile(r"(^|\s+)#.*$")
-_HASH = re.compile(r"\s+--hash[=\s]\s*(\w+):(\w+)")
+# each run of blanks is tried once, from its beginning: a line may have a million of them
+_COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")
+_HASH = re.compile(r"(?<!\s)\s+--hash(?:=|\s)\s*(\w+):(\w+)")
+_NEXT_OPTION = re.compile(r"(?<!\s)\s+(?=--)")
+_VARIABLE = re.compile(r"\$\{[^}]*\}")  # pip would put the variable's value in its place
 _OPTION = re.compile(r"(-\w|--[\w-]+)(?:=|\s*)(.*)")
 _FILE, _CONSTRAINTS = ("-r", "--requirement"), ("-c", "--constraint")
 _FOLDER = ("-f", "--find-links")
@@ -95,6 +98,10 @@ class Requirements:
         pins = [str(one) for one in specifiers if one.operator == "==" and "*" not in one.version]
         return Requirement(f"{needed.name}{pins[0] if pins else specifiers}")
 
+    def asked(self, python: str) -> list[Requirement]:
+        """Return the packages and constraints for hosts with this Python."""
+        return [line.requirement for line in self.lines if line.is_for(python)]
+
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
         """The lines that would replace a package of the stack, given its versions by name."""
         return [
@@ -157,6 +164,13 @@ def _read(
         return
     for number, words in _logical_lines(text):
         where = f"{path}:{number}"
+        if variable := _VARIABLE.search(words):
+            problems.append(
+                f"{where}: {variable[0]} is not replaced by a variable's value, which could be a "
+                "secret of yours; write the value, and credentials of an index into ~/.netrc or "
+                "PIP_INDEX_URL"
+            )
+            continue
         if words.startswith("-"):
             matched = _OPTION.fullmatch(words)
             name, value = matched.groups() if matched else (words, "")
@@ -179,7 +193,7 @@ def _read(
 def _line(words: str, where: str, constraint: bool) -> Line:
     """One package; a ValueError says what is wrong with it."""
     hashes = _HASH.findall(words)
-    asked, *more = re.split(r"\s+(?=--)", _HASH.sub("", words))
+    asked, *more = _NEXT_OPTION.split(_HASH.sub("", words))
     if more or any(kind != "sha256" for kind, _ in hashes):
         raise ValueError(f"{more[0] if more else hashes[0][0]} is not supported")
     try:

@@ -1,5 +1,6 @@
 """What is used of ansible-core and ansible-runner without being documented is still there."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from ftcluster.ansible.private_ansible import (
     ini_line,
     write_runner_settings,
 )
+from ftcluster.ansible.settings import ansible_environment
+from ftcluster.errors import UsageError
 
 
 def test_the_line_at_which_the_ini_parser_fails(tmp_path: Path) -> None:
@@ -46,6 +49,39 @@ def test_the_configuration_file_that_ansible_reads(
     assert {*found} == {
         str(path) for path in (home / ".ansible.cfg", here / "ansible.cfg", public / "ansible.cfg")
     }
+
+
+@pytest.mark.parametrize("theirs", ["folder", "file"])
+def test_another_users_configuration_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
+) -> None:
+    """Its strategy plugin is executed by Ansible itself as soon as a playbook starts."""
+    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
+    monkeypatch.delenv("SUDO_UID", raising=False)
+    folder = tmp_path / "project"
+    folder.mkdir(mode=0o755)
+    file = folder / "ansible.cfg"
+    file.write_text("[defaults]\nstrategy_plugins = .\n")
+    monkeypatch.chdir(folder)
+    assert config_file() == str(file)
+    stat, strange = Path.stat, folder if theirs == "folder" else file
+
+    def of_mallory(path: Path, **words: bool) -> os.stat_result:
+        state = stat(path, **words)
+        values = list(state)
+        values[4] = 4242 if path == strange else values[4]
+        return os.stat_result(values)
+
+    monkeypatch.setattr(Path, "stat", of_mallory)
+    with pytest.raises(UsageError, match=f"{strange} belongs to user 4242"):
+        config_file()
+    with pytest.raises(UsageError):
+        ansible_environment()
+    monkeypatch.setenv("SUDO_UID", "4242")
+    assert config_file() == str(file)
+    monkeypatch.delenv("SUDO_UID")
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))  # the user has named it
+    assert config_file() == str(file)
 
 
 def test_ansible_runner_reads_its_settings_and_writes_its_command(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def test_a_shell_understands_its_commands() -> None:
 
 
 def test_its_paths_and_account_are_those_of_the_manifests() -> None:
-    assert f"python3 -m venv {STACK} " in TEXT
+    assert f"python3 -I -m venv {STACK} " in TEXT
     assert VOLUME in TEXT
     assert steps("USER") == [f"{ACCOUNT}:{ACCOUNT}"]
     assert f"--uid {ACCOUNT} " in TEXT

@@ -131,7 +131,7 @@ def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPa
     ((hosts, ssh_config, command),) = called
     assert (hosts, ssh_config) == ([*HOSTS[1:]], REQUEST.ssh_config)
     assert command.startswith(
-        f"{sys.executable} -B -m ftcluster_train.comm.connectivity 127.0.0.1 295"
+        f"cd / && {sys.executable} -B -m ftcluster_train.comm.connectivity 127.0.0.1 295"
     )
 
 

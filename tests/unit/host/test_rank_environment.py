@@ -74,6 +74,24 @@ def test_credentials_of_this_host_are_not_sent_to_others() -> None:
     assert without_credentials(argv, {"HF_TOKEN": ""}, {"HF_TOKEN": ""}) == argv
 
 
+@pytest.mark.parametrize(("name", "value"), [
+    ("MLFLOW_TRACKING_URI", "https://user:secret@tracking.site/mlflow"),
+    ("MLFLOW_TRACKING_URI", "postgresql+psycopg://user:secret@db/mlflow"),
+    ("MLFLOW_S3_ENDPOINT_URL", "https://store.site/?X-Amz-Credential=a&X-Amz-Signature=b"),
+    ("HF_ENDPOINT", "https://secret@mirror.site"),
+    ("WANDB_BASE_URL", "https://wandb.site/#access=secret"),
+    ("all_proxy", "user:secret@proxy:3128"),
+])  # fmt: skip
+def test_a_url_with_a_password_stays_on_its_host(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    environment = rank_environment({}, "/stack")
+    assert environment[name] == value  # for the ranks of this host
+    argv = without_credentials(["mpirun"], environment, {})
+    assert name in argv[argv.index("-genvexcl") + 1].split(",")
+
+
 HELD = """
 import json, os, pwd, signal, socket
 from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS

@@ -81,7 +81,7 @@ def test_who_uses_a_stack_is_told_by_name(stack: Path) -> None:
         with pytest.raises(InUse) as caught, without_runs(stack):
             pass
         runs = stack.parents[1] / "runs"
-        stop = f"{stack}/bin/python -m ftcluster_train.host.supervisor stop {runs}/{RUN}"
+        stop = f"{stack}/bin/python -I -m ftcluster_train.host.supervisor stop {runs}/{RUN}"
         assert str(caught.value) == (
             f"the run {RUN} uses the stack native-1 here, which would be changed or removed; "
             f"wait for the end, or end it on the head: {stop}"
@@ -101,7 +101,7 @@ def test_a_run_of_the_account_is_ended_as_the_account(stack: Path) -> None:
     runs = stack.parents[1] / "runs"
     runs.mkdir()
     os.chown(runs, pwd.getpwnam("nobody").pw_uid, -1)
-    assert f"on the head: sudo -u nobody {stack}/bin/python -m" in words(stack, [RUN])
+    assert f"on the head: sudo -u nobody {stack}/bin/python -I -m" in words(stack, [RUN])
 
 
 @pytest.mark.parametrize("said", ["a;id", "$(id)", "a b", "\x1b[2J", "a\nb", "a/../b", ""])

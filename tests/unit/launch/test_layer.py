@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,12 @@ def test_what_the_stack_lacks_is_taken_once(
 def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
     assert layer("deepspeed==0.3.1.dev5\n").packages == {"deepspeed": "0.3.1.dev5"}
     assert layer("--pre\ndeepspeed\n").packages == {"deepspeed": "0.3.1.dev5"}
+    # the only version that there is, as pip takes it
+    alone = layer("deepspeed\n")
+    assert alone.packages == {"deepspeed": "0.3.1.dev5"}
+    assert [note.partition(", as")[0] for note in alone.notes] == [
+        "deepspeed 0.3.1.dev5 is a pre-release"
+    ]
     assert layer("torchaudio\n").packages == {"torchaudio": "2.13.0+cpu"}
 
 
@@ -96,7 +103,7 @@ def test_a_file_that_asks_for_nothing_new(layer: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["torch==2.0\n", "old\n", "none-such\n", "deepspeed\n", "torchvision\n"],
+    ["torch==2.0\n", "old\n", "none-such\n", "torchvision\n"],
 )
 def test_why_packages_cannot_be_chosen(
     layer: Callable[..., Any], text: str, said: Callable[[object], None]
@@ -161,6 +168,64 @@ def test_what_has_no_wheel_is_built_instead_of_an_older_version(
     wheels = from_index("tool\n--only-binary :all:\n")
     assert wheels.packages == {"tool": "1.0"}
     assert wheels.notes[0].startswith("builds==1.* is there as sources only")
+    assert wheels.notes[1].startswith("tool 1.0 is not the newest version that fits, 2.0: ")
+
+
+def test_a_pre_release_that_a_package_pins_is_taken(
+    from_index: Callable[[str], Layer], tmp_path: Path
+) -> None:
+    """opentelemetry's packages pin their betas, of which there are sources too."""
+    index = tmp_path / "index"
+    write_wheel(index, "telemetry", "1.45", "conventions==0.66b2")
+    write_wheel(index, "conventions", "0.66b2")
+    write_sources(index, "conventions", "0.66b2")
+    write_sources(index, "conventions", "0.1")
+    made = from_index("telemetry\n")
+    assert made.packages == {"conventions": "0.66b2", "telemetry": "1.45"}
+    assert made.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("newer", "text", "noted"),
+    [
+        ("sources", "aged\n", "aged 1.0 is not the newest version that fits, 2.0: it exists as"),
+        ("sources", "aged<2\n", ""),
+        ("sources", "aged\n--constraint limits.txt\n", ""),
+        ("pre-release", "aged\n", ""),
+        ("conflict", "aged\ntool\n", "aged 1.0 is not the newest version that fits, 2.0: what"),
+    ],
+)
+def test_an_older_version_is_not_taken_silently(
+    from_index: Callable[[str], Layer], tmp_path: Path, newer: str, text: str, noted: str
+) -> None:
+    index = tmp_path / "index"
+    (tmp_path / "limits.txt").write_text("aged<2\n")
+    write_wheel(index, "aged", "1.0")
+    if newer == "sources":
+        write_sources(index, "aged", "2.0")
+    elif newer == "pre-release":
+        write_wheel(index, "aged", "2.0rc1")
+    else:
+        write_wheel(index, "aged", "2.0", "tool<1")
+    notes = [note for note in from_index(text).notes if "built here" not in note]
+    assert [note[: len(noted)] for note in notes] == ([noted] if noted else [])
+
+
+def test_a_pip_that_does_not_report_sources_is_refused(
+    from_index: Callable[[str], Layer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Debian 12's pip 23.0.1 took hydra-core 0.11.3 of 2019 instead of 1.3."""
+    old = tmp_path / "python"
+    old.write_text(
+        f'#!/bin/sh\n[ "$4" != --version ] || exec echo pip 23.0.1 from /usr/lib/python3\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    old.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(old))
+    with pytest.raises(FtclusterError, match=r"pip 23\.1 or newer, and this is 23\.0\.1") as caught:
+        from_index("tool\n")
+    assert caught.value.hint.startswith(f"{old} -I -m pip install --upgrade 'pip>=23.1'")
+    assert from_index("tool\n--only-binary :all:\n").packages == {"tool": "1.0"}
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_what_is_pasted_does_what_it_says(tmp_path: Path) -> None:
     assert (tmp_path / "ssh.in").read_text() == (run_dir / "job.json").read_text()
     prepared, to_host, port, started = heard.read_text().splitlines()
     assert prepared == f"python: -m ftcluster_train.engine.prepare {run_dir}"
-    assert to_host.startswith(f"ssh: -F {prefix}/mesh/ssh_config n2 umask 077 && mkdir -p ")
+    assert to_host.startswith(f"ssh: -F {prefix}/mesh/ssh_config n2 cd / && umask 077 && mkdir -p ")
     assert "free_port" in port
     assert started == f"mpirun: {' '.join(command.argv[1:])}"
     environment = f"{command.env['FTCLUSTER_PLACEMENT']}|29517|1\n"

@@ -37,6 +37,7 @@ ATTACKS = (
     "I_MPI_HYDRA_BOOTSTRAP_EXEC=/tmp/x", "HYDRA_LAUNCHER_EXEC=/tmp/x", "PMI_RANK=3",
     "MASTER_ADDR=evil", "WORLD_SIZE=1", "LOCAL_RANK=0", "OMP_NUM_THREADS=1", "HF_TOKEN=hf_s3cret",
     "WANDB_API_KEY=s3cret", "AWS_SECRET_ACCESS_KEY=s3cret", "1A=s3cret", "A-B=s3cret", "=s3cret",
+    "MLFLOW_TRACKING_URI=https://me:s3cret@site", "HF_ENDPOINT=https://site/?token=s3cret",
     "A=s3cret\nB=c", "A=s3cret\0", "MISSING", "HF_TOKEN", f"A={'x' * 40_000}",
 )  # fmt: skip
 

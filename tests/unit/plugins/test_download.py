@@ -15,6 +15,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     Target,
     needs,
     pip_command,
+    pip_environment,
     unpacked_bytes,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import Pin
@@ -85,7 +86,7 @@ def own_pip(indexes: Indexes) -> Iterator[None]:
         patch.setenv("PIP_RETRIES", "0")
         patch.setenv("PIP_INDEX_URL", indexes.url("main"))
         # its question whether there is a pip at all takes as long as a download
-        patch.setattr(download, "pip_command", lambda: [sys.executable, "-m", "pip"])
+        patch.setattr(download, "pip_command", lambda: [sys.executable, "-I", "-m", "pip"])
         yield
 
 
@@ -363,13 +364,28 @@ def test_a_password_in_an_indexs_address_is_not_shown() -> None:
 
 
 def test_a_pip_of_ansibles_python_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pip_command() == [sys.executable, "-m", "pip"]
+    assert pip_command() == [sys.executable, "-I", "-m", "pip"]
     # else the system's is used
     good = sys.executable
     monkeypatch.setattr(sys, "executable", "/bin/false")
     monkeypatch.setattr(shutil, "which", lambda _name: good)
-    assert pip_command() == [good, "-m", "pip"]
+    assert pip_command() == [good, "-I", "-m", "pip"]
     # or it is said what to install
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(DownloadError, match="install python3-pip"):
         pip_command()
+
+
+def test_pip_and_what_it_builds_get_no_tokens() -> None:
+    """Names of tokens as in the documentation of the services that they are for."""
+    kept = {
+        "PIP_INDEX_URL": "https://me:pw@mirror.test/simple", "HTTPS_PROXY": "http://proxy:3128",
+        "no_proxy": "*", "SSL_CERT_FILE": "/c", "HOME": "/h", "PATH": "/usr/bin", "LC_ALL": "C",
+        "CC": "gcc", "CFLAGS": "-O2", "LD_LIBRARY_PATH": "/opt/lib",
+    }  # fmt: skip
+    tokens = {
+        "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY",
+        "MLFLOW_TRACKING_PASSWORD", "ANSIBLE_BECOME_PASSWORD", "SSH_AUTH_SOCK", "TWINE_PASSWORD",
+        "UV_PUBLISH_TOKEN", "AZURE_CLIENT_SECRET", "PYTHONPATH", "PYTHONSTARTUP", "LD_PRELOAD",
+    }  # fmt: skip
+    assert pip_environment(kept | dict.fromkeys(tokens, "s3cret")) == kept

@@ -429,3 +429,17 @@ def test_a_layer_is_made_of_the_wheels_that_are_given(
     assert there.installed[0]["sha256"] == {WHEEL: digest}
     there.state["digest"] = digest
     assert install(layer="node", wheels=[str(path)]) == {"changed": False}
+
+
+def test_a_layers_wheel_with_another_hash_is_refused(
+    install: Act, there: Host, house: Wheelhouse
+) -> None:
+    path = house.files[0]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    with path.open("ab") as wheel:
+        wheel.write(b"theirs")
+    with pytest.raises(AnsibleActionFail, match=f"{digest} is asked for"):
+        install(layer="node", wheels=[str(path)], wheels_sha256=[digest])
+    assert there.sent == []
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert install(layer="node", wheels=[str(path)], wheels_sha256=[digest.upper()])["changed"]

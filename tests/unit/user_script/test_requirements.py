@@ -31,7 +31,7 @@ def test_packages_as_pip_reads_them(tmp_path: Path) -> None:
         "-r more.txt\n"
         "--constraint=limits.txt\n"
         "--require-hashes\n"
-        "--index-url https://${NAME}@x.org/simple\n"
+        "--index-url https://me@x.org/simple\n"
         "-f my wheels\n",
         more="old ; python_version < '3'\n--pre\n",
         limits="numpy<3\n",
@@ -44,7 +44,7 @@ def test_packages_as_pip_reads_them(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert found.for_pip(STACK, True) == ["numpy<3"]
     assert found.options == (
-        "--pre", "--index-url https://${NAME}@x.org/simple", f"-f '{tmp_path}/my wheels'",
+        "--pre", "--index-url https://me@x.org/simple", f"-f '{tmp_path}/my wheels'",
     )  # fmt: skip
     assert found.hashes("3.11") == {"tool-kit": {DIGEST, "b" * 64}}
     assert [line.where for line in found.lines][:2] == [
@@ -85,3 +85,19 @@ def test_what_is_not_supported_is_named_by_line(
     with pytest.raises(UsageError) as caught:
         read_requirements(Path("own.txt"))
     said(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--index-url https://me:${HF_TOKEN}@mirror.test/simple", "tool @ https://x.org/${A_B}.whl",
+     "-r ${HOME}/more.txt", "--find-links ${TOKEN}"],
+)  # fmt: skip
+def test_pip_does_not_get_to_replace_a_variable(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"own\.txt:2: \$\{\w+\} is not replaced"):
+        read(tmp_path, f"fine # ${{COMMENT}}\n{line}\n")
+
+
+def test_a_long_line_takes_no_long_time(tmp_path: Path) -> None:
+    text = f"tool{' ' * 200_000}x\nother{' ' * 200_000}--hash{' ' * 200_000}=\n"
+    with pytest.raises(UsageError, match=r"own\.txt:1: 'tool"):
+        read(tmp_path, text)

@@ -35,7 +35,7 @@ def missing(name: str, why: object) -> TrainError:
     stack = "or on all hosts: ftcluster setup --stack native-trackers; " * (name in IN_STACK)
     return TrainError(
         f"report_to: {name} needs the package {package}, which is not installed on {host}: {why}",
-        f"install it on {host}: {sys.executable} -m pip install {package}; {stack}"
+        f"install it on {host}: {sys.executable} -I -m pip install {package}; {stack}"
         "or train without: training.report_to=none",
     )
 

@@ -130,7 +130,7 @@ def unreachable_hosts(request: Request) -> list[Finding]:
     with listen(head.address, port, len(others)):
         module = "ftcluster_train.comm.connectivity"
         call = [sys.executable, "-B", "-m", module, head.address, str(port)]
-        refused = refusals(others, request.ssh_config, shlex.join(call))
+        refused = refusals(others, request.ssh_config, f"cd / && {shlex.join(call)}")
     return [
         Finding(
             refusal.host.name,
@@ -185,7 +185,7 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
             str(bin_dir.parent),
         )
         process = subprocess.Popen(
-            without_credentials(argv, environment, {}), env=environment,
+            without_credentials(argv, environment, {}), env=environment, cwd="/",
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip

@@ -48,8 +48,9 @@ LOOK_SECONDS = 0.2  # between two looks whether it has ended or is stopped
 SPACE_SECONDS = 600.0  # how long to wait for what events and a launch need
 # without a sign of life; the guardians have ended their ranks before, see `Timeouts.supervisor`
 WATCHDOG_SECONDS = 20.0
-# the supervisor ends its ranks after the run's own grace time, which root cannot read safely
-STOP_SECONDS = 3600
+# A reboot waits so long for a run, whose own grace time only `ftcluster stop` knows.
+STOP_SECONDS = 120
+MOST_TASKS = "50%"  # of the system's; its default, 15 %, may be too low for many ranks
 NOTIFY_SOCKET = "NOTIFY_SOCKET"  # systemd's, sd_notify(3)
 SYSTEMD = Path("/run/systemd/system")  # is there if systemd runs this host, sd_booted(3)
 LINGER = Path("/var/lib/systemd/linger")
@@ -199,6 +200,7 @@ def unit_command(
         system: whether it is a unit of the system, and not of the account.
     """
     properties = [
+        "WorkingDirectory=/",  # Python imports from it, and another user may own it
         "Restart=on-abnormal",  # after a signal, not after an exit code
         f"RestartSec={PAUSE_SECONDS:g}",
         f"WatchdogSec={WATCHDOG_SECONDS:g}",
@@ -207,7 +209,7 @@ def unit_command(
         f"TimeoutStopSec={STOP_SECONDS}",
         "NoNewPrivileges=yes",
         "OOMPolicy=continue",  # a rank that is out of memory does not end the supervisor
-        "TasksMax=infinity",
+        f"TasksMax={MOST_TASKS}",
         # what PAM gives to a session
         "EnvironmentFile=-/etc/environment",
         "EnvironmentFile=-/etc/default/locale",

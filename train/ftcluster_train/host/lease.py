@@ -282,8 +282,8 @@ class _Holder:
         # it is none of the run's processes, which it outlives
         environment = {key: value for key, value in os.environ.items() if key != RUN_VARIABLE}
         self.process = subprocess.Popen(
-            command, env=environment, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            command, env=environment, cwd="/", bufsize=0, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         assert self.process.stdin
         os.set_blocking(self.process.stdin.fileno(), False)  # one full pipe would starve all leases

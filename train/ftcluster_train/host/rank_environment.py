@@ -19,7 +19,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftcluster_common.launch import (
-    CREDENTIAL,
     HUB_TOKEN_FILE,
     MPI_PORTS,
     RENDEZVOUS_PORTS,
@@ -27,6 +26,7 @@ from ftcluster_common.launch import (
     SECRET_ENV_VARIABLE,
     Launch,
     head_variables,
+    may_hold_credentials,
 )
 from ftcluster_train.errors import TrainError
 from ftcluster_train.host.heartbeats import StopRequest
@@ -101,8 +101,7 @@ def without_credentials(
     kept = sorted(
         name
         for name, value in environment.items()
-        if name not in variables
-        and (CREDENTIAL.search(name) or (name.lower().endswith("_proxy") and "@" in value))
+        if name not in variables and may_hold_credentials(name, value)
     )
     return [argv[0], *(["-genvexcl", ",".join(kept)] if kept else []), *argv[1:]]
 

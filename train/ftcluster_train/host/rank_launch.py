@@ -130,6 +130,7 @@ def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
     process = subprocess.Popen(
         without_credentials(command.argv, environment, command.env),
         env=environment,
+        cwd="/",  # the ranks start there too, and Python imports from it
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,

