@@ -176,6 +176,13 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "index": _index,
     "mount": _mount,
     "network": _network,
+    "nft": lambda _: _run(
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        "ip link add here type veth peer name there && nft add table inet ftcluster",
+    ),
     "openssl": lambda _: _run("openssl", "version"),
     "pid": _pid,  # a process 1 of its own, with what processes share
     "promtool": _promtool,
