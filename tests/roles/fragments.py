@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import socket
 import struct
 import subprocess
@@ -20,6 +21,7 @@ MAC = {SERVER: "02:00:00:00:00:01", CLIENT: "02:00:00:00:00:02"}
 TCP, FRAGMENT, OPTIONS, UDP = 6, 44, 60, 17
 SYN, ACK = 2, 16
 CLOSED, OPEN = 29555, 8080
+DRAWN = 300
 PADDING = bytes([1, 4, 0, 0, 0, 0])
 UNKNOWN = bytes([0x1E, 12]) + bytes(12)  # an option that is skipped by who does not know it
 
@@ -99,6 +101,27 @@ def ways(port: int, base: int) -> dict[str, list[bytes]]:
     }
 
 
+def drawn(port: int, source: int, draw: random.Random) -> list[bytes]:
+    """A chain of headers that is cut anywhere, whose fragments come in any order."""
+    headers: list[tuple[int, bytes]] = []
+    for _ in range(draw.randrange(4)):
+        if draw.random() < 0.2:
+            headers.append((FRAGMENT, struct.pack("!xBHI", 0, 0, draw.randrange(1 << 32))))
+        else:
+            option = draw.choice([PADDING, UNKNOWN])
+            headers.append((OPTIONS, bytes([0, len(option) // 8]) + option))
+    kinds = [kind for kind, _ in headers] + [TCP]
+    chain = b"".join(
+        bytes([following]) + header[1:]
+        for (_, header), following in zip(headers, kinds[1:], strict=True)
+    ) + segment(port, source, bytes(12))  # fmt: skip
+    places = range(8, len(chain), 8)
+    cuts = sorted(draw.sample(places, draw.randrange(min(4, len(places)) + 1)))
+    sent = fragments(chain, kinds[0], cuts, draw.randrange(1 << 32))
+    draw.shuffle(sent)
+    return sent
+
+
 def run(*argv: str) -> str:
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
 
@@ -112,7 +135,9 @@ def be_client(ready: int, go: int) -> None:
     link.settimeout(0.5)
     names = {}
     for port, base in ((CLOSED, 20000), (OPEN, 21000)):
-        for number, (name, packets) in enumerate(ways(port, base).items()):
+        draw = random.Random(port)
+        more = {f"drawn {n}": drawn(port, base + 11 + n, draw) for n in range(DRAWN)}
+        for number, (name, packets) in enumerate((ways(port, base) | more).items()):
             names[port, base + number] = name
             for data in packets:
                 link.send(data)

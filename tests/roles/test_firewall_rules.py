@@ -65,14 +65,19 @@ def test_no_fragments_of_ipv6_get_past_the_rules(tmp_path: Path) -> None:
     assert set(before) == {closed, opened}
     # without rules, this kernel takes them
     assert set(before[closed]) >= PLAIN
-    assert set(before[closed]) <= PLAIN | HIDDEN
-    assert before[opened] == before[closed]
+    assert by_hand(before[closed]) == by_hand(before[opened])
+    assert len(before[closed]) > fragments.DRAWN // 10
     after, dropped = answered(rendered(tmp_path))
     assert after[closed] == []
-    assert set(after[opened]) == PLAIN, "what a stranger may reach is reached as before"
-    # those whose first fragment shows the port; the others by the rule for fragments, to both ports
-    assert dropped["ftcluster 0a"] == len(PLAIN) + 1
-    assert dropped["ftcluster: a fragment without a port"] == 2 * (len(HIDDEN) - 2)
+    assert by_hand(after[opened]) == PLAIN, "what a stranger may reach is reached as before"
+    # those whose first fragment shows the port, and the others
+    assert dropped["ftcluster 0a"] > len(PLAIN)
+    assert dropped["ftcluster: a fragment without a port"] >= 2 * (len(HIDDEN) - 2)
     # what a host of the cluster sends is its own business
     friend, _ = answered(rendered(tmp_path, firewall__hosts6=[fragments.CLIENT]))
     assert friend == before
+
+
+def by_hand(names: list[str]) -> set[str]:
+    """The names of packets that were not drawn."""
+    return set(names) & (PLAIN | HIDDEN)
