@@ -85,10 +85,10 @@ class Server:
             name = os.fsdecode(body.rstrip(b"\0"))
             if name not in node.names:
                 raise FileNotFoundError(errno.ENOENT, name)
-            found = node.names[name]
-            number = id(found)
-            self.nodes[number] = found
-            return struct.pack("<4Q2I", number, 0, 0, 0, 0, 0) + self.attributes(found)
+            inner = node.names[name]
+            number = id(inner)
+            self.nodes[number] = inner
+            return struct.pack("<4Q2I", number, 0, 0, 0, 0, 0) + self.attributes(inner)
         if code in (GETATTR, SETATTR):
             return struct.pack("<Q2I", 0, 0, 0) + self.attributes(node)
         if code == READLINK:

@@ -37,7 +37,7 @@ class Mount(NamedTuple):
 
 def parse_mounts(text: str) -> list[Mount]:
     """Parse the text of mountinfo, without lines of another form: nobody knows whose those are."""
-    found = []
+    parsed = []
     # by the two characters that the kernel escapes in names; a name may have all others
     for line in filter(None, text.split("\n")):
         fields = line.split(" ")
@@ -51,8 +51,8 @@ def parse_mounts(text: str) -> list[Mount]:
         owner = int(user[1]) if user else NOBODY_KNOWS
         is_fuse = kind.partition(".")[0] in ("fuse", "fuseblk")
         path = ESCAPED.sub(lambda digits: chr(int(digits[1], 8)), fields[4])
-        found.append(Mount(number, path, owner if is_fuse else None))
-    return found
+        parsed.append(Mount(number, path, owner if is_fuse else None))
+    return parsed
 
 
 def mounts() -> list[Mount]:
@@ -69,8 +69,8 @@ def mounts() -> list[Mount]:
 def mount_number(descriptor: int) -> int:
     """Return the id of the mount that an open file or folder is on."""
     text = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
-    found = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
-    return int(found[1]) if found else NOBODY_KNOWS
+    line = re.search(r"^mnt_id:\s*(\d+)$", text, re.MULTILINE)
+    return int(line[1]) if line else NOBODY_KNOWS
 
 
 def user_of_mount(descriptor: int) -> int | None:

@@ -163,10 +163,10 @@ def _made_folder(name: str, folder: int, opened: Callable[[str, int], int]) -> i
         os.mkdir(name, 0o755, dir_fd=folder)
     except FileExistsError:
         return opened(name, folder)
-    found = opened(name, folder)
-    if stat.S_ISDIR(os.fstat(found).st_mode):
-        remove_acl(found)
-    return found
+    made = opened(name, folder)
+    if stat.S_ISDIR(os.fstat(made).st_mode):
+        remove_acl(made)
+    return made
 
 
 def _walk(
@@ -324,11 +324,11 @@ def make_folder(path: str | Path, mode: int = 0o755) -> None:
         except FileExistsError:
             os.close(os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder))
         else:
-            found = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
+            descriptor = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
             try:
-                remove_acl(found)
+                remove_acl(descriptor)
             finally:
-                os.close(found)
+                os.close(descriptor)
 
 
 def write_text(

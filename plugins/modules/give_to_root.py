@@ -70,18 +70,18 @@ def give(name: str, folder: int, uid: int, device: int) -> tuple[bool, bool]:
         folder: the open folder that `name` is in.
         device: file system outside of which nothing is changed.
     """
-    found = os.open(name, PATH_ONLY, dir_fd=folder)
+    descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
     try:
-        state = os.fstat(found)
+        state = os.fstat(descriptor)
         if state.st_dev != device:
             return False, False
         if state.st_uid == uid:
             os.chown(name, 0, 0, dir_fd=folder, follow_symlinks=False)
             if not stat.S_ISLNK(state.st_mode):
-                remove_acl(found)
+                remove_acl(descriptor)
         return state.st_uid == uid, stat.S_ISDIR(state.st_mode)
     finally:
-        os.close(found)
+        os.close(descriptor)
 
 
 def give_contents(here: int, uid: int) -> int:
@@ -150,10 +150,10 @@ def main() -> None:
     if module.check_mode:
         module.exit_json(changed=True, given=0)
     try:
-        given = give_all(path, uid)
+        count = give_all(path, uid)
     except OSError as error:
         module.fail_json(msg=f"{path}: {error.filename or ''}: {error.strerror or error}")
-    module.exit_json(changed=given > 0, given=given)
+    module.exit_json(changed=count > 0, given=count)
 
 
 if __name__ == "__main__":

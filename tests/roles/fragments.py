@@ -150,7 +150,7 @@ def be_client(ready: int, go: int) -> None:
             name = names.get((port, source))
             if data[20] == TCP and data[67] & (SYN | ACK) == SYN | ACK and name:
                 answered[port].append(name)
-    print(json.dumps({port: sorted({*found}) for port, found in answered.items()}), flush=True)
+    print(json.dumps({port: sorted({*heard}) for port, heard in answered.items()}), flush=True)
 
 
 def main() -> None:

@@ -162,10 +162,10 @@ def repeated(text: str) -> tuple[int, ...]:
     """
     numbers: list[int] = []
     for word in filter(None, text.split(",")):
-        found = REPEATED.fullmatch(word)
-        if not found or len(numbers) + int(found[2] or "1") > MOST_NODES:
+        match = REPEATED.fullmatch(word)
+        if not match or len(numbers) + int(match[2] or "1") > MOST_NODES:
             raise ValueError(f"not numbers of CPUs as Slurm writes them: {word[:40]!a}")
-        numbers += [int(found[1])] * int(found[2] or "1")
+        numbers += [int(match[1])] * int(match[2] or "1")
     return tuple(numbers)
 
 
