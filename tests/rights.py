@@ -56,6 +56,16 @@ def _mount(folder: Path) -> None:
     _run("unshare", "--mount", "mount", "-t", "tmpfs", "none", str(folder))
 
 
+def _fuse(folder: Path) -> None:
+    """A file system of a program's own, in a namespace of its own."""
+    script = (
+        "import ctypes, os, sys; fd = os.open('/dev/fuse', os.O_RDWR); libc = ctypes.CDLL(None); "
+        "options = f'fd={fd},rootmode=40000,user_id=1,group_id=1,allow_other'.encode(); "
+        "sys.exit(libc.mount(b'test', sys.argv[1].encode(), b'fuse.test', 0, options) and 'mount')"
+    )
+    _run("unshare", "--mount", PYTHON, "-I", "-c", script, str(folder))
+
+
 def _pid(_folder: Path) -> None:
     _run("unshare", "--mount", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc", "true")
 
@@ -161,10 +171,18 @@ RIGHTS: dict[str, Callable[[Path], None]] = {
     "browser": _browser,
     "compiler": _compiler,
     "dnf": _dnf,
+    "fuse": _fuse,
     "hosts": _hosts,  # tests/testbed
     "index": _index,
     "mount": _mount,
     "network": _network,
+    "nft": lambda _: _run(
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        "ip link add here type veth peer name there && nft add table inet ftcluster",
+    ),
     "openssl": lambda _: _run("openssl", "version"),
     "pid": _pid,  # a process 1 of its own, with what processes share
     "promtool": _promtool,

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    PATH_ONLY,
     RefusedPath,
+    mounted_by,
     opened_parent,
-    others_may_write,
     trusted,
     user_name,
+    writers,
 )
 
 # what packages of every stack import, and a Python lacks that was built without their libraries
@@ -60,8 +62,9 @@ def given_python(
                 if account:
                     _refuse_unreachable(part, account)
                 _refuse_unguarded(part)
+                device = part.stat().st_dev
                 for below in part.rglob("*"):
-                    _refuse_writable(below)
+                    _refuse_writable(below, device)
     except RefusedPath:
         raise
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
@@ -102,27 +105,36 @@ def _library(program: Path) -> dict[Path, None]:
 def _refuse_unguarded(path: str | Path) -> None:
     """Reject what another user could exchange: the path, each folder on the way, the file."""
     with opened_parent(path, guarded=True) as (folder, name):
-        _refuse_state(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
+        _refuse_writers(path, name, os.fstat(folder).st_dev, folder)
 
 
-def _refuse_writable(path: Path) -> None:
-    """Reject what another user could have written, in a folder that was checked."""
+def _refuse_writable(path: Path, device: int) -> None:
+    """Reject what another user could have written, in a folder of a device that was checked."""
     if not path.is_symlink():
-        _refuse_state(path, path.stat())
+        _refuse_writers(path, path, device)
     elif path.exists():
         _refuse_unguarded(path)
 
 
-def _refuse_state(path: str | Path, state: os.stat_result) -> None:
-    if not trusted(state.st_uid):
-        who, fix = user_name(state.st_uid), "chown root"
-    elif others_may_write(state, (0,)):
-        who, fix = "more users than root", "chmod go-w"
-    else:
-        return
-    raise RefusedPath(
-        path, f"{who} may change it, and root would execute it", f"sudo {fix} {path}, or {ANOTHER}"
-    )
+def _refuse_writers(
+    path: str | Path, name: str | Path, device: int, folder: int | None = None
+) -> None:
+    descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
+    try:
+        state = os.fstat(descriptor)
+        who, fix = "more users than root", writers(descriptor, state, (0,))
+        if not trusted(state.st_uid):
+            who, fix = user_name(state.st_uid), "chown root"
+        elif user := mounted_by(descriptor, state, device):
+            who, fix = user, "umount"
+    finally:
+        os.close(descriptor)
+    if fix:
+        raise RefusedPath(
+            path,
+            f"{who} may change it, and root would execute it",
+            f"sudo {fix} {path}, or {ANOTHER}",
+        )
 
 
 def _refuse_unreachable(path: Path, account: str) -> None:

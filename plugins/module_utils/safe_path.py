@@ -7,6 +7,10 @@ without following links, relative to the folder opened before, and its end is ch
 so exchanging a part meanwhile has no effect. Links are followed only where no other user can have
 made them: /var or the prefix may be a link to another disk.
 
+As root, nothing below a folder that a less trusted user can write to is trusted again, whatever
+owner it seems to have: the user may have mounted a file system there that answers as it likes. The
+same holds below a FUSE file system that such a user has mounted anywhere.
+
 Trusted are root, the current user, and the user who ran sudo. Every function raises OSErrors with
 the whole path as filename.
 """
@@ -21,8 +25,18 @@ import secrets
 import stat
 import subprocess
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+
+from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import (
+    ACCESS,
+    DEFAULT,
+    acl_of,
+    lets_others_write,
+    parse_acl,
+    remove_acl,
+)
+from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import user_of_mount
 
 PATH_ONLY = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would wait for a writer
@@ -53,32 +67,88 @@ def user_name(uid: int) -> str:
         return f"user {uid}"
 
 
-def others_may_write(state: os.stat_result, groups: Collection[int]) -> bool:
-    """Whether others than the owner and some groups may write to a file or folder."""
-    by_group = state.st_mode & stat.S_IWGRP and state.st_gid not in groups
-    return bool(by_group or state.st_mode & stat.S_IWOTH)
+def writers(descriptor: int, state: os.stat_result, groups: Collection[int]) -> str:
+    """Return the command that stops others from writing to a file or folder; "" if none may.
+
+    Args:
+        descriptor: the open file or folder; O_PATH is enough.
+        state: its os.fstat.
+        groups: numbers of the groups that may write, beside the owner.
+    """
+    if state.st_mode & stat.S_IWOTH or (
+        state.st_mode & stat.S_IWGRP and state.st_gid not in groups
+    ):
+        return "chmod go-w"
+    # the bits of the group are the mask of an ACL: without them it lets nobody write
+    if state.st_mode & stat.S_IWGRP and _acl_lets_others_write(descriptor, ACCESS, groups):
+        return "setfacl -b"
+    return ""
 
 
-def _check_link(place: Path, target: str, link: os.stat_result, folder: os.stat_result) -> None:
+def _acl_lets_others_write(descriptor: int, name: str, groups: Collection[int]) -> bool:
+    value = acl_of(descriptor, name)
+    try:
+        return bool(value) and lets_others_write(parse_acl(value), trusted, groups)
+    except ValueError:  # then nothing is known of whom it lets write
+        return True
+
+
+def mounted_by(descriptor: int, state: os.stat_result, device: int) -> str:
+    """Return the less trusted user who has mounted an open file or folder; "" if none has.
+
+    Args:
+        state: its os.fstat.
+        device: that of the folder that it is in, where nobody else can have mounted something.
+    """
+    if state.st_dev == device:
+        return ""
+    user = user_of_mount(descriptor)
+    return "" if user is None or trusted(user) else user_name(user)
+
+
+def _stranger(descriptor: int, folder: os.stat_result, before: os.stat_result | None) -> str:
+    """Return the less trusted user who decides what is in a folder, for a person; "" for none.
+
+    Args:
+        descriptor: the folder.
+        folder: its os.fstat.
+        before: that of the folder that it was opened in; None for `/`.
+    """
+    if before is not None and (user := mounted_by(descriptor, folder, before.st_dev)):
+        return user
+    if not trusted(folder.st_uid):
+        return user_name(folder.st_uid)
+    # in a folder such as /tmp others can exchange only what is theirs
+    if not folder.st_mode & stat.S_ISVTX and writers(descriptor, folder, (0, os.getegid())):
+        return "another user"
+    return ""
+
+
+def _check_link(place: Path, target: str, link: os.stat_result, folder: int, stranger: str) -> None:
     """Reject a link that another user may have made or moved there."""
-    strangers = [user_name(state.st_uid) for state in (link, folder) if not trusted(state.st_uid)]
-    if not strangers and not others_may_write(folder, (0, os.getegid())):
+    state = os.fstat(folder)
+    strangers = [user_name(uid) for uid in (link.st_uid, state.st_uid) if not trusted(uid)]
+    if not (strangers or stranger or writers(folder, state, (0, os.getegid()))):
         return
-    maker = strangers[0] if strangers else "another user"
     raise RefusedPath(
         place,
-        f"is a link to {target} that {maker} may have made, so it is not followed",
+        f"is a link to {target} that {[*strangers, stranger or 'another user'][0]} may have made, "
+        "so it is not followed",
         AGAIN,
     )
 
 
-def _check_guarded(place: Path, folder: os.stat_result) -> None:
+def _check_guarded(place: Path, descriptor: int, folder: os.stat_result, stranger: str) -> None:
     """Reject a folder whose contents another user can exchange."""
-    fix = ""
+    who, fix = "more users than root", ""
     if not trusted(folder.st_uid):
         who, fix = user_name(folder.st_uid), "chown root"
-    elif others_may_write(folder, (0,)) and not folder.st_mode & stat.S_ISVTX:
-        who, fix = "more users than root", "chmod go-w"
+    elif not folder.st_mode & stat.S_ISVTX:
+        fix = writers(descriptor, folder, (0,))
+    if not fix and _acl_lets_others_write(descriptor, DEFAULT, (0,)):  # to all that root creates
+        fix = "setfacl -k"
+    if stranger and not fix:  # the user has mounted it
+        who, fix = stranger, "umount"
     if fix:
         raise RefusedPath(
             place,
@@ -87,17 +157,35 @@ def _check_guarded(place: Path, folder: os.stat_result) -> None:
         )
 
 
+def _made_folder(name: str, folder: int, opened: Callable[[str, int], int]) -> int:
+    """Create and open a folder that does not inherit who else may enter it."""
+    try:
+        os.mkdir(name, 0o755, dir_fd=folder)
+    except FileExistsError:
+        return opened(name, folder)
+    made = opened(name, folder)
+    if stat.S_ISDIR(os.fstat(made).st_mode):
+        remove_acl(made)
+    return made
+
+
 def _walk(
     stack: contextlib.ExitStack, path: str | Path, follow: bool, make: bool, guarded: bool
 ) -> tuple[int, str]:
     """The body of opened_parent; the stack closes all descriptors."""
 
     def opened(name: str, folder: int | None = None) -> int:
-        descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
+        try:
+            # without this flag the kernel does not mount what autofs mounts on demand
+            descriptor = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
+        except NotADirectoryError:
+            descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
         stack.callback(os.close, descriptor)
         return descriptor
 
     names, place, links = deque(Path(path).absolute().parts), Path("/"), 0
+    strict = guarded or os.geteuid() == 0  # an ordinary user has no rights that others lack
+    stranger = ""  # who can have made what is below this folder
     folder = opened("/")
     while True:
         name = names.popleft()
@@ -108,20 +196,22 @@ def _walk(
                 return folder, name
             if not make:
                 raise
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(name, 0o755, dir_fd=folder)
-            found = opened(name, folder)
+            found = _made_folder(name, folder, opened)
         state = os.fstat(found)
         if stat.S_ISLNK(state.st_mode) and (names or follow):
             target = os.readlink("", dir_fd=found)
-            _check_link(place / name, target, state, os.fstat(folder))
+            _check_link(place / name, target, state, folder, stranger)
             links += 1
             if links > LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
             names.extendleft(reversed(Path(target).parts or (".",)))
             continue
-        if guarded and stat.S_ISDIR(state.st_mode):
-            _check_guarded(place / name, state)
+        if stat.S_ISDIR(state.st_mode):
+            before = None if name == "/" else os.fstat(folder)
+            if strict:
+                stranger = stranger or _stranger(found, state, before)
+            if guarded:
+                _check_guarded(place / name, found, state, stranger)
         if not names:
             return folder, name
         folder, place = found, place / name
@@ -167,10 +257,16 @@ def refuse_unowned(path: str | Path) -> None:
     if os.geteuid() != 0:
         return
     with opened_parent(path, guarded=True) as (folder, name):
-        state = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
+        try:
+            state = os.fstat(descriptor)
+            user = mounted_by(descriptor, state, os.fstat(folder).st_dev)
+        finally:
+            os.close(descriptor)
     if not stat.S_ISREG(state.st_mode):
         raise RefusedPath(path, "is not a regular file", AGAIN)
-    if not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    # an ACL lets nobody write either where the mode has no right for the group
+    if user or not trusted(state.st_uid) or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RefusedPath(path, "others than root may write to it", "run ftcluster setup")
 
 
@@ -227,6 +323,12 @@ def make_folder(path: str | Path, mode: int = 0o755) -> None:
             os.mkdir(name, mode, dir_fd=folder)
         except FileExistsError:
             os.close(os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder))
+        else:
+            descriptor = os.open(name, PATH_ONLY | os.O_DIRECTORY, dir_fd=folder)
+            try:
+                remove_acl(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def write_text(
@@ -241,6 +343,7 @@ def write_text(
                 file.write(text)
                 file.flush()
                 os.fchown(descriptor, uid, gid)
+                remove_acl(descriptor)  # which the folder may have given it
                 os.fchmod(descriptor, mode)
                 os.fsync(descriptor)
             os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -8,9 +8,9 @@ DOCUMENTATION = r"""
 module: account_remains
 short_description: Ends an account's processes and removes what it left outside of its home
 description:
-  - Removes the account's timed jobs (cron and at) and its lingering, ends its processes, and
-    removes its temporary files, shared memory, message queues and semaphores. The account itself,
-    its home and its mail stay.
+  - Removes the account's timed jobs (cron and at) and its lingering, ends its processes, unmounts
+    the FUSE file systems that it has mounted, and removes its temporary files, shared memory,
+    message queues and semaphores. The account itself, its home and its mail stay.
   - Run it before an account is removed, because whoever gets its number later would own all of it.
   - Jobs are removed before the processes end, because they start some, and again afterwards,
     because processes may add some while they end. Processes get SIGTERM, and after 5 seconds
@@ -63,6 +63,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import unmount
 
 JOBS = ("/var/spool/cron/crontabs", "/var/spool/cron", "/var/lib/systemd/linger")  # by name
 AT_JOBS = ("/var/spool/cron/atjobs", "/var/spool/at")  # by owner
@@ -166,9 +167,9 @@ def remove_remains(name: str, uid: int) -> tuple[list[str], list[str]]:
     """Remove all that the account left; returns (removed, left).
 
     Raises:
-        OSError: its processes do not end, or a job cannot be removed.
+        OSError: its processes do not end, a job cannot be removed, or a file system not unmounted.
     """
-    removed = [*remove_jobs(name, uid), *end_processes(name, uid)]
+    removed = [*remove_jobs(name, uid), *end_processes(name, uid), *unmount(uid)]
     temporary, left = remove_temporary(uid)
     return [*removed, *temporary, *remove_shared(uid)], left
 
@@ -190,7 +191,8 @@ def main() -> None:
     try:
         removed, left = remove_remains(name, uid)
     except OSError as error:
-        module.fail_json(msg=str(error))
+        place = f"{error.filename}: " if error.filename else ""
+        module.fail_json(msg=f"{place}{error.strerror or error}")
     module.exit_json(changed=bool(removed), removed=removed, left=left)
 
 

@@ -121,11 +121,13 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import remove_acl
 from ansible_collections.ftcluster.cluster.plugins.module_utils.alone import alone_in
 from ansible_collections.ftcluster.cluster.plugins.module_utils.boot import boot_id
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import free_bytes, libc
 from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import without_runs
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    opened,
     refuse_unguarded,
     write_text,
 )
@@ -225,6 +227,8 @@ def protect(path: Path) -> None:
     runs = path.parent.parent / "runs"
     if path.parent.name != "stacks":
         return
+    with opened(path) as descriptor:
+        remove_acl(descriptor)
     if os.geteuid() == 0 and runs.is_dir():
         os.chown(path, -1, runs.stat().st_gid)
         path.chmod(0o751)

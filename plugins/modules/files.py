@@ -12,6 +12,7 @@ description:
   - Does in one round trip what M(ansible.builtin.file) and M(ansible.builtin.copy) need one or two
     for each of, which is most of the time of a run that finds nothing to do.
   - A file is replaced as a whole by renaming, so a reader sees the old text or the new one.
+  - Where it sets a mode or an owner, it removes access control lists, and counts them as a change.
   - Refuses links that a less trusted user may have made, in every part of a path, and what is
     not a folder or a file of one name; root also refuses to keep files of its own in a folder that
     others may change.
@@ -80,13 +81,14 @@ import os
 import pwd
 import stat
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import has_acl, remove_acl
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
     AGAIN,
     MOST_BYTES,
+    PATH_ONLY,
     RefusedPath,
     difference,
     make_folder,
@@ -129,10 +131,22 @@ def attributes_differ(state: os.stat_result | None, mode: int | None, uid: int, 
     )
 
 
+def has_other_rights(path: str, state: os.stat_result | None) -> bool:
+    """Return True if a file or folder has an ACL, which is to be removed with a change of owner."""
+    if state is None or stat.S_ISLNK(state.st_mode):
+        return False
+    with opened_parent(path) as (folder, name):
+        descriptor = os.open(name, PATH_ONLY, dir_fd=folder)
+        try:
+            return has_acl(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def set_attributes(
     path: str, is_kind: Callable[[int], bool], mode: int | None, uid: int, gid: int
 ) -> None:
-    """Set owner, group and mode of what is there.
+    """Set owner, group and mode of what is there, and remove its ACLs.
 
     Raises:
         RefusedPath: it is no longer of its kind, or may be a file of the system by another name.
@@ -150,6 +164,7 @@ def set_attributes(
                 AGAIN,
             )
         os.fchown(descriptor, uid, gid)
+        remove_acl(descriptor)
         if mode is not None:
             os.fchmod(descriptor, mode)
 
@@ -166,7 +181,8 @@ def remove_empty(path: str, check_mode: bool) -> bool:
     if found is None or not stat.S_ISDIR(found.st_mode):
         return False
     if check_mode:
-        return not any(Path(path).iterdir())
+        with opened(path) as descriptor:
+            return not os.listdir(descriptor)  # noqa: PTH208 - Path takes no descriptor
     try:
         with opened_parent(path, follow=False) as (folder, name):
             os.rmdir(name, dir_fd=folder)
@@ -197,10 +213,12 @@ def settle(entry: Mapping[str, Any], check_mode: bool) -> tuple[bool, str | None
         refuse_unguarded(path)
     found = status(path)
     changed = attributes_differ(found, mode, uid, gid)
+    if mode is not None or uid != KEEP:
+        changed = changed or has_other_rights(path, found)
     if state == "directory":
         changed = changed or found is None or not stat.S_ISDIR(found.st_mode)
         if changed and not check_mode:
-            make_folder(path)
+            make_folder(path, 0o700)  # whoever may enter it now could stay in it
             new_mode = 0o755 if found is None and mode is None else mode
             set_attributes(path, stat.S_ISDIR, new_mode, uid, gid)
         return changed, "", ""

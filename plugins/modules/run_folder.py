@@ -70,7 +70,9 @@ import subprocess
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import remove_acl
 from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import (
+    opened,
     refuse_unguarded,
     write_text,
 )
@@ -136,6 +138,8 @@ def main() -> None:
         path.mkdir(mode=0o700)
         for name, text in module.params["texts"].items():
             write_text(path / name, text)
+        with opened(path) as descriptor:
+            remove_acl(descriptor)
         path.chmod(int(module.params["mode"], 8))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")

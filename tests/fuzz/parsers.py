@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import parse_acl
+from ansible_collections.ftcluster.cluster.plugins.module_utils.mounts import parse_mounts
 from ansible_collections.ftcluster.cluster.plugins.module_utils.record import (
     parse_record,
 )
@@ -633,6 +635,13 @@ PARSERS = {
     "facts of a host": Parser(
         of_json(known_facts), (dumped(ANSWER),),
         taken=lambda found: found[0] and not found[1],
+    ),
+    "access control list": Parser(
+        lambda data, _: parse_acl(data), (struct.pack("<I2HI", 2, 1, 7, 0),), (ValueError,)
+    ),
+    "mounts": Parser(
+        of_text(parse_mounts),
+        (b"36 35 98:0 / /home/a\\040b rw shared:1 - fuse.sshfs a rw,user_id=1,group_id=1\n",),
     ),
     "answers of a shell": Parser(of_text(answers), (b"banner\nftcluster-answer: key value\n",)),
     "price": Parser(of_text(read_price), (b"4.08 USD",), (ValueError,)),

@@ -26,6 +26,11 @@ from ftcluster_common.given_files import parse_json
 from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
+# they become arguments of srun, lines of a hostfile and commands that messages show
+JOB = re.compile(r"\d{1,10}", re.ASCII)
+NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,252}", re.ASCII)  # slurm.conf(5): NodeName
+REPEATED = re.compile(r"(\d{1,7})(?:\(x(\d{1,6})\))?", re.ASCII)
+MOST_NODES = 65533  # of a job (MAX_SLURM_NODES)
 AT_ONCE = 32
 SECONDS = 120  # for srun to start a step on a node that is busy
 MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
@@ -80,8 +85,10 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
 
     Raises:
         UsageError: the job is heterogeneous, which names the nodes of its parts; or variables do
-            not fit each other.
+            not fit each other, or are not of the form in which Slurm sets them.
     """
+    if not JOB.fullmatch(environment[SLURM_VARIABLE]):
+        raise _not_slurms(environment, SLURM_VARIABLE)
     if _number(environment, "SLURM_HET_SIZE", 1) > 1:
         parts = [
             environment[name]
@@ -100,6 +107,8 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
         raise _not_slurms(environment, CPUS) from None
     if not nodes or len(cpus) != len(nodes):
         raise _not_slurms(environment, CPUS, NODES)
+    if not all(map(NODE.fullmatch, nodes)) or len({*nodes}) < len(nodes):
+        raise _not_slurms(environment, NODES)
     pairs = list(zip(nodes, cpus, strict=True))
     pairs.sort(key=lambda pair: pair[0] != here)  # stable
     of_node, of_cpu = (
@@ -129,7 +138,7 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
         UsageError: it is none.
     """
     text = environment.get(name, str(default))
-    if not text.isdecimal():
+    if not JOB.fullmatch(text):
         raise _not_slurms(environment, name)
     return int(text)
 
@@ -143,15 +152,20 @@ def _not_slurms(environment: Mapping[str, str], *names: str) -> UsageError:
 
 
 def repeated(text: str) -> tuple[int, ...]:
-    """Numbers as Slurm writes them, one a node.
+    """Expand numbers as Slurm writes them to one a node.
+
+    Raises:
+        ValueError: it is something else, or for more nodes than a job of Slurm can have.
 
     >>> repeated("4(x2),2")
     (4, 4, 2)
     """
     numbers: list[int] = []
     for word in filter(None, text.split(",")):
-        number, _, count = word.partition("(x")
-        numbers += [int(number)] * int(count.rstrip(")") or "1")
+        match = REPEATED.fullmatch(word)
+        if not match or len(numbers) + int(match[2] or "1") > MOST_NODES:
+            raise ValueError(f"not numbers of CPUs as Slurm writes them: {word[:40]!a}")
+        numbers += [int(match[1])] * int(match[2] or "1")
     return tuple(numbers)
 
 

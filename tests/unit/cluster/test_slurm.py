@@ -52,6 +52,14 @@ def test_the_nodes_of_a_job_with_their_cpus_this_one_first() -> None:
         ({"SLURM_HET_SIZE": ""}, "SLURM_HET_SIZE="),
         ({"SLURM_RESTART_COUNT": "-1"}, "SLURM_RESTART_COUNT=-1"),
         ({"SLURM_STEP_NUM_TASKS": "two"}, "SLURM_STEP_NUM_TASKS=two"),
+        # as many numbers as would fill the memory, and ones that Python does not read
+        ({"SLURM_JOB_CPUS_PER_NODE": "1(x99999999999)"}, "SLURM_JOB_CPUS_PER_NODE=1(x9999"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "1(x65533),1(x65533)"}, "SLURM_JOB_CPUS_PER_NODE=1(x65533)"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "-4(x2),-2"}, "SLURM_JOB_CPUS_PER_NODE=-4"),
+        ({"SLURM_JOB_CPUS_PER_NODE": "4(x2,2)"}, "SLURM_JOB_CPUS_PER_NODE=4(x2,2)"),
+        ({"SLURM_RESTART_COUNT": "9" * 5000}, "SLURM_RESTART_COUNT=999"),
+        ({"SLURM_JOB_ID": "12 --uid=0"}, "SLURM_JOB_ID=12 --uid=0"),
+        ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID="),
     ],
 )
 def test_variables_that_are_not_those_of_one_job(changed: dict[str, str], named: str) -> None:
@@ -59,6 +67,16 @@ def test_variables_that_are_not_those_of_one_job(changed: dict[str, str], named:
         slurm.allocated({**BATCH, **changed}, NODES)
     assert named in caught.value.message
     assert "env -u SLURM_JOB_ID" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--uid=0", "-w", "a:64", "a,b", "a$(id)", "a;b", "a/b", "a\\nb:9", "é", "a" * 300, "xeon2"],
+)
+def test_no_name_of_a_node_is_an_option_a_line_or_a_command(name: str) -> None:
+    """Names become arguments of srun, lines of the hostfile and commands that messages show."""
+    with pytest.raises(UsageError, match="SLURM_JOB_NODELIST="):
+        slurm.allocated(BATCH, ("xeon1", name, "xeon2"))
 
 
 def test_a_job_without_nodes_or_without_word_of_its_cpus() -> None:

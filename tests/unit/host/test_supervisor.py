@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
+from ftcluster_common.slurm import Queued
 from ftcluster_train.errors import TrainError, error_line
 from ftcluster_train.host import rank_environment
+from ftcluster_train.host import supervisor as supervisor_module
 from ftcluster_train.host.background import wait_for_space
 from ftcluster_train.io.fsync import has_space
 from tests.programs import NODE_PATH, wait_for
@@ -419,3 +422,27 @@ def test_a_run_of_a_slurm_job_is_supervised_on_its_first_node_only(
             launch(run_dir, "exit 0", slurm_job="12", hosts=NODES[:1])
         assert (run_dir / "supervisor.pid").exists() == (node == "node1")
     assert until_end(run_dir)["state"] == "done"
+
+
+def test_a_command_to_copy_is_one_command_whatever_others_have_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run's launch.json in a folder that several users share, and what squeue prints."""
+    planted = tmp_path / "planted"
+    hostile = f'1; touch {planted} #$(touch {planted})`touch {planted}`\n\'"touch {planted}"'
+    run = tmp_path / "run-1"
+    run.mkdir()
+    host = RankHost(hostile, "10.0.0.1", CORES)
+    launch = Launch(str(run), (), {}, (host,), "", "/stack", slurm_job=hostile)
+    (run / "launch.json").write_text(json.dumps(launch.to_dict()))
+    monkeypatch.setattr(supervisor_module, "job_in_queue", lambda _: Queued(hostile, "RUNNING"))
+    message = supervisor_module.slurm_elsewhere(run)
+    follow, _, stop = message.partition("follow it by ")[2].rpartition(", or stop it by ")
+    assert shlex.split(follow) == [
+        "srun", f"--jobid={hostile}", "--overlap", "--nodes=1", f"--nodelist={hostile}", "--pty",
+        "ftcluster", "attach", "run-1",
+    ]  # fmt: skip
+    assert shlex.split(stop) == ["scancel", hostile]
+    stand_ins = "srun() { :; }; scancel() { :; }"
+    subprocess.run(["sh", "-c", f"{stand_ins}\n{follow}\n{stop}"], check=True)
+    assert not planted.exists()

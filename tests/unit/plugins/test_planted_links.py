@@ -117,6 +117,23 @@ def test_a_link_on_the_way_is_refused(home: Path, canary: Path, tmp_path: Path) 
     assert caught.value.filename == str(home / "hop")
 
 
+def test_nothing_below_his_folder_is_roots_again(home: Path, canary: Path, tmp_path: Path) -> None:
+    """As where he has mounted a file system in it, which answers that root owns all of it."""
+    (home / "deep/deeper").mkdir(parents=True)
+    for folder in (home / "deep", home / "deep/deeper"):
+        plant(folder / "link", canary, 0)
+        with pytest.raises(RefusedPath, match="nobody may have made"):
+            settled(folder / "link", state="directory", **ACCOUNT)
+        with pytest.raises(RefusedPath, match="nobody may have made"):
+            settled(folder / ".." / folder.name / "link/shadow", state="absent")
+    shared = tmp_path / "shared"
+    (shared / "deep").mkdir(parents=True)
+    shared.chmod(0o777)
+    plant(shared / "deep/link", canary, 0)
+    with pytest.raises(RefusedPath, match="another user may have made"):
+        settled(shared / "deep/link", state="directory", **ACCOUNT)
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
 def test_a_link_where_others_may_write_is_refused(tmp_path: Path, canary: Path, mode: int) -> None:
     shared = tmp_path / "shared"

@@ -2,6 +2,7 @@
 
 import json
 import pwd
+import re
 import shlex
 import subprocess
 import sys
@@ -54,9 +55,11 @@ find /proc -maxdepth 1 -user nobody | wc -l
 
 
 # its text, because the namespace has another /tmp, where the checkout and its environment may be
-BASIC = "from ansible.module_utils.basic import AnsibleModule\n"
-FILE = (ROOT / "plugins/modules/account_remains.py").read_text()
-MODULE = FILE.partition("\nif __name__")[0].replace(BASIC, "")
+MOUNTS = (ROOT / "plugins/module_utils/mounts.py").read_text()
+FILE = (ROOT / "plugins/modules/account_remains.py").read_text().partition("\nif __name__")[0]
+FUTURE = "from __future__ import annotations\n"
+# without imports of Ansible and of its collections
+MODULE = MOUNTS + re.sub(r"(?m)^from ansible.*\n", "", FILE.replace(FUTURE, ""))
 CALL = f"""
 import json
 print(json.dumps(remove_remains("nobody", {ACCOUNT.pw_uid})))

@@ -16,6 +16,7 @@ Standard library only: it starts at once and does not depend on what it watches.
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import time
@@ -155,11 +156,14 @@ def slurm_elsewhere(run_dir: Path) -> str:
     here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
     if here == (launch.slurm_job, launch.hosts[0].name):
         return ""
-    name = job_in_queue(launch.slurm_job).name or launch.slurm_job
-    step = f"srun --jobid={launch.slurm_job} --overlap --nodes=1 --nodelist={launch.hosts[0].name}"
+    # from files that others may have written: what a user copies is to be one command
+    job, node = (shlex.quote(str(text)) for text in (launch.slurm_job, launch.hosts[0].name))
+    name = shlex.quote(job_in_queue(launch.slurm_job).name or launch.slurm_job)
+    step = f"srun --jobid={job} --overlap --nodes=1 --nodelist={node}"
+    run = shlex.quote(launch.run)
     return (
-        f"{launch.run} is a run of Slurm job {launch.slurm_job}; follow it by {step} --pty "
-        f"ftcluster attach {launch.run}, or stop it by scancel {name}"
+        f"{launch.run} is a run of Slurm job {job}; follow it by {step} --pty "
+        f"ftcluster attach {run}, or stop it by scancel {name}"
     )
 
 

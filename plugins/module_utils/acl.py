@@ -1,0 +1,113 @@
+# Apache-2.0 (see LICENSE)
+"""POSIX access control lists (ACLs) of files and folders, as extended attributes.
+
+An ACL gives single users and groups rights beside the mode, and survives a change of owner or mode.
+A folder may also have a default ACL, which everything new in it inherits. The format is that of the
+kernel: include/uapi/linux/posix_acl_xattr.h. A host may have no setfacl.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+VERSION = struct.Struct("<I")
+ENTRY = struct.Struct("<HHI")  # tag, rights, number of a user or group
+USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 1, 2, 4, 8, 16, 32
+TAGS = (USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER)
+WRITE = 2
+WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # no such ACL; the file system has none at all
+
+
+class Entry(NamedTuple):
+    """One line of an ACL.
+
+    Attributes:
+        tag: the kind of entry, such as USER.
+        rights: the sum of 4 to read, 2 to write and 1 to execute.
+        number: user or group; without a meaning for other tags than USER and GROUP.
+    """
+
+    tag: int
+    rights: int
+    number: int
+
+
+def parse_acl(value: bytes) -> list[Entry]:
+    """Parse the value of one of the two attributes.
+
+    Raises:
+        ValueError: it is not of the kernel's format, as a file system by a user may answer.
+    """
+    body = value[VERSION.size :]
+    if value[: VERSION.size] != VERSION.pack(2) or len(body) % ENTRY.size:
+        raise ValueError("not the second version of the kernel's format")
+    entries = [Entry(*fields) for fields in ENTRY.iter_unpack(body)]
+    if any(entry.tag not in TAGS or entry.rights > 7 for entry in entries):
+        raise ValueError("an entry with an unknown tag or unknown rights")
+    return entries
+
+
+def lets_others_write(
+    entries: Collection[Entry], is_trusted: Callable[[int], bool], groups: Collection[int]
+) -> bool:
+    """Return True if an ACL lets anyone but the owner, trusted users and some groups write.
+
+    >>> theirs = [Entry(USER, 6, 1001), Entry(GROUP_OBJ, 4, 0), Entry(MASK, 6, 0)]
+    >>> lets_others_write(theirs, lambda uid: uid == 0, [0])
+    True
+    """
+    mask = next((entry.rights for entry in entries if entry.tag == MASK), 7)
+    return any(
+        entry.rights & WRITE
+        and (
+            entry.tag == OTHER
+            or (entry.tag == USER and mask & WRITE and not is_trusted(entry.number))
+            or (entry.tag == GROUP and mask & WRITE and entry.number not in groups)
+        )
+        for entry in entries
+    )
+
+
+def acl_of(descriptor: int, name: str) -> bytes:
+    """Return an attribute of an open file or folder, b"" without one; O_PATH is enough."""
+    try:
+        return os.getxattr(f"/proc/self/fd/{descriptor}", name)
+    except OSError as error:
+        if error.errno in WITHOUT:
+            return b""
+        raise
+
+
+def has_acl(descriptor: int) -> bool:
+    """Return True if an open file or folder has an ACL of either kind."""
+    return any(acl_of(descriptor, name) for name in (ACCESS, DEFAULT))
+
+
+def remove_acl(descriptor: int) -> None:
+    """Remove both ACLs of an open file or folder; O_PATH is enough.
+
+    The group keeps the rights that the ACL gave it. Without that, it would get the mask, which is
+    what the ACL gave to anyone.
+    """
+    path = f"/proc/self/fd/{descriptor}"
+    if acl_of(descriptor, DEFAULT):
+        os.removexattr(path, DEFAULT)
+    if value := acl_of(descriptor, ACCESS):
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        os.removexattr(path, ACCESS)
+        os.chmod(path, mode & ~stat.S_IRWXG | (_group_rights(value) << 3))  # noqa: PTH101 - a name of the kernel's
+
+
+def _group_rights(value: bytes) -> int:
+    """Return the rights of a file's own group in an ACL, none if the ACL has another format."""
+    try:
+        rights = {entry.tag: entry.rights for entry in parse_acl(value)}
+    except ValueError:
+        return 0
+    return rights.get(GROUP_OBJ, 0) & rights.get(MASK, 7)
