@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ftcluster_common.data_files import DataError, Row, short
+from ftcluster_common.numbers import is_decimal
 from ftcluster_common.recipe import (
     SCORE_LOSSES,
     LanguageModel,
@@ -226,7 +227,10 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
 def _number(cell: Any) -> float | None:
     """A finite number, also as a text or as true and false; None where it is none."""
     try:
-        number = float(FLAGS.get(str(cell).strip().lower(), cell))
+        value = FLAGS.get(str(cell).strip().lower(), cell)
+        if isinstance(value, str) and not is_decimal(value):
+            return None
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

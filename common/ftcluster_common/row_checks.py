@@ -25,6 +25,7 @@ from ftcluster_common.conversations import (
     read_preference,
 )
 from ftcluster_common.data_files import DataError, Row, short
+from ftcluster_common.numbers import is_decimal
 from ftcluster_common.recipe import (
     InstructionTuning,
     LanguageModel,
@@ -175,6 +176,8 @@ def _is_class(label: Any) -> bool:
 def is_number(label: Any) -> bool:
     """Whether a label is a number, also as a text."""
     try:
+        if isinstance(label, str):
+            return is_decimal(label)
         return not isinstance(label, bool) and math.isfinite(float(label))
     except (TypeError, ValueError, OverflowError):
         return False

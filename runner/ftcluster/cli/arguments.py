@@ -8,7 +8,7 @@ def at_least(least: int) -> Callable[[str], int]:
     """The type of an argument that is a whole number."""
 
     def number(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
+        if not (text.isascii() and text.isdecimal()) or int(text) < least:
             limit = f" of at least {least}" if least else ""
             raise argparse.ArgumentTypeError(f"'{text}' is not a whole number{limit}")
         return int(text)

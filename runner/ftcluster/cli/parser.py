@@ -15,6 +15,24 @@ from ftcluster.text.terminal import print_lines
 UNKNOWN_WORD = re.compile(r"argument WHAT: invalid choice: (.*) \(choose from (.*)\)")
 
 
+class StoreOnce(argparse.Action):
+    """Stores the value of an option that counts once, so that a second one never silently wins."""
+
+    def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
+        """Store the value.
+
+        Raises:
+            argparse.ArgumentError: the option was given before.
+        """
+        stored: dict[str, Any] = namespace.__dict__.setdefault("_stored_once", {})
+        if self.option_strings and self.dest in stored:
+            raise argparse.ArgumentError(
+                self, f"given twice, first as {stored[self.dest]}: give it once"
+            )
+        stored[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Reports wrong usage as an exception, with the usage of the command that it is about.
 
@@ -23,6 +41,11 @@ class Parser(argparse.ArgumentParser):
     """
 
     more: Sequence[str] = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("action", None, StoreOnce)
+        self.register("action", "store", StoreOnce)
 
     def format_help(self) -> str:
         """The help with its further lines."""

@@ -104,8 +104,7 @@ def _trainings(
     """
 
     def prepared(words: Sequence[str], nodes: int | None, ranks: int | None) -> TrainingRun:
-        every = (*request.words, *words)
-        one = replace(request, words=every, nodes=nodes, ranks_per_host=ranks)
+        one = replace(request, chosen=tuple(words), nodes=nodes, ranks_per_host=ranks)
         return one.prepared(cluster, use_tuning=False)
 
     whole = prepared((), request.nodes, request.ranks_per_host)

@@ -15,7 +15,7 @@ from ftcluster.progress.data import data_lines, set_line
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
 from ftcluster.recipe.data_counts import count_rows
-from ftcluster.recipe.inputs import check_inputs
+from ftcluster.recipe.inputs import check_inputs, hub_notes
 from ftcluster_common.job import Job
 from ftcluster_common.recipe import Recipe
 
@@ -97,7 +97,8 @@ def describe(request: DataRequest, view: View) -> DataResult:
         return _of_head(request, recipe, cluster, view)
     sets, notes = count_rows(recipe, columns)
     known = {use: list(names) for use, names in columns.items()}
-    return DataResult(recipe, "", known, sets, notes=(*file_notes(recipe), *notes))
+    about = (*hub_notes(recipe), *file_notes(recipe), *notes)
+    return DataResult(recipe, "", known, sets, notes=about)
 
 
 def _cluster(request: DataRequest, view: View) -> Cluster | None:

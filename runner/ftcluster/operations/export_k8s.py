@@ -195,8 +195,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     pods = replace(cluster, facts=ClusterFacts(tuple(map(as_pod, cluster.facts.hosts))))
 
     def prepared(*more: str, nodes: int | None = request.nodes) -> TrainingRun:
-        words = (*request.words, *more)
-        return replace(request, words=words, nodes=nodes, spares=0).prepared(pods)
+        return replace(request, chosen=more, nodes=nodes, spares=0).prepared(pods)
 
     run, more = prepared(), list[str]()
     asked = run.recipe.training.ddp_backend

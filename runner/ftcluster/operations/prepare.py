@@ -31,7 +31,7 @@ from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
 from ftcluster.planning.tuned import UNTUNED, choose_tuned
 from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import file_notes, find_columns
-from ftcluster.recipe.inputs import check_inputs, on_the_hub
+from ftcluster.recipe.inputs import check_inputs, hub_notes, on_the_hub
 from ftcluster.recipe.recipe import find_recipe
 from ftcluster.report.cost import Shape
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
@@ -57,6 +57,7 @@ class RecipeRequest:
         ranks_per_host: None: the plan decides.
         run_name: what the run's id begins with, instead of the recipe's name.
         connection: which cluster it is about.
+        chosen: `key=value` of a command that tries settings, which override the words.
     """
 
     words: tuple[str, ...] = ()
@@ -67,6 +68,7 @@ class RecipeRequest:
     ranks_per_host: int | None = None
     run_name: str | None = None
     connection: Connection = field(default_factory=Connection)
+    chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse several recipes, and one that is not known.
@@ -92,7 +94,7 @@ class RecipeRequest:
         trains = purpose == "train"
         remembered: tuple[str, ...] = ()
         if trains:
-            recipe = training_recipe(self.words, self.data, self.model)
+            recipe = training_recipe(self.words, self.data, self.model, chosen=self.chosen)
         else:
             recipe, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
         check_inputs(recipe, purpose)
@@ -261,7 +263,8 @@ def say_notes(run: TrainingRun, view: View) -> None:
 
 def headline_of(run: TrainingRun) -> list[str]:
     """What is trained, how, and where."""
-    return headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
+    lines = headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
+    return [*lines, *(f"note: {note}" for note in hub_notes(run.recipe))]
 
 
 def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:

@@ -48,8 +48,16 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
 
 
+def _keys(overrides: Sequence[str]) -> list[str]:
+    return [override.partition("=")[0] for override in overrides]
+
+
 def training_recipe(
-    words: Sequence[str], data: str | None, model: str | None, remembered: Sequence[Given] = ()
+    words: Sequence[str],
+    data: str | None,
+    model: str | None,
+    remembered: Sequence[Given] = (),
+    chosen: Sequence[str] = (),
 ) -> Recipe:
     """The recipe that words of the command line ask for, its folders by absolute paths.
 
@@ -57,6 +65,7 @@ def training_recipe(
         words: a recipe, a known one or a file, and `key=value` of its fields.
         data, model: a folder or a name, instead of the recipe's.
         remembered: values for fields of the task, which words may override.
+        chosen: `key=value` of a command that tries settings, which override words.
 
     Raises:
         UsageError: there are several recipes.
@@ -64,11 +73,13 @@ def training_recipe(
     """
     recipe_name, overrides = split_words(words)
     flags = []
-    if data is not None:  # the recipe's configuration is one of its own data set
-        flags += [f"data={json.dumps(data)}", "data_config=null"]
+    if data is not None:
+        flags.append(f"data={json.dumps(data)}")
+        if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
+            flags.append("data_config=null")  # the recipe's is a configuration of its own data set
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    recipe = load_recipe(recipe_name, [*flags, *overrides], remembered)
+    recipe = load_recipe(recipe_name, [*flags, *overrides], chosen, remembered=remembered)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 

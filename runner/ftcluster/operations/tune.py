@@ -158,13 +158,13 @@ class _Trials:
 
     def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
         """A run with these settings, of so many steps; left out, of all."""
-        words = [*self._request.words, *written(settings).split()]
+        chosen = written(settings).split()
         if steps is not None:
             if self.recipe.training.sync == "local":
                 steps = max(steps, 3 * self.recipe.training.sync_steps)
-            words += short_run(steps)
+            chosen += short_run(steps)
         ranks = None if RANKS in settings else self._request.ranks_per_host
-        one = replace(self._request, words=tuple(words), ranks_per_host=ranks, spares=0)
+        one = replace(self._request, chosen=tuple(chosen), ranks_per_host=ranks, spares=0)
         run = one.prepared(self.cluster, use_tuning=False)
         return self._request.launch.applied_to(run)
 

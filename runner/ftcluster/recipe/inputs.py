@@ -17,7 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
-from ftcluster_common.data_files import CONLL, TABLES, TEXT, DataError, kind_of
+from ftcluster_common.data_files import CONLL, TABLES, TEXT, DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.job import Purpose
 from ftcluster_common.model_package import PACKAGE
@@ -34,6 +34,12 @@ from ftcluster_common.recipe import (
 from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
+LIKE = 0.75  # how alike an ending is that is probably mistyped: .cvs, .jsn, .paquet
+# endings of files with rows, of archives of them, and of what ftcluster does not read
+DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".tar", ".xlsx", ".xls",
+                ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
+WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".zip",
+                  ".gz")  # fmt: skip
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
            "pytorch_model.bin.index.json")  # fmt: skip
@@ -110,6 +116,23 @@ def on_the_hub(value: str) -> bool:
     return not is_elsewhere(value) and not Path(value).exists()
 
 
+def hub_notes(recipe: Recipe) -> list[str]:
+    """Return a note that names the recipe's data and models that only the Hub can have."""
+    values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer", "teacher")}
+    names = [
+        f"{field} {value}"
+        for field, value in values.items()
+        if value and not value.startswith("/") and on_the_hub(value)
+    ]
+    if not names:
+        return []
+    there = "is" if len(names) == 1 else "are"
+    return [
+        f"{' and '.join(names)} {there} taken from the Hugging Face Hub, because no file or folder "
+        "here has that name; nothing from there has been read yet"
+    ]
+
+
 def check_exists(field: str, value: str) -> None:
     """Make sure that a value is a path of this machine, or may be a name of the Hub.
 
@@ -128,22 +151,43 @@ def check_exists(field: str, value: str) -> None:
         )
     path, folder = Path(plain), Path(plain).parent
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR)
+    near = _nearest(path.name, names)
     means_path = (
         plain.startswith((".", "/", "~"))
         or plain.endswith("/")
-        or kind_of(path) in (*TABLES, CONLL, TEXT)
+        or _names_a_file(field, path)
         or plain.count("/") > 1
         or ("/" in plain and folder.is_dir())
     )
     if not means_path and (field != "data" or not near):
         return
-    hint = f"did you mean {folder / near[0]}?" if near else ""
+    hint = f"did you mean {folder / near}?" if near else ""
     if field == "model" and "runs" in path.parts and not near:
         hint = "if it is a run's folder on the head: `ftcluster fetch RUN` copies its model here"
     if not means_path:
         hint += " A name on the Hub has two parts: OWNER/NAME"
     raise InputError(f"{field} {value} does not exist", hint)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the name that is spelt most like another one, with its ending or without; or ""."""
+    spelt = {form: there for there in names for form in (there, Path(there).stem)}
+    close = difflib.get_close_matches(name, spelt, n=1, cutoff=NEAR)
+    return spelt[close[0]] if close else ""
+
+
+def _names_a_file(field: str, path: Path) -> bool:
+    """Return True if a name ends as files of data, or of weights, do; also with letters mixed up.
+
+    Names on the Hub end otherwise: the end of `bert-v1.5` has no letters, and that of `c4.en` is
+    like no file's.
+    """
+    ending = path.suffix.lower()
+    if field != "data":
+        return ending in WEIGHT_ENDINGS
+    return ending in DATA_ENDINGS or (
+        ending[1:].isalpha() and bool(difflib.get_close_matches(ending, DATA_ENDINGS, 1, LIKE))
+    )
 
 
 def check_checkpoint(value: str) -> None:

@@ -6,12 +6,13 @@ Every error of a recipe is reported at once, with file and line, and with what i
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
 from ftcluster.recipe import tasks, training_arguments
-from ftcluster.recipe.names import meaning_of, nearest
+from ftcluster.recipe.names import OTHER_VALUES, meaning_of, nearest
+from ftcluster.recipe.overrides import read_override
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.recipe.tasks import GLUE, Contradiction, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
@@ -89,20 +90,19 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_recipe(
-    name: str, overrides: Sequence[str] = (), remembered: Sequence[Given] = ()
-) -> Recipe:
+def load_recipe(name: str, *overrides: Sequence[str], remembered: Sequence[Given] = ()) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
 
     Args:
-        name, overrides: as the user has typed them.
-        remembered: further values, which replace those of the recipe's file.
+        name: a shipped recipe, or a path.
+        overrides: groups of `key=value`; each has a higher rank than those before it.
+        remembered: further values, which replace the file's and which overrides may replace.
 
     Raises:
         RecipeError: every unknown key, wrong type and impossible value, each with file and line.
     """
     path = find_recipe(name)
-    return parse_recipe(recipe_text(path), str(path), overrides, remembered)
+    return parse_recipe(recipe_text(path), str(path), *overrides, remembered=remembered)
 
 
 def recipe_text(path: Path) -> str:
@@ -118,22 +118,29 @@ def recipe_text(path: Path) -> str:
 
 
 def parse_recipe(
-    text: str, source: str, overrides: Sequence[str] = (), remembered: Sequence[Given] = ()
+    text: str, source: str, *overrides: Sequence[str], remembered: Sequence[Given] = ()
 ) -> Recipe:
     """The pure part of `load_recipe`: text in, Recipe out.
 
     Args:
         source: the file's name, for messages; its stem names the recipe.
-        overrides: `key=value`, the value in YAML.
+        overrides: groups of `key=value`, each with a higher rank than those before it. A field's
+            type decides how its value is read. Within a group a key may be set once.
         remembered: see `load_recipe`.
 
     Raises:
         RecipeError: as in `load_recipe`.
     """
     in_file, places = read_keys(text, source, SECTIONS)
-    on_command_line, problems = _read(overrides)
-    task = {**in_file, **{key: value for key, value, _ in on_command_line}}.get("task")
-    schema = schema_of(task or DEFAULT_TASK)
+    every = [override for group in overrides for override in group]
+    schema = schema_of(_task_of(every) or in_file.get("task") or DEFAULT_TASK)
+    overridden: list[Given] = []
+    problems: list[str] = []
+    for group in overrides:
+        given, misread = _read(group, schema)
+        meant = list(_meant(given, schema))
+        overridden += meant
+        problems += [*misread, *_given_twice(meant)]
     values: dict[str, Any] = {}
     lines: dict[str, str] = {}
     by_line = sorted(in_file, key=lambda key: int(places[key].rpartition(":")[2]))
@@ -142,7 +149,6 @@ def parse_recipe(
         if key in values:
             problems.append(f"{where}: '{key}' is set twice, first at {lines[key]}")
         values[key], lines[key] = value, where
-    overridden = list(_meant(on_command_line, schema))
     problems += _without_effect(overridden, values)
     for key, value, where in (*remembered, *overridden):
         values[key], lines[key] = value, where
@@ -274,7 +280,25 @@ def all_keys() -> dict[str, bool]:
     return {name: key.kind is bool for name, key in all_fields().items()}
 
 
-def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
+def _task_of(overrides: Sequence[str]) -> str | None:
+    """Return the task that the last override of it names."""
+    names = [override.removeprefix("task=") for override in overrides]
+    tasks = [name for name, override in zip(names, overrides, strict=True) if name != override]
+    return tasks[-1].strip() if tasks else None
+
+
+def _given_twice(overridden: Sequence[Given]) -> list[str]:
+    """Return a problem for each key that two overrides set: neither silently wins."""
+    first: dict[str, str] = {}
+    problems = []
+    for key, _, where in overridden:
+        if key in first:
+            problems.append(f"{where}: '{key}' is set twice, first by {first[key]}")
+        first.setdefault(key, where)
+    return problems
+
+
+def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Given], list[str]]:
     """Read overrides; return the keys that they set, and their problems."""
     given: list[Given] = []
     problems = []
@@ -283,14 +307,25 @@ def _read(overrides: Sequence[str]) -> tuple[list[Given], list[str]]:
         where = f"'{override}'"
         if not equals or not key:
             problems.append(f"{where}: an override is written key=value")
-        elif not raw.strip():
+            continue
+        field = _field_of(key, schema)
+        takes_blanks = field is not None and str in (field.kind, *get_args(field.kind))
+        if not raw or (not raw.strip() and not takes_blanks):
             problems.append(f"{where}: the value is missing; {key}=null restores the default")
         else:
-            value = read_value(raw)
+            value = read_override(raw, field.kind) if field else read_value(raw)
             section = value if key in SECTIONS and isinstance(value, dict) else None
             pairs = {key: value} if section is None else {f"{key}.{n}": section[n] for n in section}
             given += [(name, one, where) for name, one in pairs.items()]
     return given, problems
+
+
+def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
+    """Return the field that a name means if its values are written as in a recipe."""
+    if name.removeprefix("training.") in OTHER_VALUES:
+        return None
+    meant = meaning_of(name, None, schema)
+    return schema.get(meant[0]) if meant else None
 
 
 def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:

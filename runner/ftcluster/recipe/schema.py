@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
+from ftcluster.recipe.overrides import read_override
 from ftcluster_common.recipe import Limits
 
 MOST = 1 << 63
@@ -53,11 +54,14 @@ class Key:
             wrong = next((name for name in value if not str(name).isidentifier()), None)
             if wrong is not None:
                 raise ValueError(f"'{self.name}' has the key {wrong!r}, which is no name")
-        parts = [part.strip() for part in value.split(",")] if isinstance(value, str) else []
-        if parts and not _matches(value, self.kind) and _matches(parts, self.kind):
-            value = parts  # as in flags of scripts
+        if isinstance(value, str) and value.strip()[:1] != "[" and not _matches(value, self.kind):
+            parts = read_override(value, self.kind)  # a list with commas, as in flags of scripts
+            value = parts if isinstance(parts, list) else value
+        if isinstance(value, int) and _matches([value], self.kind):
+            value = [value]
         if not _matches(value, self.kind):
-            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+            digits = " in decimal digits" if self._is_number and isinstance(value, str) else ""
+            raise ValueError(f"'{self.name}' is {self.meaning}{digits}, not {value!r:.200}")
         if isinstance(value, list):
             most = self.limits.at_most
             if not value or (most is not None and len(value) > most):
@@ -66,6 +70,10 @@ class Key:
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_number(value)
         return float(value) if self.kind is float else value
+
+    @property
+    def _is_number(self) -> bool:
+        return bool({int, float} & {self.kind, *typing.get_args(self.kind)})
 
     def _check_number(self, value: float) -> None:
         low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most

@@ -17,11 +17,20 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.shallow_yaml imp
 from ftcluster.errors import RecipeError
 
 MAX_WHOLE = 1 << 63
+NUMBERS = {f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp")}
 TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class _Loader(ShallowLoader):
-    """YAML 1.1 reads 1e-4 as a string; this reads a number."""
+    """Reads numbers as people write them: 1e-4 is one; 1_000, 0x10, 010, 1:30 and .nan are texts.
+
+    YAML 1.1 has it the other way round. A date is a text, too.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML declares it
+        letter: [pair for pair in pairs if pair[0] not in NUMBERS]
+        for letter, pairs in ShallowLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         """Return the value of a node.
@@ -45,9 +54,12 @@ class _Loader(ShallowLoader):
 
 
 _Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789")
+)
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
+    re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?$"),
+    list("-+.0123456789"),
 )
 
 

@@ -31,6 +31,9 @@ def document(shell: Shell, *words: str) -> Any:
 def test_hosts_decisions_and_the_command(shell: Shell) -> None:
     out = shell("plan mrpc precision=fp32 --commands").out
     lines = out.splitlines()
+    assert lines.pop(3).startswith(
+        "# note: data nyu-mll/glue and model bert-base-uncased are taken"
+    )
     assert lines[:7] == [
         "# train bert-base-uncased (Hugging Face Hub), on nyu-mll/glue, mrpc (Hugging Face Hub)",
         "# 3 epochs, learning rate 0.0001 (linear), batch of 32 samples of up to 128 tokens, fp32",

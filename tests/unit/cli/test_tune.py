@@ -63,7 +63,8 @@ def tuned(shell: Shell, *words: str) -> Any:
 
 
 def decisions(*words: str, ranks_per_host: int | None = None) -> dict[str, tuple[str, str]]:
-    run = RecipeRequest((*WORDS, *words), ranks_per_host=ranks_per_host).prepared(recall())
+    request = RecipeRequest(WORDS, ranks_per_host=ranks_per_host, chosen=words)
+    run = request.prepared(recall())
     return {one.what: (one.value, one.why) for one in run.plan.decisions}
 
 

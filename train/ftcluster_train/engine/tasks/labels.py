@@ -8,12 +8,13 @@ from typing import Any
 
 from ftcluster_common.columns import as_flag
 from ftcluster_common.data_files import TRAIN, short
+from ftcluster_common.numbers import is_decimal
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.metrics import default_metrics
 from ftcluster_train.errors import TrainError
 
 MOST_CLASSES = 1000
-WHOLE = re.compile(r"-?\d+(\.0*)?")
+WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
 SHOWN = 8
 MOST_DIGITS = 16  # of a number of a class
 
@@ -100,7 +101,7 @@ def find_labels(labels: Iterable[Any], column: str) -> list[str]:
     if len(kinds) > 1:
         raise TrainError(f"some labels in column {column} are words, and others are not")
     name = "name the column of the class: label_column=NAME; for numbers: regression=true"
-    numbers = all(map(_is_number, words))
+    numbers = all(map(is_decimal, words))
     if numbers and not all(map(WHOLE.fullmatch, words)):
         raise TrainError(f"the labels in column {column} are numbers, not classes", name)
     if len(words) > min(MOST_CLASSES, max(rows / 2, SHOWN)):
@@ -138,7 +139,7 @@ def labels_of_model(
     {'1': 0, '2': 1}
     """
     numbers = {str(number) for number in range(len(known))}
-    if not {*words} <= known.keys() and {*words} <= numbers and not any(map(_is_number, known)):
+    if not {*words} <= known.keys() and {*words} <= numbers and not any(map(is_decimal, known)):
         known = {}
     return ClassLabels(known, model, columns, several)
 
@@ -186,13 +187,6 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
 
 
-def _is_number(word: str) -> bool:
-    try:
-        return math.isfinite(float(word))
-    except ValueError:
-        return False
-
-
 def read_class(label: Any, where: str) -> int:
     """The class number of a row.
 
@@ -215,10 +209,10 @@ def read_number(label: Any, where: str) -> float:
     Raises:
         TrainError: it is not a number.
     """
-    if isinstance(label, str) and _is_number(label):
+    if isinstance(label, str) and is_decimal(label):
         return float(label)  # in CSV
     number = isinstance(label, int | float) and not isinstance(label, bool)
-    if not number or not _is_number(str(label)):
+    if not number or not is_decimal(str(label)):
         raise TrainError(f"{where} has the label {short(label)}, not a number")
     return float(label)
 

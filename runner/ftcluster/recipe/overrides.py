@@ -1,0 +1,83 @@
+"""Values of `key=value` on a command line, read by the type of the recipe's field."""
+
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from ftcluster.recipe.yaml_loader import read_value
+from ftcluster_common.numbers import read_decimal
+
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+QUOTES = "\"'"
+NO_VALUE = object()
+
+
+def read_override(raw: str, kind: Any) -> Any:
+    """Return what `raw` means for a field of type `kind`.
+
+    A text is what was typed, blanks and all; in quotes it is what YAML reads. A list is separated
+    by commas or is one of YAML, `null` is nothing, and a number has ASCII digits. A value that fits
+    no part of the type is returned as text, which the field's check then refuses.
+
+    >>> read_override("query: ", str | None), read_override("null", str | None)
+    ('query: ', None)
+    >>> read_override("384,128,64", tuple[int, ...]), read_override("1_6", int)
+    ([384, 128, 64], '1_6')
+    """
+    if raw.strip() in ("null", "~"):
+        return None
+    value = _value(raw, kind)
+    return raw if value is NO_VALUE else value
+
+
+def _value(raw: str, kind: Any) -> Any:
+    values = (_read(raw, alternative) for alternative in _alternatives(kind))
+    return next((value for value in values if value is not NO_VALUE), NO_VALUE)
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    """Yield the types of a union; a text comes last, because every value is one."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        members = [member for part in typing.get_args(kind) for member in _alternatives(part)]
+        yield from sorted(members, key=lambda member: member is str)
+    else:
+        yield kind
+
+
+def _read(raw: str, kind: Any) -> Any:
+    """Return the value of a type that is no union, or NO_VALUE."""
+    origin, text = typing.get_origin(kind), raw.strip()
+    if origin is Literal:
+        return _choice(_unquoted(text), typing.get_args(kind))
+    if kind is bool:
+        return SWITCHES.get(text.lower(), NO_VALUE)
+    if kind in (int, float):
+        number = read_decimal(text)
+        return NO_VALUE if number is None else number
+    if origin is tuple:
+        if text.startswith("["):
+            return read_value(text)
+        inner = typing.get_args(kind)[0]
+        values = [_value(part.strip(), inner) for part in raw.split(",")]
+        return NO_VALUE if NO_VALUE in values else values
+    if origin is Mapping:
+        value = read_value(text)
+        return value if isinstance(value, dict) else NO_VALUE
+    return _unquoted(raw) if kind is str else NO_VALUE
+
+
+def _choice(text: str, allowed: Sequence[Any]) -> Any:
+    switch = SWITCHES.get(text.lower())
+    if switch is False and "no" in allowed and False not in allowed:
+        return "no"  # as in a file, where YAML 1.1 reads no as false
+    return next((one for one in allowed if one in (text, switch)), NO_VALUE)
+
+
+def _unquoted(raw: str) -> str:
+    """Return a text without the quotes around all of it; others are part of the text."""
+    if len(raw) > 1 and raw[0] in QUOTES and raw[-1] == raw[0]:
+        value = read_value(raw)
+        if isinstance(value, str):
+            return value
+    return raw
