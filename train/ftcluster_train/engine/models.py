@@ -233,6 +233,13 @@ def load_model(
     return loaded
 
 
+def router_coefficient(config: PretrainedConfig) -> float:
+    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    return float(config.router_aux_loss_coef)
+
+
 def new_weights(model: "PreTrainedModel") -> set[str]:
     """The weights of a loaded model that its checkpoint lacks, by name."""
     return {*getattr(model, "new_weights", ())}

@@ -109,6 +109,8 @@ def run(job: Job) -> None:
     vocabulary = model.get_input_embeddings().num_embeddings
     check_tokens(vocabulary, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
+    for notice in task.model_notices:
+        log.notice(notice)
     if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
         log.notice(said)
     if job.purpose != "train":

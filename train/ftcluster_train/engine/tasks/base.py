@@ -84,6 +84,7 @@ class Task(TaskRows, ABC):
         used_as: the recipe by which the trained model is used.
         disables_dropout: whether the model is trained without dropout.
         about_data: for the card of the model that is trained, see `engine.model_card`.
+        model_notices: lines for the user about the loaded model, from `check_model`.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -102,6 +103,7 @@ class Task(TaskRows, ABC):
     pads = True
     reads_padding = True
     compares = True
+    model_notices: Sequence[str] = ()
 
     def __init__(
         self,
