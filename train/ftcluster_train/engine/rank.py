@@ -118,6 +118,8 @@ def run(job: Job) -> None:
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
         say_never_predicted(log, result.get("classes", {}))
+        for notice in task.score_notices:
+            log.notice(notice)
         log.write("result", **result)
         leave_world()
         return
@@ -163,6 +165,8 @@ def run(job: Job) -> None:
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
         say_never_predicted(log, done.classes)
+        for notice in task.score_notices:
+            log.notice(notice)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
