@@ -29,7 +29,7 @@ from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.linear import in_nf4
-from ftcluster_train.patching.exact_heads import mark_exact_heads
+from ftcluster_train.patching.exact_heads import with_exact_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -207,9 +207,7 @@ def load_model(
         keyword["quantization_config"] = NF4
     try:
         if recipe.from_scratch:
-            made: PreTrainedModel = model_class.from_config(config, **keyword)
-            mark_exact_heads(made)
-            return made
+            return with_exact_head(model_class.from_config(config, **keyword))
         loaded, info = model_class.from_pretrained(
             model, config=config, output_loading_info=True, **keyword
         )
@@ -228,20 +226,13 @@ def load_model(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
         )
-    mark_exact_heads(loaded)
+    with_exact_head(loaded)
     if in_4bit:
         _with_plain_layers(loaded)
     if dtype != torch.float32:
         for parameter in fp32_parameters(loaded):
             parameter.data = parameter.data.float()
     return loaded
-
-
-def router_coefficient(config: PretrainedConfig) -> float:
-    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
-    if not getattr(config, "output_router_logits", False):
-        return 0.0
-    return float(config.router_aux_loss_coef)
 
 
 def new_weights(model: "PreTrainedModel") -> set[str]:

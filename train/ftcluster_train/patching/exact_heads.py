@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def mark_exact_heads(model: "PreTrainedModel") -> None:
-    """Mark the weights of the last layer of a model that has `num_labels` outputs.
+def with_exact_head(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Mark the weights of the last layer of a model that has `num_labels` outputs; returns it.
 
     The last layer of a language model has as many outputs as its vocabulary has tokens, and is not
     marked. A model without a head has no layer outside its `base_model`.
@@ -31,6 +31,7 @@ def mark_exact_heads(model: "PreTrainedModel") -> None:
         if linear and module not in inside and module is not vocabulary:
             for parameter in module.parameters():
                 parameter.exact = True
+    return model
 
 
 def is_exact(parameter: torch.Tensor) -> bool:

@@ -13,8 +13,9 @@ from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.text_samples import Packer, Piece
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.models import call_model, router_coefficient
+from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch, Document
+from ftcluster_train.engine.tasks.documents import router_coefficient
 from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses

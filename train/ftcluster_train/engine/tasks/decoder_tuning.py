@@ -27,9 +27,13 @@ from ftcluster_train.engine.data.text_samples import (
     with_known_roles,
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.models import router_coefficient
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.documents import packed, padded, why_not_packed
+from ftcluster_train.engine.tasks.documents import (
+    packed,
+    padded,
+    router_coefficient,
+    why_not_packed,
+)
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode

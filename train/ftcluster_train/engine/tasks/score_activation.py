@@ -55,7 +55,7 @@ def score_activation(path: str | None, name: str) -> Activation:
         TrainError: the path is not known.
     """
     if path is None:
-        return torch.sigmoid
+        return ACTIVATIONS["Sigmoid"]
     place, _, kind = path.rpartition(".")
     if place not in PLACES or kind not in ACTIVATIONS:
         raise TrainError(
@@ -69,4 +69,4 @@ def score_activation(path: str | None, name: str) -> Activation:
 def name_activation(config: PretrainedConfig, path: str) -> None:
     """Have a configuration name an activation, so that a saved model's config.json does."""
     fields = getattr(config, FIELD, None)
-    setattr(config, FIELD, {**(fields if isinstance(fields, dict) else {}), KEY: path})
+    config.update({FIELD: {**(fields if isinstance(fields, dict) else {}), KEY: path}})
