@@ -12,6 +12,7 @@ from torch import nn
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.shared_entries import (
@@ -205,10 +206,9 @@ def _nodes_of(loss: torch.Tensor) -> set[Any]:
 def _kernel_of(node: Any) -> str:
     """Return the name of the kernel that a node of a graph belongs to, or "".
 
-    Each autograd function of `ftcluster_train.kernels` has it as an attribute, and torch's class of
-    the node has the function (2.13).
+    Each autograd function of `ftcluster_train.kernels` has it as an attribute.
     """
-    name: str = getattr(getattr(type(node), "_forward_cls", None), "kernel", "")
+    name: str = getattr(function_of(node), "kernel", "")
     return name
 
 
