@@ -127,7 +127,6 @@ OF_TASKS = ("engine/tasks/", "engine/data/")
 LINES = range(40, 351)
 SHORT = {  # of the hosts' package, with the reason
     "mpi": "what a script imports to get the backend; the entry point of torch names it",
-    "kernels/private_torch": "one place for the private names of torch, which a test looks for",
 }
 
 
