@@ -32,7 +32,7 @@ from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import load_model
-from ftcluster_train.engine.optim.flat_params import vector_only_parameters
+from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
 from ftcluster_train.kernels.linear import shape_of
 
@@ -142,7 +142,7 @@ def random_model(shape: str) -> PreTrainedModel:
     model.tie_weights()
     model.model.rotary_emb = LlamaRotaryEmbedding(config)
     block = torch.randn(1 << 20).mul_(0.02).bfloat16()
-    norms = vector_only_parameters(model)
+    norms = fp32_parameters(model)
     for parameter in model.parameters():
         if parameter in norms:
             parameter.data = torch.ones(parameter.shape)

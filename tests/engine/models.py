@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForTokenClassification,
     BartConfig,
     BertConfig,
+    BloomConfig,
     DistilBertConfig,
     GPT2Config,
     LlamaConfig,
@@ -80,6 +81,13 @@ KINDS: dict[str, tuple[Any, Callable[[float], Settings]]] = {
             "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": LONGEST,
             "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
             "bos_token_id": 2, "eos_token_id": 2,
+        },
+    ),
+    "bloom": (  # whose positions are in its attention
+        BloomConfig,
+        lambda dropout: {
+            "hidden_size": 32, "n_layer": 2, "n_head": 2, "hidden_dropout": dropout,
+            "attention_dropout": dropout, "bos_token_id": 2, "eos_token_id": 2,
         },
     ),
     "llama": (

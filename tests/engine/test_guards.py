@@ -466,8 +466,8 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     step(made(own), bf16=True)
     assert look() == [
         "kernels in use: activations, attention",
-        "without a kernel: OddRMSNorm (another norm than the kernel has), "
-        "CappedMLP (other layers or another activation than the kernel has)",
+        "OddRMSNorm uses its own code: it is another norm than the kernel computes; "
+        "CappedMLP uses its own code: its layers or its activation have no kernel",
     ]
     model = made(llama)
     step(model, bf16=True)
@@ -476,6 +476,6 @@ def test_what_is_in_use_and_what_not_is_said(request: pytest.FixtureRequest) -> 
     step(LlamaForCausalLM._from_config(LLAMA, attn_implementation="eager"), bf16=True)
     assert look() == [
         "kernels in use: activations, norm, rotary",
-        "without a kernel: LlamaAttention (no call of torch's function as the kernel has it, "
-        "attn_implementation=eager)",
+        "LlamaAttention uses torch's attention: attn_implementation=eager does not call the "
+        "function that the kernel replaces",
     ]

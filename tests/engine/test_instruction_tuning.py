@@ -233,14 +233,6 @@ def test_which_models_keep_documents_apart(
         task.check_model(model)
 
 
-def test_a_window(tmp_path: Path) -> None:
-    task = make_task_of(make_job(tmp_path, TASK))
-    model = make_model("llama", TASK)
-    model.config.sliding_window = 16
-    with pytest.raises(TrainError, match="attends to the last 16 tokens only"):
-        task.check_model(model)
-
-
 def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they add is the same with peft, where a folder with it is given."""
     job = job_of(

@@ -94,6 +94,18 @@ KINDS = {
         "text-ranking", "bert", triplets, {},
         ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"),
     ),
+    "lists": Kind(
+        "text-ranking", "bert", triplets, {"loss": "listnet"},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "accuracy", "loss"),
+    ),
+    "queries": Kind(
+        "sentence-similarity", "bert", triplets, {},
+        ("ndcg_at_10", "mrr_at_10", "accuracy_at_1", "recall_at_10", "recall_at_100"),
+    ),
+    "without packing": Kind(
+        "instruction-tuning", "bloom", completions, {"chat_template": False},
+        ("loss", "perplexity"),
+    ),
     "summaries": Kind(
         "seq2seq-lm", "t5", summaries, {"max_new_tokens": 3},
         ("loss", "rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len"),

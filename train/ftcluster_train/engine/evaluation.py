@@ -71,6 +71,7 @@ def evaluate(
     the one of `metric_for_best_model`.
     """
     metrics, classes, texts = {}, {}, {}
+    doubts: list[str] = []
     best = task.recipe.training.metric_for_best_model or ""
     sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
     for name in sets:
@@ -83,8 +84,11 @@ def evaluate(
             classes[name] = report.to_dict()
         if written := task.texts(predictions, samples):
             texts[name] = written
+        if doubt := task.doubts(predictions, samples):
+            doubts.append(f"{name}: {doubt}")
         suffix = _suffix(name) if len(sets) > 1 else ""
         metrics.update({f"{metric}{suffix}": value for metric, value in of_set.items()})
+    task.score_notices = doubts
     return Scores(metrics, classes, texts)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from ftcluster_common.class_report import ClassReport
 
 HALF = 0.5
+ALIKE = 1e-3  # predictions that differ by less of the labels' range say nothing of a text
 DEPTH = 10  # the texts that are found for a query
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -52,6 +53,24 @@ def pearson(predictions: Sequence[float], labels: Sequence[float]) -> float:
 def spearman(predictions: Sequence[float], labels: Sequence[float]) -> float:
     """Spearman's rank correlation: Pearson's of the ranks."""
     return pearson(ranks(predictions), ranks(labels))
+
+
+def constant_notice(predictions: Sequence[float], labels: Sequence[float]) -> str:
+    """Return what to say of predictions that hardly depend on their text; "" where they do.
+
+    >>> constant_notice([5.5, 5.5], [1.0, 9.0])
+    'ALL 2 PREDICTIONS ARE ALIKE, from 5.5 to 5.5, where the labels are from 1 to 9'
+    >>> constant_notice([1.5, 8.0], [1.0, 9.0])
+    ''
+    """
+    low, high = min(predictions), max(predictions)
+    least, most = min(labels), max(labels)
+    if len(labels) < 2 or least == most or high - low > ALIKE * (most - least):
+        return ""
+    return (
+        f"ALL {len(labels)} PREDICTIONS ARE ALIKE, from {low:.6g} to {high:.6g}, where the labels "
+        f"are from {least:g} to {most:g}"
+    )
 
 
 def ranks(values: Sequence[float]) -> list[float]:
@@ -231,6 +250,50 @@ def retrieval_metrics(
     return {
         f"ndcg_at_{DEPTH}": math.fsum(gains) / len(gains),
         f"mrr_at_{DEPTH}": math.fsum(ranks) / len(ranks),
+        "accuracy_at_1": math.fsum(first) / len(first),
+    }
+
+
+def ranking_metrics(
+    queries: Sequence[tuple[Sequence[float], Sequence[bool]]],
+) -> dict[str, float]:
+    """Return the metrics of `retrieval_metrics` for texts that are ordered by their scores.
+
+    Texts with equal scores have no order. Each metric is its mean over all orders of them, as
+    scikit-learn's ndcg_score shares ties (McSherry and Najork 2008, Computing Information Retrieval
+    Performance Measures Efficiently in the Presence of Tied Scores).
+
+    Args:
+        queries: for each query the scores of its texts, and which of them belong to it.
+
+    >>> ranking_metrics([([0.5, 0.5], [True, False])])["mrr_at_10"]
+    0.75
+    """
+    gains, reciprocals, first = [], [], []
+    for scores, relevant in queries:
+        gain, reciprocal, missed, place = 0.0, 0.0, 1.0, 1
+        groups: dict[float, list[bool]] = {}
+        for score, right in zip(scores, relevant, strict=True):
+            groups.setdefault(score, []).append(right)
+        for number, score in enumerate(sorted(groups, reverse=True)):
+            size, hits = len(groups[score]), sum(groups[score])
+            if not number:
+                first.append(hits / size)
+            ranks = range(place, place + size)
+            gain += hits / size * sum(_gain(rank) for rank in ranks if rank <= DEPTH)
+            # `missed`: the probability that no text before the rank is relevant
+            for wrong, rank in enumerate(ranks):
+                hit = hits / (size - wrong) if wrong <= size - hits else 0.0
+                if rank <= DEPTH and hits:
+                    reciprocal += missed * hit / rank
+                missed *= 1 - hit
+            place += size
+        best = sum(map(_gain, range(1, min(sum(relevant), DEPTH) + 1)))
+        gains.append(gain / best)
+        reciprocals.append(reciprocal)
+    return {
+        f"ndcg_at_{DEPTH}": math.fsum(gains) / len(gains),
+        f"mrr_at_{DEPTH}": math.fsum(reciprocals) / len(reciprocals),
         "accuracy_at_1": math.fsum(first) / len(first),
     }
 

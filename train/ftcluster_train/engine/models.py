@@ -26,9 +26,10 @@ from transformers import (
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_train.engine.data.text_samples import Piece
-from ftcluster_train.engine.optim.flat_params import vector_only_parameters
+from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.linear import in_nf4
+from ftcluster_train.patching.exact_heads import with_exact_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -192,7 +193,7 @@ def load_model(
     Args:
         model: a folder, or `config:TYPE`.
         require_trained_head: whether it needs all weights; else a new head gets random ones.
-        dtype: of the weights, but for norms, which are in fp32.
+        dtype: of the weights, but for norms and heads, which are in fp32.
         in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
 
     Raises:
@@ -206,7 +207,7 @@ def load_model(
         keyword["quantization_config"] = NF4
     try:
         if recipe.from_scratch:
-            return model_class.from_config(config, **keyword)
+            return with_exact_head(model_class.from_config(config, **keyword))
         loaded, info = model_class.from_pretrained(
             model, config=config, output_loading_info=True, trust_remote_code=False, **keyword
         )
@@ -225,10 +226,11 @@ def load_model(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
         )
+    with_exact_head(loaded)
     if in_4bit:
         _with_plain_layers(loaded)
     if dtype != torch.float32:
-        for parameter in vector_only_parameters(loaded):
+        for parameter in fp32_parameters(loaded):
             parameter.data = parameter.data.float()
     return loaded
 

@@ -109,6 +109,8 @@ def run(job: Job) -> None:
     vocabulary = model.get_input_embeddings().num_embeddings
     check_tokens(vocabulary, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
+    for notice in task.model_notices:
+        log.notice(notice)
     if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
         log.notice(said)
     if job.purpose != "train":
@@ -116,6 +118,8 @@ def run(job: Job) -> None:
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
         say_never_predicted(log, result.get("classes", {}))
+        for notice in task.score_notices:
+            log.notice(notice)
         log.write("result", **result)
         leave_world()
         return
@@ -161,6 +165,8 @@ def run(job: Job) -> None:
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
         say_never_predicted(log, done.classes)
+        for notice in task.score_notices:
+            log.notice(notice)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:

@@ -32,6 +32,8 @@ MANY_KEYS = 0.85  # of all: likewise
 class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
     """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
 
+    kernel = "attention"
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -65,6 +67,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     key may have several query rows, one after the other. With `lengths` it goes by samples, and
     leaves out the keys behind a sample's last one.
     """
+
+    kernel = "attention"
 
     @staticmethod
     def forward(

@@ -30,6 +30,8 @@ ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up 
 class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """The losses of the rows, in fp32, shape (rows,); 0 where a target is `ignored`."""
 
+    kernel = "cross_entropy"
+
     @staticmethod
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
@@ -83,6 +85,8 @@ def cross_entropy(
 class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     """The gradients are made with the loss, so that no logits wait for the backward pass."""
 
+    kernel = "cross_entropy"
+
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
@@ -131,6 +135,8 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     A token's gradient of its hidden state is multiplied there. That of the weight is a sum over
     tokens, so where it is needed, the logits are computed again.
     """
+
+    kernel = "cross_entropy"
 
     @staticmethod
     def forward(

@@ -123,6 +123,8 @@ def join_documents(
 
 
 class _Split(torch.autograd.Function):  # type: ignore[misc]
+    kernel = ""
+
     @staticmethod
     def forward(
         ctx: Any, row: torch.Tensor, layout: Layout, per_key: int
@@ -137,6 +139,8 @@ class _Split(torch.autograd.Function):  # type: ignore[misc]
 
 
 class _Join(torch.autograd.Function):  # type: ignore[misc]
+    kernel = ""
+
     @staticmethod
     def forward(ctx: Any, layout: Layout, per_key: int, *groups: torch.Tensor) -> torch.Tensor:
         ctx.layout, ctx.per_key = layout, per_key

@@ -46,6 +46,8 @@ MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 class _Activation(torch.autograd.Function):  # type: ignore[misc]
     """factor * activation(input); all contiguous, of the same shape and dtype."""
 
+    kernel = "activations"
+
     @staticmethod
     def forward(
         ctx: Any, name: str, input: torch.Tensor, factor: torch.Tensor | None
@@ -103,6 +105,8 @@ def _drop(probability: float, scale: float, seed: int) -> Drop:
 
 
 class _Dropout(torch.autograd.Function):  # type: ignore[misc]
+    kernel = "dropout"
+
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, drop: Drop) -> torch.Tensor:
         ctx.drop = drop
@@ -137,6 +141,8 @@ def draw_seed() -> int:
 
 class _Norm(torch.autograd.Function):  # type: ignore[misc]
     """Returns the output in fp32, and in bf16 or None."""
+
+    kernel = "norm"
 
     @staticmethod
     def forward(
@@ -227,6 +233,8 @@ Turned = tuple[torch.Tensor, torch.Tensor]
 
 class _Rotary(torch.autograd.Function):  # type: ignore[misc]
     """Shapes (batch, heads, tokens, size), and (1 or batch, tokens, size) of cosines and sines."""
+
+    kernel = "rotary"
 
     @staticmethod
     def forward(

@@ -70,6 +70,8 @@ def linear(
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     """Shapes as those of `linear`."""
 
+    kernel = ""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -212,6 +214,8 @@ def linear_in_nf4(
 class _Nf4Linear(torch.autograd.Function):  # type: ignore[misc]
     """The weight and the bias are frozen."""
 
+    kernel = ""
+
     @staticmethod
     def forward(
         ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -261,6 +265,8 @@ def linear_with_adapter(
 
 class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
     """The weight and the bias are frozen."""
+
+    kernel = "low_rank"
 
     @staticmethod
     def forward(

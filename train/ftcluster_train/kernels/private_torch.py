@@ -15,6 +15,12 @@ def is_transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active())
 
 
+def function_of(node: object) -> type | None:
+    """Return the autograd function in Python that made a node of a graph, or None."""
+    function: type | None = getattr(type(node), "_forward_cls", None)
+    return function
+
+
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
     """Whether `onednn_linear` works with this torch, on this CPU."""

@@ -22,6 +22,7 @@ from ftcluster_train.kernels.linear import (
 )
 from ftcluster_train.kernels.private_torch import version_of
 from ftcluster_train.kernels.products import torch_linear
+from ftcluster_train.patching.exact_heads import exact_linear, is_exact
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
@@ -161,6 +162,8 @@ class Linear:
         """As torch's."""
         if weight is self._head:
             return input if self._head_factor == 1 else input * self._head_factor
+        if is_exact(weight):
+            return exact_linear(input, weight, bias)
         if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
             input = self._round(input)
         adapter = getattr(weight, "adapter", None)

@@ -12,6 +12,7 @@ from torch import nn
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.shared_entries import (
@@ -38,18 +39,7 @@ if TYPE_CHECKING:
 
 # has transformers pass keys that heads share once, also beside a mask (5.23)
 SHARED_KEYS = "TRANSFORMERS_SDPA_FORCE_GQA"
-# by the name of a function in the graph of a loss
-KERNEL_OF_NODE = {
-    "_AttentionBackward": "attention",
-    "_DropoutBackward": "dropout",
-    "_LinearCrossEntropyBackward": "cross_entropy",
-    "_CrossEntropyBackward": "cross_entropy",
-    "_TokenLossesBackward": "cross_entropy",
-    "_LowRankLinearBackward": "low_rank",
-    "_ActivationBackward": "activations",
-    "_NormBackward": "norm",
-    "_RotaryBackward": "rotary",
-}
+CALLS_TORCH = ("sdpa", "ftcluster")  # values of attn_implementation that call torch's function
 
 
 @dataclass(frozen=True)
@@ -151,29 +141,32 @@ def kernels_in_use(loss: torch.Tensor, model: nn.Module) -> list[str]:
     Args:
         model: which the loss is of.
     """
-    found = {KERNEL_OF_NODE[name] for name in functions_of(loss) if name in KERNEL_OF_NODE}
+    found = {kernel for kernel in map(_kernel_of, _nodes_of(loss)) if kernel}
     if any(_is_ours(module) for module in model.modules()):
         found.add("activations")
     return sorted(found)
 
 
 def left_alone(model: nn.Module, used: Collection[str]) -> str:
-    """What looks like attention, norms, gated MLPs and rotary positions, but has no kernel.
+    """Return which classes of a model have no kernel, and why; "" where all have one.
 
-    A sentence with the names of its classes, or "". Call it after a training step.
+    Classes that look like attention, norms, gated MLPs or rotary positions are named. Call it after
+    a training step.
 
     Args:
         used: from `kernels_in_use`.
     """
-    if not simd.is_available():  # which is said elsewhere
+    if not simd.is_available():  # another notice says so
         return ""
-    found = dict.fromkeys(_own_code(model, used))
-    return f"without a kernel: {', '.join(found)}" if found else ""
+    return "; ".join(dict.fromkeys(_own_code(model, used)))
 
 
 def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
     # transformers has no public name for it (5.23)
     chosen = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    why = "its calls have types or shapes that the kernel does not take"
+    if chosen not in (None, *CALLS_TORCH):
+        why = f"attn_implementation={chosen} does not call the function that the kernel replaces"
     for module in model.modules():
         forward = vars(module).get("forward")
         if isinstance(getattr(forward, "fused", forward), FusedForward):
@@ -181,21 +174,25 @@ def _own_code(model: nn.Module, used: Collection[str]) -> Iterator[str]:
         name, parts = type(module).__name__, [*vars(module)["_modules"], *module._parameters]
         if "Attention" in name and "attention" not in used:
             if not any("Attention" in type(part).__name__ for part in module.children()):
-                how = f", attn_implementation={chosen}" if chosen else ""
-                yield f"{name} (no call of torch's function as the kernel has it{how})"
+                yield f"{name} uses torch's attention: {why}"
         elif name.endswith("RMSNorm") or (
             # torch's LayerNorm calls torch's function, whose guard knows when it has a kernel
             "Norm" in name and "norm" not in used and type(module) is not nn.LayerNorm
         ):
-            yield f"{name} (another norm than the kernel has)"
+            yield f"{name} uses its own code: it is another norm than the kernel computes"
         elif "Rotary" in name and "rotary" not in used:
-            yield f"{name} (another function, or other types and shapes than the kernel has)"
+            yield f"{name} uses its own code: its function, types or shapes have no kernel"
         elif any(part in ("gate_proj", "gate_up_proj") for part in parts):
-            yield f"{name} (other layers or another activation than the kernel has)"
+            yield f"{name} uses its own code: its layers or its activation have no kernel"
 
 
 def functions_of(loss: torch.Tensor) -> set[str]:
     """The names of all functions that a loss was computed by."""
+    return {node.name() for node in _nodes_of(loss)}
+
+
+def _nodes_of(loss: torch.Tensor) -> set[Any]:
+    """Return the nodes of a loss's graph."""
     seen: set[Any] = set()
     waiting = [loss.grad_fn]
     while waiting:
@@ -203,7 +200,16 @@ def functions_of(loss: torch.Tensor) -> set[str]:
         if node is not None and node not in seen:
             seen.add(node)
             waiting += [parent for parent, _ in node.next_functions]
-    return {node.name() for node in seen}
+    return seen
+
+
+def _kernel_of(node: Any) -> str:
+    """Return the name of the kernel that a node of a graph belongs to, or "".
+
+    Each autograd function of `ftcluster_train.kernels` has it as an attribute.
+    """
+    name: str = getattr(function_of(node), "kernel", "")
+    return name
 
 
 def _is_ours(module: nn.Module) -> bool:

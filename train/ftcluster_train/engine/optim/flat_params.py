@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from transformers.trainer_pt_utils import get_parameter_names
 
+from ftcluster_train.patching.exact_heads import is_exact
+
 ALIGNMENT = 16  # elements: each parameter starts on a cache line, in fp32
 
 # transformers' Trainer does not decay these, by name (5.23, get_decay_parameter_names)
@@ -90,13 +92,14 @@ class FlatLayout:
 class ModelWeights:
     """Makes the parameters of a model views into a flat tensor.
 
-    The model runs on `model_weights`, in bf16 or fp32, without casting a weight; norms in fp32: one
-    norm weight rounded to bf16 would put the same error into every token.
+    The model runs on `model_weights`, in bf16 or fp32, without casting a weight. Norms and the last
+    layer of classifiers are in fp32: one norm weight rounded to bf16 would put the same error into
+    every token, and see `patching.exact_heads`.
 
     Attributes:
         model_weights: shape (elements,).
-        fp32_weights: of norms; of embeddings too, where they are to read them. A parameter has its
-            own as attribute `master_weight`.
+        fp32_weights: of norms and such heads; of embeddings too, where they are to read them. A
+            parameter has its own as attribute `master_weight`.
         saved_buffers: those that are saved with the model.
         untied_embeddings: weights that only an embedding has.
         attached: whether the parameters are views.
@@ -109,7 +112,7 @@ class ModelWeights:
         self.saved_buffers = [b for name, b in model.named_buffers() if name in saved]
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
         self.untied_embeddings = _untied_embeddings(model)
-        self.norms = vector_only_parameters(model)
+        self.norms = fp32_parameters(model)
         self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
         self.attached = False
 
@@ -218,9 +221,12 @@ def _round_up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-def vector_only_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """The parameters of modules that have only vectors."""
+def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
+    """Return the parameters that a model reads in fp32: of norms, and of marked heads."""
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {
-        p for parameters in by_module if all(p.ndim < 2 for p in parameters) for p in parameters
+        parameter
+        for parameters in by_module
+        for parameter in parameters
+        if all(p.ndim < 2 for p in parameters) or is_exact(parameter)
     }

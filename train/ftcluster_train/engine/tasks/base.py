@@ -84,6 +84,8 @@ class Task(TaskRows, ABC):
         used_as: the recipe by which the trained model is used.
         disables_dropout: whether the model is trained without dropout.
         about_data: for the card of the model that is trained, see `engine.model_card`.
+        model_notices: lines for the user about the loaded model, from `check_model`.
+        score_notices: lines for the user about the last evaluation, from `doubts`.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -102,6 +104,8 @@ class Task(TaskRows, ABC):
     pads = True
     reads_padding = True
     compares = True
+    model_notices: Sequence[str] = ()
+    score_notices: Sequence[str] = ()
 
     def __init__(
         self,
@@ -276,6 +280,10 @@ class Task(TaskRows, ABC):
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The metrics of a set, from its predictions in the order of its samples."""
+
+    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
+        """Return why the metrics of a set mean less than they seem to, or ""."""
+        return ""
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
         """Choose on a validation set what the model's predictions are made with (thresholds)."""

@@ -13,9 +13,11 @@ from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.text_samples import Packer, Piece
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
+from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch, Document
+from ftcluster_train.engine.tasks.documents import router_coefficient
 from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
-from ftcluster_train.errors import TrainError
+from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 
 if TYPE_CHECKING:
@@ -61,11 +63,18 @@ class CausalLmTask(LanguageModelTask):
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
         """Reject encoders: they see the token to predict, so their loss is near 0."""
-        if getattr(model.config, "output_router_logits", False):
-            self._router_coefficient = model.config.router_aux_loss_coef
+        self._router_coefficient = router_coefficient(model.config)
         model.eval()
         tokens = torch.tensor([[0, 1, 2, 1], [0, 1, 2, 3]])  # differ in the last one only
-        logits, changed = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+        inputs = {"input_ids": tokens, "use_cache": False}
+        try:
+            logits, changed = call_model(model, inputs).logits[:, :-1].float()
+        except Exception as error:  # a model raises whatever its own code raises
+            raise TrainError(
+                f"{self.recipe.model} is a {model.config.model_type} model, which cannot compute "
+                f"texts by itself: {first_line(error)}",
+                "use a decoder, such as gpt2",
+            ) from error
         if not torch.allclose(logits, changed, rtol=1e-3, atol=1e-4):
             raise TrainError(
                 f"{self.recipe.model} is a {model.config.model_type} model, which reads a text in "

@@ -28,8 +28,13 @@ from ftcluster_train.engine.data.text_samples import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.documents import (
+    packed,
+    padded,
+    router_coefficient,
+    why_not_packed,
+)
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 
@@ -40,8 +45,12 @@ if TYPE_CHECKING:
 class DecoderTuningTask(Task):
     """Computes the loss of the answers' tokens.
 
-    A sample has the tokens of its documents, one after the other; a batch likewise those of its
-    samples, in one row without padding. `kernels.attention` keeps the documents apart.
+    A sample has the tokens of its documents, one after the other. A batch has them in one row
+    without padding, or each document in a row of its own, see `tasks.documents`.
+
+    Attributes:
+        packs_documents: True if a batch has all documents in one row.
+        router_coefficient: factor of the router's loss of a mixture of experts; 0 without one.
     """
 
     model_class = AutoModelForCausalLM
@@ -54,6 +63,7 @@ class DecoderTuningTask(Task):
         super().__init__(recipe, tokenizer, *others)
         self.rows = 0  # of a set
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
+        self.packs_documents, self.router_coefficient = True, 0.0
 
     # data
 
@@ -172,42 +182,28 @@ class DecoderTuningTask(Task):
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def check_model(self, model: "PreTrainedModel") -> None:
-        """Make sure that it is a decoder in which documents of a row can be kept apart.
+        """Find out if documents of a row can be kept apart; else each one becomes a row.
 
         Raises:
-            TrainError: it is not.
+            TrainError: it is no decoder.
         """
-        config = model.config.get_text_config()
-        window = getattr(config, "sliding_window", None)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"]
-        if window and "sliding_attention" in kinds and self.options.max_length > window:
-            raise TrainError(
-                f"{self.recipe.model} attends to the last {window} tokens only, and samples may "
-                f"have {self.options.max_length}",
-                f"use shorter ones: max_length={window}",
-            )
+        self.router_coefficient = router_coefficient(model.config)
         model.eval()
-        vocabulary = model.get_input_embeddings().num_embeddings
-        numbers = [number % vocabulary for number in range(1, 6)]
-        first, second = numbers[:3], numbers[3:]
-        samples: list[Sample] = [
-            {"input_ids": tokens, "targets": [1], "documents": [len(tokens)]}
-            for tokens in (first, second, [first[0], *second])
-        ]
-        bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            with self._kernels(None):
-                together = model(**_in_one_row(samples[:2]).inputs).logits[0]
-                alone = [model(**_in_one_row([sample]).inputs).logits[0] for sample in samples]
-            with KernelMode():
-                tokens = torch.tensor([samples[2]["input_ids"]])
-                plain = model(input_ids=tokens, use_cache=False).logits[0]
-        if not _alike(together, torch.cat(alone[:2])) or not _alike(plain, alone[2]):
-            raise TrainError(
-                f"{self.recipe.model} is a {model.config.model_type} model, which is no decoder, "
-                "or whose attention is not torch's: conversations in a row cannot be kept apart",
-                "use a decoder of the kind of Llama, Qwen or GPT-2",
+        name, longest = self.recipe.model, self.options.max_length
+        why = why_not_packed(model, longest, lambda: self._kernels(None), self._padding(), name)
+        self.packs_documents = not why
+        if why:
+            packing = getattr(self.options, "packing", False) and self.purpose == "train"
+            self.model_notices = (
+                f"{name} is trained WITHOUT PACKING, which takes more time and memory: each "
+                f"document is padded to the longest one of its batch, because {why}"
+                + ("; with packing=false less is padding" if packing else ""),
             )
+
+    def _padding(self) -> int:
+        """Return the token that rows are filled up with, which nothing reads."""
+        ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id)
+        return next((number for number in ids if number is not None), 0)
 
     def evaluation_kernels(self, model: "PreTrainedModel") -> KernelMode:
         super().evaluation_kernels(model)
@@ -252,29 +248,15 @@ class DecoderTuningTask(Task):
     # a batch
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        """All samples in one row; targets are the learned tokens and the places before them."""
-        return _in_one_row(samples)
+        """Return all samples in one row, or a row for each document.
 
+        Targets are the tokens that contribute to the loss, and the places before them.
+        """
+        return packed(samples) if self.packs_documents else padded(samples, self._padding())
 
-def _in_one_row(samples: Sequence[Sample]) -> Batch:
-    tokens: list[int] = []
-    lengths: list[int] = []
-    places: list[int] = []
-    for sample in samples:
-        places += [len(tokens) + target - 1 for target in sample["targets"]]
-        tokens += sample["input_ids"]
-        lengths += sample["documents"]
-    row, before = torch.tensor(tokens), torch.tensor(places)
-    inputs = {
-        "input_ids": row.unsqueeze(0),
-        "position_ids": torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
-        "attention_mask": document_mask(lengths),
-        "use_cache": False,
-    }
-    return Batch(inputs, {"tokens": row[before + 1], "places": before})
+    def router_loss(self, outputs: Any) -> torch.Tensor | float:
+        """Return what the router of a mixture of experts adds to the loss of a sample.
 
-
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether logits differ by no more than roundings."""
-    allowed = 1e-3 if one.dtype == torch.float32 else 0.03
-    return bool((one.float() - other.float()).norm() <= allowed * other.float().norm())
+        Models have it with output_router_logits in their configuration, as in transformers.
+        """
+        return self.router_coefficient * outputs.aux_loss if self.router_coefficient else 0.0

@@ -64,18 +64,20 @@ class InstructionTuningTask(DecoderTuningTask):
         return samples.lengths("targets")
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The sum over the learned tokens."""
-        logits = outputs.logits[0, targets["places"]]
-        return _loss(logits, targets["tokens"], self.head, self.smoothing)
+        """Return the sum over the target tokens."""
+        tokens, logits = targets["tokens"], outputs.logits.flatten(0, 1)[targets["places"]]
+        loss = _loss(logits, tokens, self.head, self.smoothing)
+        return loss + self.router_loss(outputs) * len(tokens)
 
     def predictions(self, outputs: Any, samples: Sequence[Sample]) -> list[Any]:
         """For each sample the sum of its learned tokens' losses, and their number."""
         targets = self.collate(samples).targets
         counts = [len(sample["targets"]) for sample in samples]
-        rows = zip(targets["places"].split(counts), targets["tokens"].split(counts), strict=True)
+        places, tokens = (targets[name].split(counts) for name in ("places", "tokens"))
+        logits = outputs.logits.flatten(0, 1)
         losses = [
-            _loss(outputs.logits[0, places], tokens, self.evaluation_head)
-            for places, tokens in rows
+            _loss(logits[before], learned, self.evaluation_head)
+            for before, learned in zip(places, tokens, strict=True)
         ]
         return [(loss.item(), count) for loss, count in zip(losses, counts, strict=True)]
 

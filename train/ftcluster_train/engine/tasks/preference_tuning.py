@@ -123,7 +123,8 @@ class PreferenceTuningTask(DecoderTuningTask):
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum over the pairs."""
         gains = _log_probabilities(outputs, targets, self.head) - targets["reference"]
-        return self._losses(gains[:, 0] - gains[:, 1]).sum()
+        loss = self._losses(gains[:, 0] - gains[:, 1]).sum()
+        return loss + self.router_loss(outputs) * len(gains)
 
     def _losses(self, margins: torch.Tensor) -> torch.Tensor:
         preferred = -logsigmoid(self.options.beta * margins)
@@ -154,7 +155,7 @@ def _log_probabilities(
     outputs: Any, targets: Mapping[str, torch.Tensor], head: torch.Tensor | None
 ) -> torch.Tensor:
     """The logarithms of both answers' probabilities, shape (pairs, 2)."""
-    logits, tokens = outputs.logits[0, targets["places"]], targets["tokens"]
+    logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
     if head is not None:  # these are hidden states
         losses = token_losses(logits, head, tokens)
     else:

@@ -26,7 +26,7 @@ from ftcluster_common.sentence_modules import (
 from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples
-from ftcluster_train.engine.metrics import recall, retrieval_metrics
+from ftcluster_train.engine.metrics import constant_notice, recall, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embedded_texts import EmbeddedTexts, texts_in
@@ -191,6 +191,15 @@ class SentenceSimilarityTask(EmbeddedTexts):
             ending = "" if width == whole else f"_dim_{width}"
             metrics |= {f"{name}{ending}": value for name, value in found.items()}
         return metrics
+
+    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
+        about = samples.about
+        if "pairs" not in about:
+            return ""
+        embeddings = functional.normalize(decoded(predictions), dim=-1)
+        left, right = torch.tensor(about["pairs"]).T
+        cosines = (embeddings[left] * embeddings[right]).sum(1).tolist()
+        return constant_notice(cosines, about["labels"])
 
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """The embedding of each row's text, as a list of numbers."""

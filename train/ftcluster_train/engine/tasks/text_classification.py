@@ -23,7 +23,7 @@ from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import default_metrics, measure
+from ftcluster_train.engine.metrics import constant_notice, default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.class_choice import (
     Thresholds,
@@ -264,6 +264,12 @@ class TextClassificationTask(Task):
             names = metrics or default_metrics(len(report.classes), self.several)
             values = measure(names, self._classes(predictions, samples), labels, report)
         return {**values, "loss": math.fsum(losses) / len(losses)}
+
+    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
+        if not self.options.regression:
+            return ""
+        labels = [sample["label"][0] for sample in samples]
+        return constant_notice([value for _, value, *_ in predictions], labels)
 
     def fit(self, predictions: Sequence[Any], samples: Samples) -> None:
         if self.several:

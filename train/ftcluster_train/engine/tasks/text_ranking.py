@@ -13,13 +13,19 @@ from transformers import AutoModelForSequenceClassification
 from ftcluster_common.columns import RankingColumns, ranked_texts, ranking_columns
 from ftcluster_common.data_files import TRAIN
 from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import TextRanking
+from ftcluster_common.recipe import Recipe, TextRanking
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import retrieval_metrics
+from ftcluster_train.engine.metrics import constant_notice, ranking_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.score_activation import (
+    Activation,
+    activation_path,
+    name_activation,
+    score_activation,
+)
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 
@@ -36,12 +42,22 @@ class TextRankingTask(Task):
     model_class = AutoModelForSequenceClassification
     options: TextRanking
 
+    def __init__(self, recipe: Recipe, *others: Any) -> None:
+        super().__init__(recipe, *others)
+        self._folder: Path | None = None  # of the model
+        self._activation: Activation = torch.sigmoid
+
+    def look_at_model(self, folder: Path) -> None:
+        self._folder = folder
+
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         if self.trained and self.trained.num_labels != 1:
             raise TrainError(
                 f"{self.recipe.model} has {self.trained.num_labels} outputs, a reranker has one",
                 "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
             )
+        # refused before anything is computed
+        score_activation(activation_path(self.trained, self._folder), self.recipe.model)
         return super().encode(data, longest, folder)
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
@@ -106,6 +122,10 @@ class TextRankingTask(Task):
         return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 
     def check_model(self, model: "PreTrainedModel") -> None:
+        path = activation_path(model.config, Path(model.name_or_path))
+        self._activation = score_activation(path, self.recipe.model)
+        if path is not None:  # the saved model has the same one
+            name_activation(model.config, path)
         if self.purpose == "train":  # the saved tokenizer cuts pairs where CrossEncoder reads them
             longest = longest_input(model.config, self.tokenizer) or self.options.max_length
             self.tokenizer.model_max_length = min(longest, self.options.max_length)
@@ -140,13 +160,11 @@ class TextRankingTask(Task):
         pairs: dict[int, list[int]] = {}  # numbers of the samples, by query
         for number, sample in enumerate(samples):
             pairs.setdefault(sample["query"][0], []).append(number)
-        ordered, relevant = [], []
-        for numbers in pairs.values():
-            right = [number for number in numbers if labels[number]]
-            if 0 < len(right) < len(numbers):
-                # of equal scores a wrong text counts as the better one
-                ordered.append(sorted(numbers, key=lambda n: (-logits[n], labels[n])))
-                relevant.append(right)
+        ordered = [
+            ([logits[number] for number in numbers], [labels[number] for number in numbers])
+            for numbers in pairs.values()
+            if 0 < sum(labels[number] for number in numbers) < len(numbers)
+        ]
         correct = sum((logit > 0) == label for logit, label in zip(logits, labels, strict=True))
         loss = math.fsum(losses) / len(losses)
         if self.options.loss == LISTNET:
@@ -156,14 +174,19 @@ class TextRankingTask(Task):
             total = list_loss(torch.tensor(logits)[order], given[order], counts)
             loss = total.item() / len(counts)
         return {
-            **(retrieval_metrics(ordered, relevant) if ordered else {}),
+            **(ranking_metrics(ordered) if ordered else {}),
             "accuracy": correct / len(labels),
             "loss": loss,
         }
 
+    def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
+        labels = [sample["label"][0] for sample in samples]
+        return constant_notice([logit for logit, _ in predictions], labels)
+
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
-        """A score from 0 to 1, as `CrossEncoder.predict` gives it."""
-        scores = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64).sigmoid()
+        """Return the scores as `CrossEncoder.predict` gives them."""
+        logits = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64)
+        scores = self._activation(logits)
         return [{"prediction": round(score, 6)} for score in scores.tolist()]
 
 

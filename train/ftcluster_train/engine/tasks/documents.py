@@ -1,0 +1,237 @@
+"""Batches of documents for decoders, and the trial that decides how a batch holds them.
+
+Packed, all documents are in one row without padding, and `kernels.documents` keeps them apart. A
+model can do that only if its layers mix tokens in torch's attention alone, and nowhere else. So a
+trial compares packed documents with plain transformers. Where they differ, each document is a row
+of its own, which is right for every decoder.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PretrainedConfig
+
+from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.tasks.base import Batch
+from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.kernels.documents import document_mask
+from ftcluster_train.patching.kernel_mode import KernelMode
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kernels = Callable[[], AbstractContextManager[Any]]
+# parts of the names of fields that limit which tokens a token sees
+LIMITS = ("window", "chunk", "block", "local", "original_max_position")
+TRIED_TOKENS = 128  # of a model whose configuration names no limit
+SHORT = (5, 3)  # the lengths of the other documents of the trial
+# the layers of transformers that see a document's last tokens only, and the field with their number
+LIMITED_LAYERS = {
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "attention_chunk_size",
+}
+
+
+def packed(samples: Sequence[Sample]) -> Batch:
+    """Return all documents in one row without padding."""
+    tokens: list[int] = []
+    lengths: list[int] = []
+    places: list[int] = []
+    for sample in samples:
+        places += [len(tokens) + target - 1 for target in sample["targets"]]
+        tokens += sample["input_ids"]
+        lengths += sample["documents"]
+    row, before = torch.tensor(tokens), torch.tensor(places)
+    inputs = {
+        "input_ids": row.unsqueeze(0),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0),
+        "attention_mask": document_mask(lengths),
+        "use_cache": False,
+    }
+    return Batch(inputs, {"tokens": row[before + 1], "places": before})
+
+
+def padded(samples: Sequence[Sample], padding: int) -> Batch:
+    """Return each document as a row, which `padding` tokens fill up on the right.
+
+    Targets are in the order of `packed`; places count through all rows.
+    """
+    documents: list[list[int]] = []
+    row_of: list[int] = []
+    column_of: list[int] = []
+    for sample in samples:
+        ends = [0]
+        for length in sample["documents"]:
+            ends.append(ends[-1] + length)
+        for begin, end in pairwise(ends):
+            targets = [target for target in sample["targets"] if begin <= target < end]
+            row_of += [len(documents)] * len(targets)
+            column_of += [target - begin for target in targets]
+            documents.append(list(sample["input_ids"][begin:end]))
+    longest = max(map(len, documents))
+    rows = torch.tensor([one + [padding] * (longest - len(one)) for one in documents])
+    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in documents])
+    row, column = torch.tensor(row_of), torch.tensor(column_of)
+    inputs = {"input_ids": rows, "attention_mask": mask, "use_cache": False}
+    return Batch(inputs, {"tokens": rows[row, column], "places": row * longest + column - 1})
+
+
+def why_not_packed(
+    model: "PreTrainedModel", longest: int, kernels: Kernels, padding: int, name: str
+) -> str:
+    """Return why documents of a row cannot be kept apart in a model, or "" if they can.
+
+    Args:
+        longest: tokens that a document may have.
+        kernels: the context in which packed documents are computed.
+        padding: the token that `padded` rows are filled up with.
+        name: of the model, for errors.
+
+    Raises:
+        TrainError: the model cannot be trained with padded rows either.
+    """
+    config = model.config.get_text_config()
+    documents = _trial(model, config, longest)
+    try:
+        alone = [_logits(model, _plain(tokens), KernelMode()) for tokens in documents]
+    except Exception as error:  # a model raises whatever its own code raises
+        raise TrainError(
+            f"{name} is a {model.config.model_type} model, which cannot compute texts by itself: "
+            f"{first_line(error)}",
+            "use a decoder of the kind of Llama, Qwen or GPT-2",
+        ) from error
+    why = _limited_layer(config, longest) or _difference_of_packed(model, documents, alone, kernels)
+    if why:
+        _check_padded(model, documents, alone, kernels, padding, name)
+    return why
+
+
+def router_coefficient(config: PretrainedConfig) -> float:
+    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    return float(config.router_aux_loss_coef)
+
+
+def _difference_of_packed(
+    model: "PreTrainedModel",
+    documents: Sequence[list[int]],
+    alone: Sequence[torch.Tensor],
+    kernels: Kernels,
+) -> str:
+    try:
+        logits = _logits(model, packed(_samples(documents)).inputs, kernels())
+    except Exception as error:
+        return f"it does not compute packed documents ({first_line(error)})"
+    if logits.shape[1] != sum(map(len, documents)):
+        return "it does not return the logits of each token"
+    parts = logits[0].split(list(map(len, documents)))
+    if all(_alike(*pair) for pair in zip(parts, (one[0] for one in alone), strict=True)):
+        return ""
+    return "its tokens read more or fewer tokens than packed documents have"
+
+
+def _check_padded(
+    model: "PreTrainedModel",
+    documents: Sequence[list[int]],
+    alone: Sequence[torch.Tensor],
+    kernels: Kernels,
+    padding: int,
+    name: str,
+) -> None:
+    """Make sure that a model is a decoder, whose logits depend on no later token.
+
+    Raises:
+        TrainError: it is not.
+    """
+    try:
+        right = True
+        for tokens, expected in zip(documents, alone, strict=True):
+            longer = [*tokens, *tokens[: SHORT[0]]]
+            inputs = padded(_samples([tokens, longer]), padding).inputs
+            logits = _logits(model, inputs, kernels())[0, : len(tokens)]
+            right &= _alike(logits, expected[0])
+        changed = [*documents[1][:-1], documents[2][0]]
+        before = _logits(model, _plain(changed), KernelMode())[0, :-1]
+        causal = _alike(before, alone[1][0, :-1])
+        problem = "whose logits depend on padding"
+    except Exception as error:
+        right, causal, problem = False, True, f"which cannot read padded rows: {first_line(error)}"
+    if right and causal:
+        return
+    kind = f"{name} is a {model.config.model_type} model"
+    problem = problem if causal else "which is no decoder: it reads the tokens that it predicts"
+    raise TrainError(f"{kind}, {problem}", "use a decoder of the kind of Llama, Qwen or GPT-2")
+
+
+def _limited_layer(config: PretrainedConfig, longest: int) -> str:
+    """Return which layers see fewer tokens than a document may have, if there are any."""
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * bool(window)
+    for kind in dict.fromkeys(kinds):
+        limit = getattr(config, LIMITED_LAYERS.get(kind, ""), None)
+        if isinstance(limit, int) and limit < longest:
+            return f"layers of it see {limit} tokens ({LIMITED_LAYERS[kind]}), documents have more"
+    return ""
+
+
+def _trial(model: "PreTrainedModel", config: PretrainedConfig, longest: int) -> list[list[int]]:
+    """Return documents of which the first one is longer than what limits a token's view."""
+    limits = [limit for limit in _limits(config.to_dict()) if limit < longest]
+    length = min(longest, 2 * max(limits) if limits else TRIED_TOKENS)
+    special = {0}
+    for name, value in config.to_dict().items():
+        if name.endswith("_token_id"):
+            special.update(value if isinstance(value, list) else [value])
+    vocabulary = model.get_input_embeddings().num_embeddings
+    usable = [token for token in range(vocabulary) if token not in special]
+    draw = torch.Generator().manual_seed(0)
+    lengths = (length, *SHORT)
+    drawn = torch.randint(len(usable), (sum(lengths),), generator=draw).tolist()
+    tokens = iter([usable[number] for number in drawn])
+    return [[next(tokens) for _ in range(length)] for length in lengths]
+
+
+def _limits(fields: Mapping[str, Any]) -> Iterator[int]:
+    """Yield the numbers of tokens in fields of a configuration that limit a token's view."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _limits(value)
+        elif any(part in str(name) for part in LIMITS):
+            numbers = value if isinstance(value, (list, tuple)) else [value]
+            yield from (n for n in numbers if type(n) is int and n > 0)
+
+
+def _samples(documents: Sequence[list[int]]) -> list[Sample]:
+    return [{"input_ids": one, "targets": [1], "documents": [len(one)]} for one in documents]
+
+
+def _plain(tokens: Sequence[int]) -> dict[str, Any]:
+    return {"input_ids": torch.tensor([tokens]), "use_cache": False}
+
+
+def _logits(
+    model: "PreTrainedModel", inputs: Mapping[str, Any], kernels: AbstractContextManager[Any]
+) -> torch.Tensor:
+    bf16 = model.get_input_embeddings().weight.dtype == torch.bfloat16
+    with kernels, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits: torch.Tensor = call_model(model, inputs).logits
+    return logits
+
+
+def _alike(logits: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Return True if logits of shape (tokens, vocabulary) differ by no more than rounding.
+
+    In fp32 those of each token are compared. In bf16 a router may send single tokens to other
+    experts, so all tokens are compared together.
+    """
+    exact = logits.dtype == torch.float32
+    difference, size = (logits.float() - expected.float()), expected.float()
+    norms = (
+        (difference.norm(dim=-1), size.norm(dim=-1)) if exact else (difference.norm(), size.norm())
+    )
+    return bool((norms[0] <= (1e-3 if exact else 0.03) * norms[1]).all())

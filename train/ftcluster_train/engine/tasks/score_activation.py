@@ -1,0 +1,72 @@
+"""The activation of a cross-encoder's scores, as its files name it.
+
+sentence-transformers writes the import path of a class of torch: since 6.0 into a file of its own,
+since 4.0 into config.json as `activation_fn` in the field `sentence_transformers`, and before as
+`sbert_ce_default_activation_function`. Without any of them its CrossEncoder takes the sigmoid of a
+single output. A fetched file must not choose what is imported, so only known paths are accepted.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from ftcluster_common.given_files import read_json
+from ftcluster_train.errors import TrainError
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+FILE, KEY = "config_sentence_transformers.json", "activation_fn"
+FIELD, OLD_FIELD = "sentence_transformers", "sbert_ce_default_activation_function"
+ACTIVATIONS: Mapping[str, Activation] = {
+    "Identity": lambda logits: logits,
+    "Sigmoid": torch.sigmoid,
+    "Tanh": torch.tanh,
+}
+PLACES = ("torch.nn", "torch.nn.modules.linear", "torch.nn.modules.activation")
+
+
+def activation_path(config: PretrainedConfig | None, folder: Path | None) -> str | None:
+    """Return the import path that a model's files have, in the order in which the peer looks.
+
+    Args:
+        folder: of the model, with the files of sentence-transformers 6. It reads one of them only
+            beside modules.json.
+    """
+    file = folder / FILE if folder else None
+    if file and file.exists() and file.with_name("modules.json").exists():
+        document = read_json(file)
+        if isinstance(document, Mapping) and document.get(KEY) is not None:
+            return str(document[KEY])
+    fields: Any = getattr(config, FIELD, None)
+    found = fields.get(KEY) if isinstance(fields, Mapping) else None
+    found = getattr(config, OLD_FIELD, None) if found is None else found
+    return None if found is None else str(found)
+
+
+def score_activation(path: str | None, name: str) -> Activation:
+    """Return the activation with an import path; the sigmoid for None.
+
+    Args:
+        name: of the model, for errors.
+
+    Raises:
+        TrainError: the path is not known.
+    """
+    if path is None:
+        return ACTIVATIONS["Sigmoid"]
+    place, _, kind = path.rpartition(".")
+    if place not in PLACES or kind not in ACTIVATIONS:
+        raise TrainError(
+            f"{name} names the activation {path} for its scores, in {FILE} or config.json; known "
+            f"are {', '.join(ACTIVATIONS)} of torch.nn",
+            "use another model, or put one of these into that file",
+        )
+    return ACTIVATIONS[kind]
+
+
+def name_activation(config: PretrainedConfig, path: str) -> None:
+    """Have a configuration name an activation, so that a saved model's config.json does."""
+    fields = getattr(config, FIELD, None)
+    config.update({FIELD: {**(fields if isinstance(fields, dict) else {}), KEY: path}})

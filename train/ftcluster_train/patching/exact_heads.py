@@ -1,0 +1,50 @@
+"""The last layer of a model whose output is a number, a rank or a choice, in fp32.
+
+bf16 has three digits. Rounded to it, scores of different texts are equal, and a number near 1,500
+is a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers before it stay
+in bf16. Its weights are marked, kept in fp32 in training (`engine.optim.flat_params`), and computed
+by `fp32_residuals.Linear`.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from ftcluster_train.kernels.products import torch_linear
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def with_exact_head(model: "PreTrainedModel") -> "PreTrainedModel":
+    """Mark the weights of the last layer of a model that has `num_labels` outputs; returns it.
+
+    The last layer of a language model has as many outputs as its vocabulary has tokens, and is not
+    marked. A model without a head has no layer outside its `base_model`.
+    """
+    outputs = getattr(model.config, "num_labels", 0)
+    inside = set(model.base_model.modules())
+    vocabulary = model.get_output_embeddings()
+    for module in model.modules():
+        linear = isinstance(module, nn.Linear) and module.out_features == outputs
+        if linear and module not in inside and module is not vocabulary:
+            for parameter in module.parameters():
+                parameter.exact = True
+    return model
+
+
+def is_exact(parameter: torch.Tensor) -> bool:
+    """Return True if a parameter is one of a marked layer."""
+    return getattr(parameter, "exact", False)
+
+
+def exact_linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return what torch's linear function computes in fp32, also under autocast."""
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = torch_linear(
+            input.float(), weight.float(), None if bias is None else bias.float()
+        )
+    return output
