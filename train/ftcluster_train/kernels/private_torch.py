@@ -3,6 +3,7 @@
 from functools import cache
 
 import torch
+from torch.autograd import forward_ad
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -11,8 +12,21 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func, such as vmap, is active."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Return True if torch has to see each operation, so that no kernel may replace it.
+
+    A transform of torch.func, forward-mode differentiation or a dispatch mode, such as
+    FlopCounterMode, is active.
+    """
+    return (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return False for a tensor without elements of its own, such as a batched gradient."""
+    return bool(torch._C._has_storage(tensor))
 
 
 @cache
