@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 
+from ftcluster_train.kernels.derivatives import by_torch
+from ftcluster_train.kernels.private_torch import has_memory, is_transformed
+
 CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
 
@@ -135,7 +138,18 @@ class _Split(torch.autograd.Function):  # type: ignore[misc]
         return tuple(_group(row, group, per_key) for group in layout.groups)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if is_transformed() or not all(map(has_memory, grads)):
+            # the elements of the row do not matter to its gradient
+            heads, _, _, size = grads[0].shape
+            shape = (1, heads * ctx.per_key, len(ctx.layout.places), size)
+            row = torch.zeros(shape, dtype=grads[0].dtype, device="cpu", requires_grad=True)
+            (of_row,) = by_torch(
+                lambda row: tuple(_group(row, group, ctx.per_key) for group in ctx.layout.groups),
+                (row,),
+                *grads,
+            )
+            return of_row, None, None
         return _row(grads, ctx.layout, ctx.per_key), None, None
 
 
@@ -148,6 +162,20 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = []
+        if is_transformed() or not has_memory(grad):
+            # likewise
+            heads, size = grad.shape[1] // ctx.per_key, grad.shape[3]
+            groups = [
+                torch.zeros(
+                    heads, group.count, len(group.tokens) // group.count * ctx.per_key, size,
+                    dtype=grad.dtype, device="cpu", requires_grad=True,
+                )
+                for group in ctx.layout.groups
+            ]  # fmt: skip
+            of_groups = by_torch(
+                lambda *groups: _row(groups, ctx.layout, ctx.per_key), groups, grad
+            )
+            return None, None, *of_groups
         for group in ctx.layout.groups:
             gradient = _group(grad, group, ctx.per_key)
             if group.padding is not None:

@@ -89,15 +89,16 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias, _ = ctx.needs_input_grad
-        grad_output = grad_output.resolve_neg()
-        rows, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
+        rows = input.flatten(0, -2)
         if needs_torch(grad_output):
+            grad = grad_output.reshape(-1, len(weight))
             return (
                 grad_output @ weight if of_input else None,
-                grad.T @ rows if of_weight else None,
+                grad.t() @ rows if of_weight else None,
                 grad.sum(0) if of_bias else None,
                 None,
             )
+        grad = grad_output.resolve_neg().flatten(0, -2)
         chosen = rows_with_gradient(grad)
         if chosen is not None:
             rows, grad = rows[chosen], grad[chosen]
