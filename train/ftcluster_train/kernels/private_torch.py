@@ -29,10 +29,15 @@ def has_memory(tensor: torch.Tensor) -> bool:
     return bool(torch._C._has_storage(tensor))
 
 
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer calls hooks of its own before each step."""
+    return bool(optimizer._optimizer_step_pre_hooks)
+
+
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
     """Whether `onednn_linear` works with this torch, on this CPU."""
-    small = torch.ones(2, 2, dtype=dtype)
+    small = torch.ones(2, 2, dtype=dtype, device="cpu")
     try:
         onednn_linear(small, small, small[0])
     except (AttributeError, RuntimeError):  # a torch without oneDNN, or a CPU too old for bf16

@@ -391,9 +391,7 @@ def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
     call(name, first, *arguments, types=(TYPES[first.dtype],))
 
 
-def call(
-    name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence[int] = ()
-) -> None:
+def call(name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence[int] = ()) -> None:
     """Call a loop.
 
     Args:
