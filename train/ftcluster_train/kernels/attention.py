@@ -184,7 +184,7 @@ def _of_heads(
     value: torch.Tensor,
 ) -> torch.Tensor:
     """Return what `_HeadAttention` returns, by torch."""
-    (samples, heads, queries, size), keys = query.shape, key.shape[2]
+    (samples, heads, queries, _), keys = query.shape, key.shape[2]
     factors = _factors(plan.drop, plan.kept, probabilities.numel())
     if plan.documents is None:
         sizes = (samples, heads, queries, keys)
