@@ -45,6 +45,12 @@ from ftcluster_train.engine.adapters import (
     settings_of_base,
     use_adapters,
 )
+from ftcluster_train.engine.class_head import (
+    begin_head,
+    head_notice,
+    head_of,
+    settings_to_load,
+)
 from ftcluster_train.engine.checkpoints import check_space, save_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
@@ -110,6 +116,8 @@ def run(job: Job) -> None:
     check_tokens(vocabulary, largest, job.recipe.tokenizer or job.recipe.model)
     task.check_model(model)
     if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
+        log.notice(said)
+    if said := head_notice(model):
         log.notice(said)
     if job.purpose != "train":
         count = sum(map(len, samples.values()))
@@ -217,7 +225,9 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters
-        model = load_model(task.model_class, recipe, inputs.model, config, trained)
+        model = load_model(
+            task.model_class, recipe, inputs.model, config, trained, any_head=bool(inputs.adapters)
+        )
         if inputs.adapters:
             found = use_adapters(model, Path(inputs.adapters), merge=True)
             if task.has_head and (missing := sorted(new_weights(model) - found)):
@@ -231,13 +241,17 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if inputs.teacher:
         task.load_teacher(Path(inputs.teacher))
     settings = task.model_settings(samples[TRAIN])
+    head = head_of(recipe, inputs.model, task.model_class, settings)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
+    to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
     model = load_model(
-        task.model_class, recipe, inputs.model, config, dtype=dtype, in_4bit=recipe.load_in_4bit
-    )
+        task.model_class, recipe, inputs.model, to_load, dtype=dtype, in_4bit=recipe.load_in_4bit,
+        any_head="id2label" in settings,
+    )  # fmt: skip
+    begin_head(model, head, task.model_class, config)
     return task, model, samples
 
 

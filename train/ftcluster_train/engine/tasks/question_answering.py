@@ -29,6 +29,7 @@ from ftcluster_train.engine.tasks.answer_spans import (
     tokens_of_answer,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import numbered
 from ftcluster_train.errors import TrainError
 
 CONTEXT = 1  # the second text in `sequence_ids`
@@ -228,6 +229,10 @@ class QuestionAnsweringTask(Task):
         if start == null:
             return [Document(sample["input_ids"], label="no answer here")]
         return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
+
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
+        # the outputs are an answer's start and end, whatever classes the model had before
+        return numbered(["LABEL_0", "LABEL_1"])
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are
