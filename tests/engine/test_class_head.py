@@ -26,7 +26,8 @@ NLI = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]  # roberta-large-mnli's order a
 MNLI = ["entailment", "neutral", "contradiction"]  # GLUE's
 OUT = {
     "bert": "classifier", "roberta": "classifier.out_proj", "distilbert": "classifier",
-    "modernbert": "classifier", "gpt2": "score", "llama": "score", "bart": "classification_head.out_proj",
+    "modernbert": "classifier", "gpt2": "score", "llama": "score",
+    "bart": "classification_head.out_proj",
 }  # fmt: skip
 
 
@@ -178,7 +179,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_shape(tmp_path: Path) -
     [
         (NLI, MNLI, (2, 1, 0)),
         (["a", "A"], ["A", "a"], (1, 0)),
-        (["a", "A"], ["Ａ", "b"], (None, None)),  # two are as near
+        (["a", "A"], ["\uff21", "b"], (None, None)),  # two are as near
         (["negative", "positive"], ["0", "1"], (0, 1)),
         (["1", "2", "3", "4", "5"], ["0", "1", "2", "3", "4"], (None, 0, 1, 2, 3)),
         (["LABEL_0", "LABEL_1", "LABEL_2"], ["a", "b"], (None, None)),

@@ -15,6 +15,7 @@ from typing import Any
 from ftcluster_common.class_report import ClassReport
 
 HALF = 0.5
+FEWEST = 10  # rows of a class; a threshold that fewer of them decide is an accident
 DEPTH = 10  # the texts that are found for a query
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

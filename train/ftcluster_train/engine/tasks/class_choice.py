@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from ftcluster_common.class_report import ClassReport, read_report
-from ftcluster_train.engine.metrics import HALF, best_threshold
+from ftcluster_train.engine.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ class Thresholds:
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
-        """Take those with which each class has the highest F1.
+        """Take those with which each class has the highest F1; one half for a class with few rows.
 
         Args:
             rows: of each row the probabilities of all classes.
@@ -36,6 +36,8 @@ class Thresholds:
         """
         self._by_name = {
             name: best_threshold(column, [number in label for label in labels])
+            if sum(number in label for label in labels) >= FEWEST
+            else HALF
             for number, (name, column) in enumerate(
                 zip(names, zip(*rows, strict=True), strict=True)
             )

@@ -15,7 +15,7 @@ from ftcluster_common.class_names import (
 from ftcluster_common.columns import as_flag
 from ftcluster_common.data_files import TRAIN, short
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_train.engine.metrics import default_metrics
+from ftcluster_train.engine.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 
 MOST_DIGITS = 16  # of a number of a class
@@ -133,8 +133,9 @@ def check_known(
 ) -> None:
     """Raise a TrainError with both lists if classes of the data are not among the model's."""
     if unknown := [word for word in words if word not in matched]:
+        names = sorted(known, key=known.__getitem__)
         raise TrainError(
-            f"the data have the classes {few(unknown)}, and {model} has {few(sorted(known, key=known.__getitem__))}",
+            f"the data have the classes {few(unknown)}, and {model} has {few(names)}",
             "name the classes in the data as the model does",
         )
 
@@ -271,6 +272,18 @@ def check_classes(
             said.append(
                 f"no column has the class, so these of 0 and 1 are one each: {few(columns)}"
             )
+        best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
+        sets = sorted(
+            (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
+        )
+        for split in sets[:1]:  # the set that thresholds are chosen on, see `evaluate`
+            counts = classes[split]
+            rare = [name for number, name in enumerate(names) if counts.get(number, 0) < FEWEST]
+            if rare:
+                said.append(
+                    f"{split}: fewer than {FEWEST} rows have the class {few(rare)}, so its "
+                    "threshold stays at 0.5"
+                )
         return [f"a row may have several of the classes {few(names)}", *said]
     if len(train) == 1:
         raise TrainError(
