@@ -42,6 +42,7 @@ REJECTED = frozenset(
 FLAGS = re.compile(
     r"(is_?|was_?)?(reject|ignor|discard|skipp?|cancell?|exclud|delet)(e?d)?", re.IGNORECASE
 )
+ALIKE = "with classes that look alike, learned as different ones"
 LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
 
 
@@ -110,7 +111,7 @@ class RowReview:
             *(
                 (
                     group,
-                    "with classes that look alike, learned as different ones",
+                    ALIKE,
                     "write them alike",
                 )
                 for group in alike_names(found)
@@ -217,7 +218,9 @@ def combinations(names: Iterable[str]) -> list[str]:
     found = []
     for name, some in split.items():
         alone = [part for part in ANY_SEPARATORS.split(name) if part]
-        recur = len(some) > 1 and all(part and uses[part] > 1 for part in some)
+        recur = len(some) > 1 and all(some) and (
+            any(part in every for part in some) or all(uses[part] > 1 for part in some)
+        )  # fmt: skip
         if name not in numbers and (recur or (len(alone) > 1 and {*alone} <= every - {name})):
             found.append(name)
     return sorted(found)

@@ -31,8 +31,8 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("labels", "wanted"),
     [
-        (["Good", "good", "good", "bad"], "3 rows with classes that look alike, learned as different "
-         "ones: 'good' 2, 'Good' 1; write them alike"),
+        (["Good", "good", "good", "bad"], "3 rows with classes that look alike, "
+         "learned as different ones: 'good' 2, 'Good' 1; write them alike"),
         (["caf\u00e9", "cafe\u0301", "bar"], "2 rows with classes that look alike"),
         (["\uff21\uff22", "AB", "c"], "2 rows with classes that look alike"),  # full-width letters
         (["new york", "new\u00a0york", "x"], "'new\\xa0york' 1"),
@@ -44,6 +44,7 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
         (["a", "['a', 'b']"], "1 row with a list written as text"),
         (["a", '["a", "b"]'], "1 row with a list written as text"),
         (["a", "b", "a, b"], "1 row with several classes in one text"),
+        (["year", "year, ruler"], "1 row with several classes in one text"),
         (["a", "b", "a/b", "a|b"], "2 rows with several classes in one text"),
         ([["a", "b", "a"], ["b"]], "1 row with the same class twice, which counts once: 'a' 1"),
     ],
