@@ -42,6 +42,7 @@ REJECTED = frozenset(
 FLAGS = re.compile(
     r"(is_?|was_?)?(reject|ignor|discard|skipp?|cancell?|exclud|delet)(e?d)?", re.IGNORECASE
 )
+MEDIA = re.compile(r"(image|audio|video|picture|photo)s?(_(path|url|file)s?)?", re.IGNORECASE)
 ALIKE = "with classes that look alike, learned as different ones"
 LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
 
@@ -62,6 +63,7 @@ class RowReview:
         self._tagged: TaggedColumns | None = None
         self._classes: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
+        self._media: Counter[str] = Counter()
         self._padded: Counter[str] = Counter()
         self._repeated: Counter[str] = Counter()
 
@@ -70,6 +72,8 @@ class RowReview:
         for name in self._unread:
             if _is_rejection(name, row.get(name)):
                 self._rejected[f"{name}: {as_word(row[name])}"] += 1
+            if MEDIA.fullmatch(name) and row.get(name) not in (None, "", [], {}):
+                self._media[name] += 1
         labels = [label for label in self._labels_of(row) if as_word(label)]
         words = [self._name(label) for label in labels]
         self._classes.update({*words})

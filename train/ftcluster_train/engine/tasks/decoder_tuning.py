@@ -15,8 +15,9 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
 from ftcluster_common.given_files import read_json
-from ftcluster_common.messages import Message
+from ftcluster_common.messages import ASSISTANT, Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.text_samples import (
     LearnedText,
@@ -53,6 +54,8 @@ class DecoderTuningTask(Task):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.rows = 0  # of a set
+        self._fields = WrittenFields()
+        self._answers: Counter[str] = Counter()  # the assistant's messages, and those learned
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
     # data
@@ -98,6 +101,14 @@ class DecoderTuningTask(Task):
         writer.close(rows=self.rows, cut=cut, left_out=left_out)
         notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
         self.renamed.clear()
+        notices += self._fields.notices(split)
+        unlearned = self._answers["all"] - self._answers["learned"]
+        if unlearned:
+            notices.append(
+                f"{split}: {unlearned} of {self._answers['all']} messages of the assistant are "
+                "read but not learned (weight 0 or train false)"
+            )
+        self._answers.clear()
         if cut:
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
@@ -131,6 +142,9 @@ class DecoderTuningTask(Task):
             TrainError: its chat template does not write it so that answers are found.
         """
         self.look_for_special(str(message.get("content")) for message in conversation.messages)
+        later = conversation.messages[conversation.first :]
+        self._answers["all"] += sum(message["role"] == ASSISTANT for message in later)
+        self._answers["learned"] += len(conversation.learned)
         try:
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
@@ -139,7 +153,9 @@ class DecoderTuningTask(Task):
             for given, written in zip(conversation.messages, known.messages, strict=True):
                 if given["role"] != written["role"]:
                     self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
-            return learned_texts(known, render)
+            texts = learned_texts(known, render)
+            self._fields.add(known, texts, self._render)
+            return texts
         except DataError as error:
             raise TrainError(f"{where}: {error}") from error
 
