@@ -137,6 +137,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "classes": trained.label2id if trained else getattr(task, "names", None),
         "longest": longest,
         "prompts": getattr(task, "prompts", ()),
+        "generation": getattr(task, "inherited", None),
         "data": recipe.data if recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
         # with which the classes have to go together

@@ -29,6 +29,7 @@ from ftcluster_train.engine.data.text_samples import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
@@ -56,6 +57,7 @@ class DecoderTuningTask(Task):
         self.rows = 0  # of a set
         self._fields = WrittenFields()
         self._answers: Counter[str] = Counter()  # the assistant's messages, and those learned
+        self._unknown: Counter[str] = Counter()  # learned tokens that stand for no text
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
 
     # data
@@ -109,6 +111,13 @@ class DecoderTuningTask(Task):
                 "read but not learned (weight 0 or train false)"
             )
         self._answers.clear()
+        if self._unknown["tokens"]:
+            notices.append(
+                f"{split}: NOT KNOWN to the tokenizer: {self._unknown['texts']} of {count} texts "
+                f"have {self._unknown['tokens']} unknown tokens in what is learned, which the "
+                "model cannot write; use a model whose tokenizer knows them"
+            )
+        self._unknown.clear()
         if cut:
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
@@ -121,7 +130,7 @@ class DecoderTuningTask(Task):
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens of each text, and the numbers of those that are learned."""
         template = self.options.chat_template
-        self.rows = 0
+        self.rows, unknown = 0, unknown_id(self.tokenizer)
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
@@ -130,7 +139,10 @@ class DecoderTuningTask(Task):
             )
             columns = (encoded["input_ids"], encoded["offset_mapping"])
             for text, tokens, offsets in zip(batch, *columns, strict=True):
-                yield tokens, learned_tokens(offsets, text.spans)
+                learned = learned_tokens(offsets, text.spans)
+                count = sum(tokens[number] == unknown for number in learned)
+                self._unknown.update({"tokens": count, "texts": bool(count)})
+                yield tokens, learned
 
     def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
         """The texts of a conversation.

@@ -47,9 +47,9 @@ class InstructionTuningTask(DecoderTuningTask):
         for bin_ in packer.close():
             writer.add(_joined(bin_))
         notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
-        notices.append(f"{split}: {learned} of {read} tokens are learned, those of the answers")
         if packs:
             notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
+        notices.append(f"{split}: {learned} of {read} tokens are learned, those of the answers")
         return notices
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:
