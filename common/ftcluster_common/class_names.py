@@ -12,6 +12,7 @@ from ftcluster_common.data_files import DataError
 MOST_CLASSES = 1000
 SHOWN = 8
 WHOLE = re.compile(r"-?\d+(\.0*)?")
+DECIMAL = re.compile(r"[-+]?\d+,\d+")  # with a comma
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
 
@@ -107,11 +108,12 @@ def flat_labels(cells: Iterable[Any]) -> Iterator[Any]:
     return (label for cell in cells for label in (cell if isinstance(cell, list) else [cell]))
 
 
-def find_labels(labels: Iterable[Any], column: str) -> list[str]:
+def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list[str]:
     """Return the different labels of a column, numbers by their size and words by their letters.
 
     Args:
         labels: of each row one, or a list.
+        trains: whether a training is for these labels; else a trained model decides what they are.
 
     Raises:
         DataError: they are too many to be classes, are numbers with fractions, or some of them
@@ -137,7 +139,8 @@ def find_labels(labels: Iterable[Any], column: str) -> list[str]:
         )
     if len(kinds) > 1:
         raise DataError(f"some labels in column {column} are words, and others are not")
-    name = "name the column of the class: label_column=NAME; for numbers: regression=true"
+    name = "name the column of the class: label_column=NAME"
+    name += "; for numbers: regression=true" * trains
     numbers = all(map(is_numeric, words))
     if numbers and not all(map(WHOLE.fullmatch, words)):
         raise DataError(f"the labels in column {column} are numbers, not classes; {name}")

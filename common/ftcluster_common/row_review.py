@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ftcluster_common.class_names import as_word, flat_labels, is_list_as_text, name_key
+from ftcluster_common.class_names import DECIMAL, as_word, flat_labels, is_list_as_text, name_key
 from ftcluster_common.column_uses import UNREAD, Columns
 from ftcluster_common.columns import as_flag
 from ftcluster_common.data_files import DataError, Row
@@ -32,7 +32,6 @@ NO_LABEL = frozenset(
      "missing", "unlabeled", "unlabelled", "unannotated", "tbd", "todo", "to do", "no label",
      "not labeled", "not labelled", "not annotated")
 )  # fmt: skip
-DECIMAL = re.compile(r"[-+]?\d+,\d+")
 SEPARATORS = re.compile(r"\s*[,;|]\s*")  # in one cell, of classes that recur
 ANY_SEPARATORS = re.compile(r"\s*[,;|/+&]\s*")  # of classes that other rows have alone
 REJECTED = frozenset(

@@ -1,5 +1,6 @@
 """A training that begins with a model which has an output layer for other classes."""
 
+import dataclasses
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from transformers import (
     set_seed,
 )
 
+from ftcluster_common.class_report import report_of_classes
+from ftcluster_common.recipe import TextClassification, TextDistillation, TokenClassification
 from ftcluster_train.engine.class_head import choose_rows, output_weights
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.rank import load
+from ftcluster_train.engine.rank import load, say_never_predicted
 from ftcluster_train.errors import TrainError
 from tests.engine.runs import make_whole_job, write_data, write_model
 
@@ -226,3 +229,33 @@ def test_an_evaluation_matches_the_names_of_parquet(tmp_path: Path) -> None:
     inputs = prepare(replace(job, purpose="evaluate"))
     _, _, samples = load(replace(job, purpose="evaluate"), inputs)
     assert [sample["label"][0] for sample in samples["validation"]] == [2, 1, 0] * 2
+
+
+class Kept:
+    """A log that keeps its notices."""
+
+    def __init__(self) -> None:
+        self.notices: list[str] = []
+
+    def notice(self, message: str) -> None:
+        """Keep a notice."""
+        self.notices.append(message)
+
+
+@pytest.mark.parametrize(
+    ("options", "advised"),
+    [
+        (TextClassification(), True),
+        (TextClassification(class_weights="balanced"), False),
+        (TextClassification(class_weights={"a": 2.0}), False),
+        (TokenClassification(), False),
+        (TextDistillation(), False),
+    ],
+)
+def test_weights_are_advised_to_those_who_may_set_them(options: Any, advised: bool) -> None:
+    log, report = Kept(), report_of_classes([0, 0, 0], [0, 1, 0], ["a", "b"])
+    say_never_predicted(log, {"validation": report.to_dict()}, options)
+    [notice] = log.notices
+    assert ("class_weights=balanced" in notice) == advised
+    fields = {field.name for field in dataclasses.fields(options)}
+    assert not advised or "class_weights" in fields

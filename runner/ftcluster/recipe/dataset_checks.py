@@ -74,7 +74,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
             problems += _check_text(file) if texts else _check_rows(file, make_check)
     if isinstance(options, TextClassification) and answered and not options.regression:
         rows = next((files[split] for split in used if split in files), ())
-        problems = problems or _check_scores(rows, options) or _check_labels(rows, options)
+        problems = problems or _check_scores(rows, options) or _check_labels(rows, options, purpose)
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
@@ -162,7 +162,7 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
     return problems if problems or check else [f"{file} {without}"]
 
 
-def _check_labels(files: Files, options: TextClassification) -> list[str]:
+def _check_labels(files: Files, options: TextClassification, purpose: Purpose) -> list[str]:
     """Return the problem of a column of labels as a whole, which the head would refuse too."""
     if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
         return []
@@ -174,7 +174,7 @@ def _check_labels(files: Files, options: TextClassification) -> list[str]:
         if not (options.skip_incomplete and is_incomplete(row, [*texts, column])):
             labels.append(row[column])
     try:
-        find_labels(labels, column)
+        find_labels(labels, column, trains=purpose == "train")
     except DataError as error:
         return [f"{files[0]}: {error}"]
     return []

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ftcluster_common.recipe import BY_TYPE, Recipe
+from ftcluster_common.recipe import BY_TYPE, Adapters, Recipe
 from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import vector_only_parameters
 from ftcluster_train.errors import TrainError, first_line
@@ -186,7 +186,9 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
         kind = found.get("quant_method") if isinstance(found, dict) else type(found).__name__
         raise TrainError(
             f"the weights of {recipe.model} are quantized already ({kind})",
-            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
+            "use the model that they were made of"
+            + "; adapters can be trained with lora_r=16 load_in_4bit=true"
+            * isinstance(recipe.options, Adapters),
         )
 
 

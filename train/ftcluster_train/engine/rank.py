@@ -29,6 +29,7 @@ from ftcluster_common.data_files import TRAIN
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import GENERATE, Job, read_job
 from ftcluster_common.launch import own_rank
+from ftcluster_common.recipe import Options, TextClassification
 from ftcluster_common.trained_model import ROWS
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -45,13 +46,13 @@ from ftcluster_train.engine.adapters import (
     settings_of_base,
     use_adapters,
 )
+from ftcluster_train.engine.checkpoints import check_space, save_model
 from ftcluster_train.engine.class_head import (
     begin_head,
     head_notice,
     head_of,
     settings_to_load,
 )
-from ftcluster_train.engine.checkpoints import check_space, save_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
@@ -123,7 +124,7 @@ def run(job: Job) -> None:
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}))
+        say_never_predicted(log, result.get("classes", {}), job.recipe.options)
         log.write("result", **result)
         leave_world()
         return
@@ -168,7 +169,7 @@ def run(job: Job) -> None:
         save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
-        say_never_predicted(log, done.classes)
+        say_never_predicted(log, done.classes, job.recipe.options)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
@@ -193,14 +194,20 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any]) -> None:
-    """Log which classes a model never predicts, although its validation sets have them."""
+def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: Options) -> None:
+    """Log which classes a model never predicts, although its validation sets have them.
+
+    Args:
+        options: the recipe's fields of the task; some have class weights.
+    """
+    unweighted = isinstance(options, TextClassification) and options.class_weights is None
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            help_ = "a higher learning rate" + " or class_weights=balanced" * (not report.several)
+            advised = unweighted and not report.several
+            help_ = "a higher learning rate" + " or class_weights=balanced" * advised
             log.notice(
                 f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
                 f"{help_} may help"

@@ -21,6 +21,9 @@ from ftcluster_train.errors import TrainError
 MOST_DIGITS = 16  # of a number of a class
 
 
+TRAINED = "the training data"
+
+
 @dataclass(frozen=True)
 class ClassLabels:
     """How the labels of a column are read.
@@ -34,7 +37,7 @@ class ClassLabels:
     """
 
     numbers: Mapping[str, int]
-    owner: str = "the training data"
+    owner: str = TRAINED
     columns: Sequence[str] = ()
     several: bool = False
     aliases: Mapping[str, int] = field(default_factory=dict)
@@ -67,7 +70,9 @@ class ClassLabels:
         word = as_word(label)
         if not self.numbers:
             number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
-            return read_class(int(float(word)) if number else label, where)
+            trains = self.owner == TRAINED  # a trained model predicts what it predicts
+            hint = "for other numbers: regression=true" if trains else ""
+            return read_class(int(float(word)) if number else label, where, hint)
         if word in self.aliases:
             return self.aliases[word]
         if word not in self.numbers:
@@ -187,7 +192,7 @@ def weights_of_classes(
     return [float(wanted.get(name, 1.0)) for name in names]
 
 
-def read_class(label: Any, where: str) -> int:
+def read_class(label: Any, where: str, hint: str = "") -> int:
     """The class number of a row.
 
     Raises:
@@ -195,8 +200,7 @@ def read_class(label: Any, where: str) -> int:
     """
     if isinstance(label, bool) or not isinstance(label, int):
         raise TrainError(
-            f"{where} has the label {short(label)}, not a class number (0, 1, ...)",
-            "for other numbers set regression: true",
+            f"{where} has the label {short(label)}, not a class number (0, 1, ...)", hint
         )
     if label < 0:
         raise TrainError(f"{where} has the label {label}, so it is not labelled")

@@ -89,7 +89,7 @@ class FeatureWriter:
         if not self._kept:
             raise TrainError(
                 f"{split} has no questions" + (f", but {unanswered}" if self._left_out else ""),
-                "to train on those as well: version_2_with_negative=true",
+                "to train on those as well: version_2_with_negative=true" * bool(self._left_out),
             )
         rows = self._kept + self._left_out
         self._writer.close(questions=self._questions, rows=rows, left_out=self._left_out)

@@ -148,7 +148,9 @@ class TextClassificationTask(Task):
         if names:
             return ClassLabels({}, self.recipe.model, several=several)
         try:
-            words = [*columns] or find_labels(self._values(rows), *self._label)
+            words = [*columns] or find_labels(
+                self._values(rows), *self._label, trains=self.purpose == "train"
+            )
         except DataError as error:
             raise TrainError(str(error)) from error
         if self.trained:
