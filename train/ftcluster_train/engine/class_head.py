@@ -56,7 +56,8 @@ def head_of(
     if recipe.from_scratch or "id2label" not in settings:
         return None
     trained, names = plain_config(model), [*map(str, settings["id2label"].values())]
-    outputs = [str(trained.id2label[number]) for number in range(trained.num_labels)]
+    known = trained.id2label
+    outputs = [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
     kind = model_class.__name__.removeprefix("AutoModel")
     classes = [str(name) for name in getattr(trained, "architectures", None) or ()]
     if any(name.endswith(kind) for name in classes):

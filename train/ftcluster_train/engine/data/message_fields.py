@@ -9,6 +9,7 @@ Standard library only.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ftcluster_common.conversations import Conversation
@@ -186,8 +187,12 @@ def _with_marks(conversation: Conversation, marks: Mapping[Path, str]) -> Conver
     for path, mark in marks.items():
         value = _at(conversation, path)
         if isinstance(value, str) and path[-1] not in NAMES:
-            conversation = _changed(conversation, path, lambda text, mark=mark: f"{text} {mark}")
+            conversation = _changed(conversation, path, partial(_marked, mark))
     return conversation
+
+
+def _marked(mark: str, text: Any) -> str:
+    return f"{text} {mark}"
 
 
 def _without(conversation: Conversation, path: Path) -> Conversation:

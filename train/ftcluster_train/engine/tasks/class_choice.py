@@ -68,7 +68,8 @@ def numbered(names: Sequence[str]) -> dict[str, Any]:
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:
     """The names of a trained model's classes, by their numbers."""
-    return [str(trained.id2label[number]) for number in range(trained.num_labels)]
+    known = trained.id2label  # its numbers may begin at 1 in a file that a person wrote
+    return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:

@@ -281,8 +281,8 @@ def check_classes(
             (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
         )
         for split in sets[:1]:  # the set that thresholds are chosen on, see `evaluate`
-            counts = classes[split]
-            rare = [name for number, name in enumerate(names) if counts.get(number, 0) < FEWEST]
+            in_set = classes[split]
+            rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:
                 said.append(
                     f"{split}: fewer than {FEWEST} rows have the class {few(rare)}, so its "

@@ -120,7 +120,9 @@ class Seq2SeqLmTask(Task):
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths: tuple[list[int], list[int]] = [], []
-        reviewed = TargetReview(self.tokenizer, self.inherited | self._forced, self._most_written)
+        first = split == TRAIN or self.purpose != "train"  # settings are reported once
+        settings = self.inherited | self._forced if first else {}
+        reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         while batch := list(islice(pairs, BATCH_ROWS)):
             sources = [options.source_prefix + source for source, _ in batch]
             targets = [target for _, target in batch]

@@ -1,6 +1,5 @@
 """Targets beside what a model can write: its tokenizer's vocabulary and its generation settings."""
 
-import json
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,17 +9,23 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
+from ftcluster_common.given_files import read_json
+
 SHOWN = 6  # characters in a notice
 LINES = "\n\t"  # blanks that are compared; tokenizers write other ones in their own way
 
 
 def read_generation_settings(folder: Path) -> dict[str, Any]:
-    """Return the generation settings that a model's folder has, also in a file of older ones."""
+    """Return the generation settings in a model's folder; older models have them in config.json.
+
+    Raises:
+        GivenFileError: the file is damaged.
+    """
     for name in (GENERATION_CONFIG_NAME, "config.json"):
-        path = folder / name
-        if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            return {key: value for key, value in found.items() if value is not None}
+        if (folder / name).is_file():
+            found = read_json(folder / name)
+            known = found.items() if isinstance(found, dict) else ()
+            return {key: value for key, value in known if value is not None}
     return {}
 
 
@@ -165,7 +170,8 @@ def _number(value: Any) -> int:
 
 
 def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if isinstance(token, int)]
 
 
 def _grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:

@@ -148,9 +148,10 @@ class TextClassificationTask(Task):
         if names:
             return ClassLabels({}, self.recipe.model, several=several)
         try:
-            words = [*columns] or find_labels(
-                self._values(rows), *self._label, trains=self.purpose == "train"
-            )
+            words = [*columns]
+            if not columns:
+                [column] = self._label
+                words = find_labels(self._values(rows), column, self.purpose == "train")
         except DataError as error:
             raise TrainError(str(error)) from error
         if self.trained:
