@@ -22,6 +22,7 @@ from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load, say_never_predicted
 from ftcluster_train.errors import TrainError
+from tests.engine.jobs import result_of
 from tests.engine.runs import make_whole_job, write_data, write_model
 
 TASK = "text-classification"
@@ -40,6 +41,7 @@ def write_classifier(
     """Write a model as a peer would, with the names of its classes; returns its folder."""
     write_model(folder, kind, TASK)
     config = AutoConfig.from_pretrained(folder)
+    config.problem_type = "single_label_classification"  # as Trainer writes it
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in enumerate(names)}
     torch.manual_seed(5)
@@ -57,6 +59,8 @@ def begin(
     ]
     if task == "token-classification":
         rows = [{"tokens": ["w1", "w2"], "tags": ["O", labels[n % len(labels)]]} for n in range(12)]
+    if task == "text-ranking":
+        rows = [{"query": f"w{n}", "text": "w5", "label": n % 2} for n in range(12)]
     if task == "question-answering":
         answers = {"text": ["w2"], "answer_start": [3]}
         rows = [{"question": "w1", "context": f"w1 w2 w{n}", "answers": answers} for n in range(12)]
@@ -116,6 +120,15 @@ def test_a_regression_begins_with_a_classifier(tmp_path: Path) -> None:
     assert new.classifier.weight.shape[0] == 1
     assert new.config.problem_type == "regression"
     assert any("has 3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT)" in line for line in notices)
+
+
+def test_a_reranker_begins_with_a_classifier(tmp_path: Path) -> None:
+    model = write_classifier(tmp_path / "old", "roberta", NLI)
+    new, notices = begin(tmp_path, model, [], "text-ranking")
+    assert new(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 1)
+    assert any(
+        "3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT), the training 1" in n for n in notices
+    )
 
 
 def test_a_tagger_of_the_same_size_does_not_become_a_classifier(tmp_path: Path) -> None:
@@ -229,6 +242,37 @@ def test_an_evaluation_matches_the_names_of_parquet(tmp_path: Path) -> None:
     inputs = prepare(replace(job, purpose="evaluate"))
     _, _, samples = load(replace(job, purpose="evaluate"), inputs)
     assert [sample["label"][0] for sample in samples["validation"]] == [2, 1, 0] * 2
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [
+        (TASK, {"text_columns": ()}),
+        ("text-ranking", {}),
+        ("text-ranking", {"lora_r": 4}),  # the base of the adapters keeps three outputs
+    ],
+)
+def test_it_is_trained_saved_and_evaluated(
+    tmp_path: Path, task: str, options: dict[str, Any]
+) -> None:
+    model = write_classifier(tmp_path / "old", "bert", NLI)
+    rows: list[dict[str, Any]] = [
+        {"query": f"w{n}", "text": "w5", "label": n % 2} for n in range(12)
+    ]
+    if task == TASK:
+        rows = [{"text": f"w{n} w5", "label": "ab"[n % 2]} for n in range(12)]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:6]})
+    job = make_whole_job(
+        tmp_path / "run", task, data, model, options, max_steps=2, eval_strategy="epoch"
+    )
+    trained = result_of(job)
+    saved = str(job.run_dir / "model")
+    plain = {name: value for name, value in options.items() if name != "lora_r"}
+    again = make_whole_job(tmp_path / "again", task, data, saved, plain)
+    measured = result_of(replace(again, purpose="evaluate"))
+    for name, value in measured["metrics"].items():
+        assert trained["metrics"][name] == pytest.approx(value, rel=1e-4), name
 
 
 class Kept:

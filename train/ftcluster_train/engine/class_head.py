@@ -137,7 +137,8 @@ def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dic
         return dict(settings)
     # classes may have the same name, as the numbers of a model's classes are what counts here
     numbers = dict(enumerate(head.outputs))
-    return {**settings, "id2label": numbers, "label2id": {n: i for i, n in numbers.items()}}
+    label2id = {name: number for number, name in numbers.items()}
+    return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
 
 
 def begin_head(
@@ -177,7 +178,8 @@ def begin_head(
             rows = (None,) * len(rows)
     for path in sorted({name.rpartition(".")[0] for name in names}):
         _replace(model, path, rows)
-    model.config.id2label, model.config.label2id = config.id2label, config.label2id
+    for field in ("id2label", "label2id", "problem_type"):
+        setattr(model.config, field, getattr(config, field, None))
     for module in model.modules():
         if hasattr(module, "num_labels"):
             module.num_labels = len(rows)

@@ -61,9 +61,13 @@ class Thresholds:
 
 
 def numbered(names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a model's configuration for classes with these names, in their order."""
+    """Return the fields of a model's configuration for classes with these names, in their order.
+
+    The problem type of the classes that the model had before may not go with them.
+    """
     numbers = dict(enumerate(names))
-    return {"id2label": numbers, "label2id": {name: number for number, name in numbers.items()}}
+    label2id = {name: number for number, name in numbers.items()}
+    return {"id2label": numbers, "label2id": label2id, "problem_type": None}
 
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:

@@ -11,8 +11,8 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from ftcluster_common.class_report import ClassReport, report_of_classes
 from ftcluster_common.class_names import as_word
+from ftcluster_common.class_report import ClassReport, report_of_classes
 from ftcluster_common.columns import distilled_columns
 from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
 from ftcluster_train.engine.data.download import hash_of_weights
@@ -33,6 +33,7 @@ from ftcluster_train.engine.models import (
     longest_input,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import numbered
 from ftcluster_train.engine.tasks.labels import ClassLabels, labels_of_model
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
@@ -219,12 +220,7 @@ class TextDistillationTask(Task):
         return [Document(sample["input_ids"], (), "".join(classes) or "(no label)", classes)]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        numbers = dict(enumerate(self.names))
-        return {
-            "id2label": numbers,
-            "label2id": {name: number for number, name in numbers.items()},
-            "problem_type": "single_label_classification",
-        }
+        return {**numbered(self.names), "problem_type": "single_label_classification"}
 
     # a batch
 

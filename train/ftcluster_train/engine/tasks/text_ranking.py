@@ -20,6 +20,7 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.metrics import retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import numbered
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 
@@ -103,7 +104,7 @@ class TextRankingTask(Task):
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own
-        return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return numbered(["LABEL_0"])
 
     def check_model(self, model: "PreTrainedModel") -> None:
         if self.purpose == "train":  # the saved tokenizer cuts pairs where CrossEncoder reads them
