@@ -117,3 +117,25 @@ def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> Non
     plain = write_model(tmp_path / "plain", "bart", TASK, head=True)
     notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, plain)).notices
     assert not [line for line in notices if "generation_config" in line]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "rows"),
+    [
+        ("causal-lm", "gpt2", [{"text": "w5 w6 so w7"}] * 40),
+        ("instruction-tuning", "gpt2", [{"prompt": "w5 so", "completion": "w6 {"}] * 40),
+        ("seq2seq-lm", "bart", [{"document": "w5 so", "summary": "w6 {"}] * 40),
+    ],
+)
+def test_unknown_tokens_are_counted_in_what_is_learned_alone(
+    tmp_path: Path, task: str, kind: str, rows: list[dict[str, Any]]
+) -> None:
+    model = write_model(tmp_path / "model", kind, task, head=True)
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token = "[SEP]"
+    tokenizer.save_pretrained(model)
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:20]})
+    options = {"chat_template": False} if task == "instruction-tuning" else {}
+    notices = prepare(make_whole_job(tmp_path / "run", task, data, model, options)).notices
+    [notice] = [line for line in notices if line.startswith("train: NOT KNOWN to the tokenizer")]
+    assert "40 " in notice.partition(" unknown")[0]
