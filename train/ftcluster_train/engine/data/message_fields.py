@@ -64,16 +64,20 @@ class WrittenFields:
         learned = "" if both is None else _learned(both)
         lost: dict[tuple[Path, str], bool] = {}
         found: dict[tuple[Path, str], bool] = {}
-        for path, (label, value) in leaves.items():
-            has_mark = isinstance(value, str) and path[-1] not in NAMES
-            is_written = marked is not None and has_mark and marks[path] in marked
-            if not is_written:
+        # texts first: a number beside a text that is written, as in arguments, is written too
+        for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
+            of = (path[:2] if path[0] != TOOLS else path[:1], label)
+            is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
+            is_written = has_mark and marked is not None and marks[path] in marked
+            if not is_written and not has_mark and not is_name and found.get(of):
+                is_written = True
+            elif not is_written:
+                sure = is_name or (has_mark and bool(marked))
                 is_written = not self._is_unread(
-                    conversation, path, label, texts, render_of, sure=has_mark and bool(marked)
+                    conversation, path, label, texts, render_of, sure=sure
                 )
             elif path[0] in conversation.learned and marks[path] not in learned:
                 self._masked[label] += 1
-            of = (path[:2] if path[0] != TOOLS else path[:1], label)
             found[of] = found.get(of, False) or is_written
             lost[of] = lost.get(of, False) or not is_written
         for of, some in lost.items():
@@ -138,6 +142,12 @@ class WrittenFields:
 
 def _joined(texts: Sequence[LearnedText]) -> str:
     return "\0".join(text.text for text in texts)
+
+
+def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
+    """Return True if a leaf cannot get a mark."""
+    path, (_, value) = leaf
+    return path[-1] in NAMES or not isinstance(value, str)
 
 
 def _learned(texts: Sequence[LearnedText]) -> str:
