@@ -66,6 +66,11 @@ class RowReview:
         self._padded: Counter[str] = Counter()
         self._repeated: Counter[str] = Counter()
 
+    @property
+    def is_needed(self) -> bool:
+        """True if rows have classes, or columns that are not read."""
+        return bool(self._unread) or _has_classes(self._options)
+
     def add(self, row: Row) -> None:
         """Count a row."""
         for name in self._unread:

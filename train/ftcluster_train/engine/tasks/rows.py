@@ -65,6 +65,8 @@ class TaskRows(TokenizedTexts):
         labels = self.uses.get("label", ())
         names = class_names(rows, labels[0]) if len(labels) == 1 else []
         reviewed = RowReview(self.options, self.uses, names)
+        if not reviewed.is_needed:
+            return []
         skips = getattr(self.options, "skip_incomplete", False)
         read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
         for row in rows:
