@@ -171,6 +171,7 @@ def is_data(fields: Mapping[str, Any]) -> bool:
             and all(
                 all(_is(one[name], type_) for name, type_ in DATA_SET.items())
                 and _are(one["classes"].values(), int)
+                and _is(one.get("class_count", 0), int)
                 for one in fields["sets"]
             )
             and all(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
+from ftcluster_common.class_names import DECIMAL
 from ftcluster_common.columns import (
     answering_columns,
     as_flag,
@@ -135,13 +136,19 @@ def _classification_problem(
     [column] = labels
     label = row[column]
     if options.regression:
-        return "" if is_number(label) else f"{column} is {short(label)}, not a number"
+        comma = "; write its decimal comma as a point" * bool(DECIMAL.fullmatch(str(label).strip()))
+        return "" if is_number(label) else f"{column} is {short(label)}, not a number{comma}"
     kinds[:] = kinds or [isinstance(label, list)]
     if isinstance(label, list) != kinds[0]:
         return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
     for one in label if isinstance(label, list) else [label]:
         if not _is_class(one):
-            lacks = "" if one or one == 0 else "; rows without one are left out on request: "
+            skippable = not options.skip_incomplete and not isinstance(label, list)
+            lacks = (
+                ""
+                if one or one == 0 or not skippable
+                else "; rows without one are left out on request: "
+            )
             lacks = lacks and f"{lacks}skip_incomplete=true"
             what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
             return f"{what}{lacks}"

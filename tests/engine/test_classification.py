@@ -98,10 +98,10 @@ def test_the_loss_with_weights_is_torchs(
 
 @pytest.mark.usefixtures("one_world")
 def test_several_classes_of_a_row_are_those_of_transformers(tmp_path: Path) -> None:
-    rows = toxic(80, 1)
+    rows = toxic(240, 1)
     trained = job_of(
-        tmp_path, {"train": rows[:60], SETS[0]: rows[:50:2], SETS[1]: rows[60:],
-                   SETS[2]: rows[40:60]},
+        tmp_path, {"train": rows[:120], SETS[0]: rows[:100:2], SETS[1]: rows[120:],
+                   SETS[2]: rows[80:120]},
         options={"text_columns": (), "validation_splits": SETS},
         max_steps=6, eval_strategy="epoch", save_strategy="epoch",
         metric_for_best_model="f1_macro_far",
@@ -120,20 +120,20 @@ def test_several_classes_of_a_row_are_those_of_transformers(tmp_path: Path) -> N
     pipeline = TextClassificationPipeline(model=model, tokenizer=tokenizer)
     scores = [
         {one["label"]: one["score"] for one in row}
-        for row in pipeline([row["text"] for row in rows[60:]], top_k=None)
+        for row in pipeline([row["text"] for row in rows[120:]], top_k=None)
     ]
     # the loss is that of the model itself
     losses = []
-    for row in rows[60:]:
+    for row in rows[120:]:
         labels = torch.tensor([[float(row[name]) for name in COLUMNS]])
         with torch.no_grad():
             losses.append(model(**tokenizer(row["text"], return_tensors="pt"), labels=labels).loss)
     assert of_far["loss"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
     # evaluate, also of lists, has the thresholds of the training
-    measured = result_of(job_of(tmp_path / "e", as_lists(rows[60:]), folder, "evaluate"))
+    measured = result_of(job_of(tmp_path / "e", as_lists(rows[120:]), folder, "evaluate"))
     assert measured["metrics"] == pytest.approx(of_far, rel=1e-5)
     # no other threshold is better on the set that is named
-    true = [{name for name in COLUMNS if row[name]} for row in rows[60:]]
+    true = [{name for name in COLUMNS if row[name]} for row in rows[120:]]
     for name in COLUMNS:
         assert all(
             f1_at(thresholds[name], name, scores, true) >= f1_at(row[name], name, scores, true)
@@ -141,7 +141,7 @@ def test_several_classes_of_a_row_are_those_of_transformers(tmp_path: Path) -> N
         )
     predicted = result_of(
         job_of(
-            tmp_path / "p", [{"text": row["text"]} for row in rows[60:]], folder, "predict",
+            tmp_path / "p", [{"text": row["text"]} for row in rows[120:]], folder, "predict",
             options={"all_probabilities": True},
         )
     )  # fmt: skip

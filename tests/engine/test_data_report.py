@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 from transformers import BartConfig, BartForSequenceClassification
 
+from ftcluster_common.column_uses import column_uses
+from ftcluster_common.events import is_data
+from ftcluster_common.recipe import TextClassification
+from ftcluster_common.row_review import RowReview
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from tests.engine.models import CHAT, SIZES, VOCABULARY, make_tokenizer
@@ -111,3 +115,32 @@ def test_the_end_of_text_in_a_text_that_is_classified_at_it(tmp_path: Path) -> N
     job = make_whole_job(tmp_path / "run", "text-classification", data, model)
     with pytest.raises(TrainError, match=r"sample 5 of train holds \[SEP\], at which a bart model"):
         prepare(replace(job))
+
+
+def test_dirty_labels_are_noted_as_the_control_node_notes_them(tmp_path: Path) -> None:
+    """Both count with RowReview; the rows are a person's, with a column of Prodigy."""
+    labels = ["good", "Good", "N/A", "bad", "good, bad", "bad\u00a0", "['good']", "go\u200bod"]
+    rows: list[Row] = [
+        {"text": f"w{n + 5}", "label": label, "answer": "reject" if n == 3 else "accept"}
+        for n, label in enumerate(labels * 4)
+    ]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows})
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    notices = prepare(make_whole_job(tmp_path / "run", "text-classification", data, model)).notices
+    options = TextClassification()
+    reviewed = RowReview(options, column_uses(options, list(rows[0]), True))
+    for row in rows:
+        reviewed.add(row)
+    noted = reviewed.notes("train")
+    assert len(noted) == 6
+    assert {*noted} < {*notices}
+
+
+def test_all_classes_are_counted_and_few_are_shown(tmp_path: Path) -> None:
+    rows = [{"text": f"w{n % 90 + 5}", "label": f"c{n % 150}"} for n in range(450)]
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:150]})
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    report = prepare(make_whole_job(tmp_path / "run", "text-classification", data, model)).report
+    for one in report["sets"]:
+        assert (one["class_count"], len(one["classes"])) == (150, 100)
+    assert is_data(report)

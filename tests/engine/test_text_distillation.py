@@ -142,8 +142,16 @@ def test_another_teacher_says_something_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "rows", "said"),
     [
-        ({}, [{"text": "w5 w6", "label": "fine"}], "column label has the classes fine, and the "),
-        ({}, [{"text": "w5 w6", "label": 7}], "column label has the classes 7, and the teacher"),
+        (
+            {},
+            [{"text": "w5 w6", "label": "fine"}],
+            "column label: the data have the classes fine, and the ",
+        ),
+        (
+            {},
+            [{"text": "w5 w6", "label": 7}],
+            "column label: the data have the classes 7, and the teacher",
+        ),
         ({"problem_type": "multi_label_classification"}, [], "3 outputs of multi_label"),
     ],
 )

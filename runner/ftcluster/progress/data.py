@@ -25,7 +25,8 @@ def set_line(one: Mapping[str, Any]) -> str:
     if classes := one.get("classes"):
         first = ", ".join(f"{name} {count}" for name, count in list(classes.items())[:SHOWN])
         more = ", ..." if len(classes) > SHOWN else ""
-        words.append(f"{len(classes)} class{'es' * (len(classes) > 1)} ({first}{more})")
+        count = one.get("class_count", len(classes))  # `classes` has the most frequent ones
+        words.append(f"{count} class{'es' * (count > 1)} ({first}{more})")
     if "median" in one:
         words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
         words += [f"{one['cut']} cut to {one['limit']}"] if one["cut"] else []

@@ -9,6 +9,7 @@ from typing import Any
 
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.dataset_checks import used_splits
+from ftcluster_common.class_names import as_word
 from ftcluster_common.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.columns import as_flag, is_incomplete
 from ftcluster_common.data_files import (
@@ -23,6 +24,7 @@ from ftcluster_common.data_files import (
 )
 from ftcluster_common.job import Purpose
 from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.row_review import RowReview
 
 
 def count_rows(
@@ -52,11 +54,16 @@ def count_rows(
     labels = isinstance(recipe.options, TextClassification) and not recipe.options.regression
     skips = isinstance(recipe.options, TextClassification) and recipe.options.skip_incomplete
     label = columns.get("label", ()) if labels else ()
-    sets = [_set(name, files, columns, label, known, skips) for name, files in readable.items()]
+    reviews = {name: RowReview(recipe.options, columns) for name in readable}
+    sets = [
+        _set(name, files, columns, label, known, skips, reviews[name])
+        for name, files in readable.items()
+    ]
     notes = [
         f"NOT READ, although it holds texts: column {name}"
         for name in unread_texts(columns, _rows(next(iter(readable.values()))))
     ]
+    notes += [note for name, reviewed in reviews.items() for note in reviewed.notes(name)]
     if label and len(sets[0]["classes"]) == 1:
         notes.append(
             f"{sets[0]['set']}: all rows have the same label, so there is nothing to learn"
@@ -70,7 +77,7 @@ def count_rows(
 
 def _set(
     name: str, files: Files, columns: Mapping[str, tuple[str, ...]], label: Sequence[str],
-    known: set[bytes], skips: bool,
+    known: set[bytes], skips: bool, reviewed: RowReview,
 ) -> dict[str, Any]:  # fmt: skip
     read = [one for use, names in columns.items() if use not in (UNREAD, "label") for one in names]
     rows, left_out, duplicates, classes = 0, 0, 0, Counter[str]()
@@ -79,6 +86,7 @@ def _set(
         if skips and is_incomplete(row, [*read, *label]):
             left_out += 1
             continue
+        reviewed.add(row)
         cells = json.dumps([row.get(one) for one in read])
         mark = hashlib.blake2b(cells.encode(), digest_size=16).digest()
         duplicates += name != TRAIN and mark in known
@@ -95,7 +103,7 @@ def _classes(row: Row, label: Sequence[str]) -> list[str]:
         return [name for name in label if as_flag(row[name])]
     found = [row[name] for name in label]
     classes = found[0] if found and isinstance(found[0], list) else found
-    return [str(one).strip() for one in classes]
+    return [*dict.fromkeys(map(as_word, classes))]  # the same class twice counts once
 
 
 def _rows(files: Files) -> Iterator[Row]:

@@ -1,12 +1,13 @@
 """Checks of data of this machine: each file and line has the form that the task needs."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster.recipe.row_forms import row_form
+from ftcluster_common.class_names import WHOLE, find_labels
 from ftcluster_common.columns import (
     classification_columns,
     is_incomplete,
@@ -39,7 +40,6 @@ from ftcluster_common.recipe import (
 from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
 MAX_PROBLEMS = 10  # of a file
-WHOLE = re.compile(r"-?\d+(\.0*)?")
 PARQUET_MARK = b"PAR1"  # its first bytes
 
 MakeCheck = Callable[[Sequence[str]], CheckRow]  # of the columns of a file
@@ -74,7 +74,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
             problems += _check_text(file) if texts else _check_rows(file, make_check)
     if isinstance(options, TextClassification) and answered and not options.regression:
         rows = next((files[split] for split in used if split in files), ())
-        problems = problems or _check_scores(rows, options)
+        problems = problems or _check_scores(rows, options) or _check_labels(rows, options, purpose)
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
@@ -160,6 +160,24 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
         problems.append(str(error))
     without = "has no rows" if file.stat().st_size else "is empty"  # a line of names is no row
     return problems if problems or check else [f"{file} {without}"]
+
+
+def _check_labels(files: Files, options: TextClassification, purpose: Purpose) -> list[str]:
+    """Return the problem of a column of labels as a whole, which the head would refuse too."""
+    if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
+        return []
+    labels: list[Any] = []
+    column = options.label_column
+    for _, row in Table(files).with_places():
+        assert not isinstance(row, DataError), "the rows have been checked"
+        texts, [column] = classification_columns(options, list(row))
+        if not (options.skip_incomplete and is_incomplete(row, [*texts, column])):
+            labels.append(row[column])
+    try:
+        find_labels(labels, column, trains=purpose == "train")
+    except DataError as error:
+        return [f"{files[0]}: {error}"]
+    return []
 
 
 def _check_scores(files: Files, options: TextClassification) -> list[str]:

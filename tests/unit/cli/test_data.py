@@ -9,11 +9,13 @@ import pytest
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.operations import data
+from ftcluster.progress.data import set_line
+from ftcluster_common.events import is_data
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
 from tests.unit.shell import Shell
 
-REPORT = {
+REPORT: dict[str, Any] = {
     "columns": {"text": ["body"], "label": ["label"], "not read": ["title"]},
     "sets": [
         {"set": "train", "rows": 3, "samples": 3, "documents": 3, "median": 5, "longest": 8,
@@ -58,6 +60,34 @@ def test_rows_classes_and_duplicates_without_a_cluster(shell: Shell) -> None:
     assert found["notes"] == ["NOT READ, although it holds texts: column title"]
     text = told(shell)
     assert "validation: 2 rows, 2 classes (good 1, bad 1), 2 OF THEM ALSO IN TRAIN" in text
+
+
+def test_dirty_labels_are_noted_and_lists_as_text_refused(shell: Shell, tmp_path: Path) -> None:
+    """The files are those that pandas writes of lists, and a person of two classes in a cell."""
+    (tmp_path / "lists.csv").write_text("text,label\nso,\"['a']\"\nno,\"['a', 'b']\"\n")
+    arguments = ("data", "classify", "--model", "model", "--here", "--data")
+    refused = shell([*arguments, "lists.csv"], code=1).err
+    assert "labels in column label are lists written as texts, such as ['a', 'b']" in refused
+    rows = 'text,label,answer\nso,a,accept\nno,"a, b",reject\nyes,A,accept\nup,N/A,ignore\n'
+    (tmp_path / "cells.csv").write_text(rows)
+    text = shell([*arguments, "cells.csv"]).out
+    for note in (
+        "train: 2 rows that an annotator rejected, used like all others: 'answer: reject' 1",
+        "train: 2 rows with classes that look alike, learned as different ones: 'a' 1, 'A' 1",
+        "train: 1 row with a class that looks like no label: 'N/A' 1",
+        "train: 1 row with several classes in one text, learned as a class of its own: 'a, b' 1",
+    ):
+        assert note in text
+
+
+def test_the_number_of_classes_is_no_cap_of_a_table(shell: Shell, tmp_path: Path) -> None:
+    lines = [f"text {n},class {n % 150}" for n in range(450)]
+    (tmp_path / "many.csv").write_text("\n".join(["text,label", *lines]))
+    text = shell(["data", "classify", "--model", "model", "--here", "--data", "many.csv"]).out
+    assert "train: 450 rows, 150 classes (" in text
+    of_head = {**REPORT["sets"][0], "classes": {f"c{n}": 3 for n in range(100)}, "class_count": 150}
+    assert "3 rows, 150 classes (c0 3, " in set_line(of_head)
+    assert is_data({**REPORT, "sets": [of_head]})
 
 
 def test_the_head_says_what_the_model_sees(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

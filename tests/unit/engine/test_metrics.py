@@ -115,6 +115,25 @@ def test_squad_1_in_percent() -> None:
     assert found == {"exact_match": 50.0, "f1": 50.0}
 
 
+@pytest.mark.parametrize(
+    ("answer", "true", "exact", "f1"),
+    [  # what evaluate-v1.1.py gives
+        ("", ["the"], 100.0, 0.0),
+        ("The", ["a"], 100.0, 0.0),
+        ("!", ["..."], 100.0, 0.0),
+        ("cat", ["the", "cat"], 100.0, 100.0),
+        ("", ["an", "cat"], 100.0, 0.0),
+        ("the", ["cat"], 0.0, 0.0),
+        ("a b", ["the b", "!"], 100.0, 100.0),
+        ("...", ["dog", "???"], 100.0, 0.0),
+    ],
+)
+def test_squad_1_scores_empty_answers_as_its_script(
+    answer: str, true: list[str], exact: float, f1: float
+) -> None:
+    assert squad_metrics([answer], [true], unanswerable=False) == {"exact_match": exact, "f1": f1}
+
+
 def test_squad_2_tells_questions_without_an_answer_apart() -> None:
     answers, true = ["cat", "", "", "dog"], [["cat"], [], ["owl"], []]
     assert squad_metrics(answers, true, unanswerable=True) == {

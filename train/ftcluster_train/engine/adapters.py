@@ -61,7 +61,8 @@ def check_whole(folder: str) -> None:
 
 def settings_of_base(recipe: Recipe) -> dict[str, Any]:
     """Fields of a base's configuration, whose head may have other outputs than its adapters'."""
-    return {"num_labels": 1} if isinstance(recipe.options, TextRanking) else {}
+    one_output = {"num_labels": 1, "problem_type": None}
+    return one_output if isinstance(recipe.options, TextRanking) else {}
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:

@@ -32,10 +32,10 @@ def describe(task: Task, folder: Path, earlier: Collection[int] = ()) -> dict[st
         `columns` by what they are for; `sets`, each with `set`, `rows` (null where these are not
         counted), `samples`, `documents` (what a model reads at once; several may be packed into a
         sample), `median` and `longest` (tokens of a document), `limit`, `cut` and `left_out`
-        (numbers), `classes` and, of a validation set, `duplicates` (how many of its documents the
-        training set, or an earlier one, has as well, null where they do not compare); and
-        `samples`, the first ones, each a list of documents with a `label` and `parts`: texts, and
-        whether each is learned.
+        (numbers), `classes` (the most frequent ones), `class_count` and, of a validation set,
+        `duplicates` (how many of its documents the training set, or an earlier one, has as well,
+        null where they do not compare); and `samples`, the first ones, each a list of documents
+        with a `label` and `parts`: texts, and whether each is learned.
     """
     found = {path.name: Samples(path) for path in sorted(folder.iterdir()) if path.is_dir()}
     first = TRAIN if TRAIN in found else next(iter(found))
@@ -80,6 +80,7 @@ def _set(task: Task, name: str, samples: Samples, known: set[int]) -> dict[str, 
         "cut": about.get("cut", 0),
         "left_out": about.get("left_out", 0),
         "classes": dict(classes.most_common(MOST_CLASSES)),
+        "class_count": len(classes),
         "duplicates": duplicates if task.compares and name != TRAIN else None,
     }
 

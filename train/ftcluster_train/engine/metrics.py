@@ -16,6 +16,7 @@ from ftcluster_common.class_report import ClassReport
 
 HALF = 0.5
 ALIKE = 1e-3  # predictions that differ by less of the labels' range say nothing of a text
+FEWEST = 10  # rows of a class; a threshold that fewer of them decide is an accident
 DEPTH = 10  # the texts that are found for a query
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -176,17 +177,20 @@ def exact_match(answer: str, true: Sequence[str]) -> float:
     return float(normalise(answer) in {normalise(text) for text in true})
 
 
-def squad_f1(answer: str, true: Sequence[str]) -> float:
-    """The best F1 of the answer with a true answer, as bags of words.
+def squad_f1(answer: str, true: Sequence[str], unanswerable: bool = True) -> float:
+    """Return the best F1 of the answer with a true answer, as bags of words.
 
-    If one of them is empty: 1 if both are, else 0 (evaluate-v2.0.py).
+    Args:
+        unanswerable: whether an empty answer is right if the true one is empty too, as in
+            evaluate-v2.0.py; in evaluate-v1.1.py texts without a common word have 0.
     """
-    return max(_f1_of_words(normalise(answer).split(), normalise(text).split()) for text in true)
+    words = normalise(answer).split()
+    return max(_f1_of_words(words, normalise(text).split(), unanswerable) for text in true)
 
 
-def _f1_of_words(answer: Sequence[str], true: Sequence[str]) -> float:
+def _f1_of_words(answer: Sequence[str], true: Sequence[str], unanswerable: bool = True) -> float:
     if not answer or not true:
-        return float(answer == true)
+        return float(unanswerable and answer == true)
     common = (Counter(answer) & Counter(true)).total()
     # 2 P R / (P + R) with P = common / len(answer) and R = common / len(true)
     return 2 * common / (len(answer) + len(true))
@@ -201,12 +205,14 @@ def squad_metrics(
         answers: one per question; "" for "no answer".
         true: the true answers of each question; none if it has none.
         unanswerable: whether to score questions with (HasAns) and without an answer (NoAns)
-            separately as well, as in SQuAD 2.0.
+            separately as well, as in SQuAD 2.0, whose script leaves out true answers that are
+            empty once they are normalised; that of SQuAD 1.1 scores them like others.
     """
     results = []
     for answer, texts in zip(answers, true, strict=True):
-        scored = [text for text in texts if normalise(text)] or [""]
-        results.append((bool(texts), exact_match(answer, scored), squad_f1(answer, scored)))
+        scored = [text for text in texts if normalise(text) or not unanswerable] or [""]
+        f1 = squad_f1(answer, scored, unanswerable)
+        results.append((bool(texts), exact_match(answer, scored), f1))
     metrics = _mean(results, "exact_match", "f1")
     if unanswerable:
         metrics |= _mean([r for r in results if r[0]], "HasAns_exact", "HasAns_f1")

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ftcluster_common.recipe import BY_TYPE, Recipe
+from ftcluster_common.recipe import BY_TYPE, Adapters, Recipe
 from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
@@ -125,6 +125,15 @@ def load_config(
     return _config(model, **{**settings, **recipe.config_overrides})
 
 
+def plain_config(model: str) -> PretrainedConfig:
+    """Return the configuration in a model's folder as it is.
+
+    Raises:
+        TrainError: it cannot be loaded.
+    """
+    return _config(model)
+
+
 def _decoder_start(plain: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """With which token a decoder begins: the end's, as BART's, or the padding's, as T5's."""
     start = getattr(plain, DECODER_START, None)
@@ -178,13 +187,16 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
         kind = found.get("quant_method") if isinstance(found, dict) else type(found).__name__
         raise TrainError(
             f"the weights of {recipe.model} are quantized already ({kind})",
-            "use the model that they were made of; adapters can be trained with load_in_4bit=true",
+            "use the model that they were made of"
+            + "; adapters can be trained with lora_r=16 load_in_4bit=true"
+            * isinstance(recipe.options, Adapters),
         )
 
 
 def load_model(
     model_class: Any, recipe: Recipe, model: str, config: PretrainedConfig,
     require_trained_head: bool = False, dtype: torch.dtype = torch.float32, in_4bit: bool = False,
+    any_head: bool = False,
 ) -> "PreTrainedModel":  # fmt: skip
     """The model, with its own weights or, from scratch, random ones.
 
@@ -195,6 +207,7 @@ def load_model(
         require_trained_head: whether it needs all weights; else a new head gets random ones.
         dtype: of the weights, but for norms and heads, which are in fp32.
         in_4bit: whether its linear layers are quantized to NF4, one by one while they are loaded.
+        any_head: whether weights of another shape become random ones, see `mismatched_weights`.
 
     Raises:
         TrainError: it cannot be loaded, lacks weights, or transformers has no such model for the
@@ -209,7 +222,12 @@ def load_model(
         if recipe.from_scratch:
             return with_exact_head(model_class.from_config(config, **keyword))
         loaded, info = model_class.from_pretrained(
-            model, config=config, output_loading_info=True, trust_remote_code=False, **keyword
+            model,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+            **keyword,
         )
     except Exception as error:  # from_pretrained raises whatever its many readers raise
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -220,7 +238,17 @@ def load_model(
                 f"{transformers.__version__} does not have for {recipe.task}"
             ) from error
         raise TrainError(f"{model} cannot be loaded: {error}") from error
-    missing = loaded.new_weights = sorted(info["missing_keys"])
+    unfit = loaded.mismatched_weights = {
+        name: ([*saved], [*wanted]) for name, saved, wanted in info["mismatched_keys"]
+    }
+    if unfit and not any_head:
+        name, (saved, wanted) = min(unfit.items())
+        raise TrainError(
+            f"{model} cannot be loaded: its weights {name} have the shape {saved}, and by its "
+            f"configuration {wanted}",
+            "config.json and the weights belong to different models",
+        )
+    missing = loaded.new_weights = sorted({*info["missing_keys"], *unfit})
     if require_trained_head and missing:
         raise TrainError(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
@@ -238,6 +266,11 @@ def load_model(
 def new_weights(model: "PreTrainedModel") -> set[str]:
     """The weights of a loaded model that its checkpoint lacks, by name."""
     return {*getattr(model, "new_weights", ())}
+
+
+def mismatched_weights(model: "PreTrainedModel") -> dict[str, tuple[list[int], list[int]]]:
+    """Return the shapes in the checkpoint and in the model of weights that became random ones."""
+    return {**getattr(model, "mismatched_weights", {})}
 
 
 def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:

@@ -37,12 +37,13 @@ import transformers
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_common.data_files import DataError
+from ftcluster_common.data_files import TRAIN, DataError
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import EVALUATE, GENERATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_common.trained_model import hash_of, read_rows
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
+from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_store import (
@@ -136,6 +137,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "classes": trained.label2id if trained else getattr(task, "names", None),
         "longest": longest,
         "prompts": getattr(task, "prompts", ()),
+        "generation": getattr(task, "inherited", None),
         "data": recipe.data if recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
         # with which the classes have to go together
@@ -151,6 +153,10 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         sets = [Samples(path) for path in samples.iterdir() if path.is_dir()]
         largest = max(split.about["largest"]["input_ids"] for split in sets)
         check_tokens(vocabulary, largest, recipe.tokenizer or recipe.model)
+    if job.purpose == "train" and not model.startswith(BY_TYPE):
+        settings_of_head = task.model_settings(Samples(samples / TRAIN))
+        head = head_of(recipe, model, task.model_class, settings_of_head)
+        notices += [head.notice] if head and head.notice else []
     report = json.loads((samples / REPORT).read_text(encoding="utf-8"))
     commits = {
         "model": "" if Path(recipe.model).exists() else commit_of(Path(own)),

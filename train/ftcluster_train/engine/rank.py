@@ -29,6 +29,7 @@ from ftcluster_common.data_files import TRAIN
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.job import GENERATE, Job, read_job
 from ftcluster_common.launch import own_rank
+from ftcluster_common.recipe import Options, TextClassification
 from ftcluster_common.trained_model import ROWS
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -46,6 +47,12 @@ from ftcluster_train.engine.adapters import (
     use_adapters,
 )
 from ftcluster_train.engine.checkpoints import check_space, save_model
+from ftcluster_train.engine.class_head import (
+    begin_head,
+    head_notice,
+    head_of,
+    settings_to_load,
+)
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
@@ -113,11 +120,13 @@ def run(job: Job) -> None:
         log.notice(notice)
     if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
         log.notice(said)
+    if said := head_notice(model):
+        log.notice(said)
     if job.purpose != "train":
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}))
+        say_never_predicted(log, result.get("classes", {}), job.recipe.options)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", **result)
@@ -164,7 +173,7 @@ def run(job: Job) -> None:
         save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
-        say_never_predicted(log, done.classes)
+        say_never_predicted(log, done.classes, job.recipe.options)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
@@ -191,14 +200,20 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any]) -> None:
-    """Log which classes a model never predicts, although its validation sets have them."""
+def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: Options) -> None:
+    """Log which classes a model never predicts, although its validation sets have them.
+
+    Args:
+        options: the recipe's fields of the task; some have class weights.
+    """
+    unweighted = isinstance(options, TextClassification) and options.class_weights is None
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            help_ = "a higher learning rate" + " or class_weights=balanced" * (not report.several)
+            advised = unweighted and not report.several
+            help_ = "a higher learning rate" + " or class_weights=balanced" * advised
             log.notice(
                 f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
                 f"{help_} may help"
@@ -223,7 +238,9 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
         config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters
-        model = load_model(task.model_class, recipe, inputs.model, config, trained)
+        model = load_model(
+            task.model_class, recipe, inputs.model, config, trained, any_head=bool(inputs.adapters)
+        )
         if inputs.adapters:
             found = use_adapters(model, Path(inputs.adapters), merge=True)
             if task.has_head and (missing := sorted(new_weights(model) - found)):
@@ -237,13 +254,17 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     if inputs.teacher:
         task.load_teacher(Path(inputs.teacher))
     settings = task.model_settings(samples[TRAIN])
+    head = head_of(recipe, inputs.model, task.model_class, settings)
     config = load_config(recipe, inputs.model, tokenizer, **settings)
+    to_load = load_config(recipe, inputs.model, tokenizer, **settings_to_load(head, settings))
     set_seed(recipe.training.seed)  # random weights of a new classifier, or of the whole model
     frozen = recipe.lora_r is not None and job.precision == "bf16"
     dtype = torch.bfloat16 if frozen else torch.float32
     model = load_model(
-        task.model_class, recipe, inputs.model, config, dtype=dtype, in_4bit=recipe.load_in_4bit
-    )
+        task.model_class, recipe, inputs.model, to_load, dtype=dtype, in_4bit=recipe.load_in_4bit,
+        any_head="id2label" in settings,
+    )  # fmt: skip
+    begin_head(model, head, task.model_class, config)
     return task, model, samples
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ftcluster_common.class_names import find_labels
 from ftcluster_common.data_files import DataError
 from ftcluster_common.recipe import CausalLm, Recipe, TextClassification
 from ftcluster_train.engine.data.sources import (
@@ -17,7 +18,6 @@ from ftcluster_train.engine.data.sources import (
 from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     check_classes,
-    find_labels,
     number_labels,
     read_class,
     read_number,
@@ -148,7 +148,7 @@ def test_labels_are_classes_in_their_order(
     ],
 )
 def test_columns_without_classes(labels: list[object], problem: str) -> None:
-    with pytest.raises(TrainError, match=problem):
+    with pytest.raises(DataError, match=problem):
         find_labels(labels, "c")
 
 

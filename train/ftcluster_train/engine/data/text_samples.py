@@ -192,9 +192,9 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
                 "that follows, so it does not tell where the message begins"
             )
         # what the template begins itself may be a part of the message, such as <think>
-        own = _without_spaces(written[len(before) :])
+        own = without_spaces(written[len(before) :])
         parts = THOUGHTS.split(messages[number].get("content") or "")
-        if not written[start:].strip() or not all(_without_spaces(part) in own for part in parts):
+        if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
             raise DataError(f"the chat template leaves out message {number + 1}, which is learned")
         span = (start, len(written))
         if whole.startswith(written):
@@ -204,7 +204,8 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
     return [*texts, LearnedText(whole, tuple(spans))] if spans else texts
 
 
-def _without_spaces(text: str) -> str:
+def without_spaces(text: str) -> str:
+    """Return a text without blanks, which templates write in other places."""
     return "".join(text.split())
 
 

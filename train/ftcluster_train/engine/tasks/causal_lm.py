@@ -17,6 +17,7 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.documents import router_coefficient
 from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
+from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 
@@ -38,14 +39,22 @@ class CausalLmTask(LanguageModelTask):
 
     def encode_texts(self, texts: Texts, split: str, length: int, folder: Path) -> list[str]:
         writer = SampleWriter(folder, {"input_ids": token_kind(len(self.tokenizer))})
-        packer = Packer(length)
+        packer, unknown = Packer(length), unknown_id(self.tokenizer)
+        count = not_known = 0
         for tokens in self._tokens(texts):
+            count += len(tokens)
+            not_known += 0 if unknown is None else tokens.count(unknown)
             for ids in packer.add(tokens):
                 writer.add({"input_ids": ids})
         if not len(writer):
             raise self.too_short(split, len(packer.left), length)
         writer.close()
-        return []
+        if not not_known:
+            return []
+        return [
+            f"{split}: NOT KNOWN to the tokenizer: {not_known} of {count} tokens are unknown ones, "
+            "which the model learns to write; use a model whose tokenizer knows them"
+        ]
 
     def _tokens(self, texts: Iterable[Piece]) -> Iterator[list[int]]:
         """The tokens of each piece; the end-of-text token follows the last one of a text."""

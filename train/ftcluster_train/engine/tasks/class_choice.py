@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from ftcluster_common.class_report import ClassReport, read_report
-from ftcluster_train.engine.metrics import HALF, best_threshold
+from ftcluster_train.engine.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +28,7 @@ class Thresholds:
     def choose(
         self, names: Sequence[str], rows: Sequence[Sequence[float]], labels: Sequence[Sequence[int]]
     ) -> None:
-        """Take those with which each class has the highest F1.
+        """Take those with which each class has the highest F1; one half for a class with few rows.
 
         Args:
             rows: of each row the probabilities of all classes.
@@ -36,6 +36,8 @@ class Thresholds:
         """
         self._by_name = {
             name: best_threshold(column, [number in label for label in labels])
+            if sum(number in label for label in labels) >= FEWEST
+            else HALF
             for number, (name, column) in enumerate(
                 zip(names, zip(*rows, strict=True), strict=True)
             )
@@ -59,14 +61,19 @@ class Thresholds:
 
 
 def numbered(names: Sequence[str]) -> dict[str, Any]:
-    """The fields of a model's configuration for classes with these names, in their order."""
+    """Return the fields of a model's configuration for classes with these names, in their order.
+
+    The problem type of the classes that the model had before may not go with them.
+    """
     numbers = dict(enumerate(names))
-    return {"id2label": numbers, "label2id": {name: number for number, name in numbers.items()}}
+    label2id = {name: number for number, name in numbers.items()}
+    return {"id2label": numbers, "label2id": label2id, "problem_type": None}
 
 
 def names_of_model(trained: PretrainedConfig) -> list[str]:
     """The names of a trained model's classes, by their numbers."""
-    return [str(trained.id2label[number]) for number in range(trained.num_labels)]
+    known = trained.id2label  # its numbers may begin at 1 in a file that a person wrote
+    return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:

@@ -15,8 +15,9 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ftcluster_common.conversations import Conversation
 from ftcluster_common.data_files import DataError
 from ftcluster_common.given_files import read_json
-from ftcluster_common.messages import Message
+from ftcluster_common.messages import ASSISTANT, Message
 from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.text_samples import (
     LearnedText,
@@ -34,6 +35,7 @@ from ftcluster_train.engine.tasks.documents import (
     router_coefficient,
     why_not_packed,
 )
+from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -62,6 +64,9 @@ class DecoderTuningTask(Task):
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)
         self.rows = 0  # of a set
+        self._fields = WrittenFields()
+        self._answers: Counter[str] = Counter()  # the assistant's messages, and those learned
+        self._unknown: Counter[str] = Counter()  # learned tokens that stand for no text
         self.renamed: Counter[str] = Counter()  # roles that the chat template knows by another name
         self.packs_documents, self.router_coefficient = True, 0.0
 
@@ -108,6 +113,21 @@ class DecoderTuningTask(Task):
         writer.close(rows=self.rows, cut=cut, left_out=left_out)
         notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
         self.renamed.clear()
+        notices += self._fields.notices(split)
+        unlearned = self._answers["all"] - self._answers["learned"]
+        if unlearned:
+            notices.append(
+                f"{split}: {unlearned} of {self._answers['all']} messages of the assistant are "
+                "read but not learned (weight 0 or train false)"
+            )
+        self._answers.clear()
+        if self._unknown["tokens"]:
+            notices.append(
+                f"{split}: NOT KNOWN to the tokenizer: {self._unknown['texts']} of {count} texts "
+                f"have {self._unknown['tokens']} unknown tokens in what is learned, which the "
+                "model cannot write; use a model whose tokenizer knows them"
+            )
+        self._unknown.clear()
         if cut:
             notices.append(f"{split}: {cut} of {count} samples were truncated to {limit} tokens")
         if left_out:
@@ -120,7 +140,7 @@ class DecoderTuningTask(Task):
     def tokens_of(self, texts: Iterator[LearnedText]) -> Iterator[tuple[list[int], list[int]]]:
         """The tokens of each text, and the numbers of those that are learned."""
         template = self.options.chat_template
-        self.rows = 0
+        self.rows, unknown = 0, unknown_id(self.tokenizer)
         while batch := list(islice(texts, BATCH_ROWS)):
             encoded = self.tokenizer(
                 [text.text for text in batch],
@@ -129,7 +149,10 @@ class DecoderTuningTask(Task):
             )
             columns = (encoded["input_ids"], encoded["offset_mapping"])
             for text, tokens, offsets in zip(batch, *columns, strict=True):
-                yield tokens, learned_tokens(offsets, text.spans)
+                learned = learned_tokens(offsets, text.spans)
+                count = sum(tokens[number] == unknown for number in learned)
+                self._unknown.update({"tokens": count, "texts": bool(count)})
+                yield tokens, learned
 
     def texts_of(self, where: str, conversation: Conversation) -> list[LearnedText]:
         """The texts of a conversation.
@@ -141,6 +164,9 @@ class DecoderTuningTask(Task):
             TrainError: its chat template does not write it so that answers are found.
         """
         self.look_for_special(str(message.get("content")) for message in conversation.messages)
+        later = conversation.messages[conversation.first :]
+        self._answers["all"] += sum(message["role"] == ASSISTANT for message in later)
+        self._answers["learned"] += len(conversation.learned)
         try:
             if not self.options.chat_template:
                 return [plain_text(conversation, self.tokenizer.eos_token)]
@@ -149,7 +175,9 @@ class DecoderTuningTask(Task):
             for given, written in zip(conversation.messages, known.messages, strict=True):
                 if given["role"] != written["role"]:
                     self.renamed[f"role {given['role']} is written as {written['role']}"] += 1
-            return learned_texts(known, render)
+            texts = learned_texts(known, render)
+            self._fields.add(known, texts, self._render)
+            return texts
         except DataError as error:
             raise TrainError(f"{where}: {error}") from error
 

@@ -30,7 +30,7 @@ class InstructionTuningTask(DecoderTuningTask):
         writer = SampleWriter(folder, kinds)
         packer = DocumentPacker[Sample](limit)
         packs = self.options.packing and self.purpose == "train"
-        count = cut = unlearned = 0
+        count = cut = unlearned = read = learned = 0
         for tokens, targets in self.tokens_of(self._texts(rows, split)):
             count += 1
             kept = [target for target in targets if target < limit]
@@ -39,6 +39,7 @@ class InstructionTuningTask(DecoderTuningTask):
                 cut += bool(kept)
             if not kept:
                 continue
+            read, learned = read + min(len(tokens), limit), learned + len(kept)
             document = {"input_ids": tokens[:limit], "targets": kept}
             size = min(len(tokens), limit)
             for bin_ in packer.add(document, size) if packs else ([document],):
@@ -48,6 +49,7 @@ class InstructionTuningTask(DecoderTuningTask):
         notices = self.close_split(writer, split, limit, count=count, cut=cut, left_out=unlearned)
         if packs:
             notices.append(f"{split}: {count - unlearned} conversations in {len(writer)} samples")
+        notices.append(f"{split}: {learned} of {read} tokens are learned, those of the answers")
         return notices
 
     def _texts(self, rows: Rows, split: str) -> Iterator[LearnedText]:

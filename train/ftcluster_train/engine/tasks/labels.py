@@ -1,22 +1,27 @@
 """Labels of classification data."""
 
-import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ftcluster_common.class_names import (
+    WHOLE,
+    are_unnamed,
+    as_word,
+    few,
+    match_names,
+)
 from ftcluster_common.columns import as_flag
 from ftcluster_common.data_files import TRAIN, short
 from ftcluster_common.numbers import is_decimal
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_train.engine.metrics import default_metrics
+from ftcluster_train.engine.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 
-MOST_CLASSES = 1000
-WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
-SHOWN = 8
 MOST_DIGITS = 16  # of a number of a class
+
+
+TRAINED = "the training data"
 
 
 @dataclass(frozen=True)
@@ -28,12 +33,14 @@ class ClassLabels:
         owner: whose classes these are, for messages.
         columns: those of 0 and 1 that are named like a class each.
         several: whether a row may have several classes.
+        aliases: the class of labels that are written in another way than the class's name.
     """
 
     numbers: Mapping[str, int]
-    owner: str = "the training data"
+    owner: str = TRAINED
     columns: Sequence[str] = ()
     several: bool = False
+    aliases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -63,50 +70,15 @@ class ClassLabels:
         word = as_word(label)
         if not self.numbers:
             number = WHOLE.fullmatch(word) and len(word) < MOST_DIGITS
-            return read_class(int(float(word)) if number else label, where)
+            trains = self.owner == TRAINED  # a trained model predicts what it predicts
+            hint = "for other numbers: regression=true" if trains else ""
+            return read_class(int(float(word)) if number else label, where, hint)
+        if word in self.aliases:
+            return self.aliases[word]
         if word not in self.numbers:
-            has = f"and {self.owner} has {_few(self.names)}"
+            has = f"and {self.owner} has {few(self.names)}"
             raise TrainError(f"{where} has the label {short(label)}, {has}")
         return self.numbers[word]
-
-
-def find_labels(labels: Iterable[Any], column: str) -> list[str]:
-    """The different labels of a column, numbers by their size and words by their letters.
-
-    Args:
-        labels: of each row one, or a list.
-
-    Raises:
-        TrainError: they are too many to be classes, are numbers with fractions, or some of them
-            are words, or lists, and others are not.
-    """
-    rows, kinds, words, lists = 0, set(), set(), set()
-    for label in labels:
-        rows += 1
-        lists.add(isinstance(label, list))
-        for one in label if isinstance(label, list) else [label]:
-            words.add(as_word(one))
-            kinds.add(isinstance(one, str | bool))
-    if "" in words:
-        raise TrainError(
-            f"a row has no label in column {column}", "leave it out: skip_incomplete=true"
-        )
-    if len(lists) > 1:
-        raise TrainError(f"some rows have a list of labels in column {column}, and others do not")
-    if words and all(word.startswith("[") and word.endswith("]") for word in words):
-        raise TrainError(
-            f"the labels in column {column} are lists written as texts",
-            "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1",
-        )
-    if len(kinds) > 1:
-        raise TrainError(f"some labels in column {column} are words, and others are not")
-    name = "name the column of the class: label_column=NAME; for numbers: regression=true"
-    numbers = all(map(is_decimal, words))
-    if numbers and not all(map(WHOLE.fullmatch, words)):
-        raise TrainError(f"the labels in column {column} are numbers, not classes", name)
-    if len(words) > min(MOST_CLASSES, max(rows / 2, SHOWN)):
-        raise TrainError(f"column {column} has {len(words)} different labels in {rows} rows", name)
-    return sorted(words, key=lambda word: (float(word) if numbers else 0, word))
 
 
 def number_labels(words: Sequence[str]) -> dict[str, int]:
@@ -128,20 +100,71 @@ def labels_of_model(
     columns: Sequence[str] = (),
     several: bool = False,
 ) -> ClassLabels:
-    """How labels are read for a trained model: by its classes' names, or as their numbers.
+    """Return how labels are read for a trained model: by its classes' names, or as their numbers.
 
-    They are numbers only where the model's classes have names that are none. Further arguments are
-    those of ClassLabels.
+    They are numbers only if the model's classes have names that are not numbers. Names may differ
+    in case, see `match_names`. Further arguments are those of ClassLabels.
+
+    Raises:
+        TrainError: the model has no class of that name; has both lists.
 
     >>> labels_of_model(["0", "1"], {"bad": 0, "good": 1}, "m").numbers
     {}
     >>> labels_of_model(["0", "1"], {"1": 0, "2": 1}, "m").numbers
-    {'1': 0, '2': 1}
+    Traceback (most recent call last):
+    ftcluster_train.errors.TrainError: the data have the classes 0, and m has 1, 2
+    >>> labels_of_model(["Bad", "GOOD"], {"good": 0, "bad": 1}, "m").read("Bad", "")
+    1
     """
     numbers = {str(number) for number in range(len(known))}
     if not {*words} <= known.keys() and {*words} <= numbers and not any(map(is_decimal, known)):
-        known = {}
-    return ClassLabels(known, model, columns, several)
+        return ClassLabels({}, model, columns, several)
+    wanted = sorted(words)
+    matched = match_model(wanted, known)
+    if not columns:  # a column that no row has is no class of the data
+        check_known(wanted, matched, known, model)
+    return ClassLabels(known, model, columns, several, matched)
+
+
+def match_model(words: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of a model's classes by the data's names of them."""
+    names = list(known)
+    pairs = zip(words, match_names(words, names), strict=True)
+    return {word: known[names[place]] for word, place in pairs if place is not None}
+
+
+def check_known(
+    words: Sequence[str], matched: Mapping[str, int], known: Mapping[str, int], model: str
+) -> None:
+    """Raise a TrainError with both lists if classes of the data are not among the model's."""
+    if unknown := [word for word in words if word not in matched]:
+        names = sorted(known, key=known.__getitem__)
+        raise TrainError(
+            f"the data have the classes {few(unknown)}, and {model} has {few(names)}",
+            "name the classes in the data as the model does",
+        )
+
+
+def labels_of_named(
+    names: Sequence[str], used: Collection[str], known: Mapping[str, int], model: str,
+    several: bool,
+) -> ClassLabels:  # fmt: skip
+    """Return how class numbers that the data have names for are read for a trained model.
+
+    Args:
+        names: the data's names of their classes, by number.
+        used: the numbers that rows have, as texts.
+
+    Raises:
+        TrainError: a class that rows have is none of the model's; has both lists.
+    """
+    if not {*names} <= known.keys() and len(names) == len(known) and are_unnamed([*known]):
+        return ClassLabels({}, model, several=several)
+    matched = match_model(names, known)
+    in_use = [name for number, name in enumerate(names) if str(number) in used]
+    check_known(in_use, matched, known, model)
+    numbers = {str(n): matched[name] for n, name in enumerate(names) if name in matched}
+    return ClassLabels(numbers, model, several=several)
 
 
 def weights_of_classes(
@@ -165,29 +188,11 @@ def weights_of_classes(
         present = sum(map(bool, counts))
         return [sum(counts) / (present * count) if count else 1.0 for count in counts]
     if unknown := [name for name in wanted if name not in names]:
-        raise TrainError(f"class_weights has {_few(unknown)}, and the classes are {_few(names)}")
+        raise TrainError(f"class_weights has {few(unknown)}, and the classes are {few(names)}")
     return [float(wanted.get(name, 1.0)) for name in names]
 
 
-def as_word(label: Any) -> str:
-    """A label as the name of its class; "" where there is none.
-
-    >>> as_word(" good "), as_word(True), as_word(2.0), as_word(None)
-    ('good', 'true', '2', '')
-    """
-    if label is None or (isinstance(label, float) and math.isnan(label)):
-        return ""
-    if isinstance(label, bool):
-        return str(label).lower()
-    whole = isinstance(label, float) and label.is_integer()  # of pandas, where others are missing
-    return str(int(label)) if whole else str(label).strip()
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
-
-
-def read_class(label: Any, where: str) -> int:
+def read_class(label: Any, where: str, hint: str = "") -> int:
     """The class number of a row.
 
     Raises:
@@ -195,8 +200,7 @@ def read_class(label: Any, where: str) -> int:
     """
     if isinstance(label, bool) or not isinstance(label, int):
         raise TrainError(
-            f"{where} has the label {short(label)}, not a class number (0, 1, ...)",
-            "for other numbers set regression: true",
+            f"{where} has the label {short(label)}, not a class number (0, 1, ...)", hint
         )
     if label < 0:
         raise TrainError(f"{where} has the label {label}, so it is not labelled")
@@ -270,9 +274,21 @@ def check_classes(
         said = [f"{TRAIN}: no row has the class {', '.join(unknown)}"] if unknown else []
         if columns != getattr(recipe.options, "label_columns", ()):
             said.append(
-                f"no column has the class, so these of 0 and 1 are one each: {_few(columns)}"
+                f"no column has the class, so these of 0 and 1 are one each: {few(columns)}"
             )
-        return [f"a row may have several of the classes {_few(names)}", *said]
+        best = (recipe.training.metric_for_best_model or "").rpartition("_")[2]
+        sets = sorted(
+            (name for name in classes if name != TRAIN), key=lambda name: not name.endswith(best)
+        )
+        for split in sets[:1]:  # the set that thresholds are chosen on, see `evaluate`
+            in_set = classes[split]
+            rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
+            if rare:
+                said.append(
+                    f"{split}: fewer than {FEWEST} rows have the class {few(rare)}, so its "
+                    "threshold stays at 0.5"
+                )
+        return [f"a row may have several of the classes {few(names)}", *said]
     if len(train) == 1:
         raise TrainError(
             f"all rows of {TRAIN} have the class {names[next(iter(train))]}, so there is nothing "
@@ -286,5 +302,5 @@ def check_classes(
         return []
     counts = [train.get(number, 0) for number in range(len(names))]
     weights = weights_of_classes(options.class_weights, counts, names)
-    shown = _few([f"{n} {w:.4g}" for n, w in zip(names, weights, strict=True)])
+    shown = few([f"{n} {w:.4g}" for n, w in zip(names, weights, strict=True)])
     return [f"class weights: {shown}; the loss of evaluations has none"]

@@ -29,6 +29,7 @@ from ftcluster_train.engine.tasks.answer_spans import (
     tokens_of_answer,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import numbered
 from ftcluster_train.errors import TrainError
 
 CONTEXT = 1  # the second text in `sequence_ids`
@@ -88,7 +89,7 @@ class FeatureWriter:
         if not self._kept:
             raise TrainError(
                 f"{split} has no questions" + (f", but {unanswered}" if self._left_out else ""),
-                "to train on those as well: version_2_with_negative=true",
+                "to train on those as well: version_2_with_negative=true" * bool(self._left_out),
             )
         rows = self._kept + self._left_out
         self._writer.close(questions=self._questions, rows=rows, left_out=self._left_out)
@@ -228,6 +229,10 @@ class QuestionAnsweringTask(Task):
         if start == null:
             return [Document(sample["input_ids"], label="no answer here")]
         return [Document(sample["input_ids"], range(start, end + 1), "an answer")]
+
+    def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
+        # the outputs are an answer's start and end, whatever classes the model had before
+        return numbered(["LABEL_0", "LABEL_1"])
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         # padded on the right, so that positions in a feature stay as they are

@@ -1,15 +1,23 @@
 """The rows of a data set as a task reads them: its sets and columns, and what to tell of them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
+from ftcluster_common.columns import is_incomplete
 from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.row_review import RowReview
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
-from ftcluster_train.engine.data.sources import Rows, check_rows, columns_of, load_rows
+from ftcluster_train.engine.data.sources import (
+    Rows,
+    check_rows,
+    class_names,
+    columns_of,
+    load_rows,
+)
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
@@ -32,6 +40,7 @@ class TaskRows(TokenizedTexts):
     uses: Columns
     drawn: Part | None = None
     _unread: tuple[str, ...] = ()
+    _reviewed: Sequence[str] = ()
 
     def sets(self, data: str) -> dict[str, Rows]:
         """The rows of each set that the task reads.
@@ -45,7 +54,25 @@ class TaskRows(TokenizedTexts):
         for split, rows in sets.items():
             check_rows(rows, split, self.options, self.purpose != PREDICT)
         self.look_at_columns(next(iter(sets.values())))
+        if self.purpose != PREDICT:
+            self._reviewed = [
+                note for split, rows in sets.items() for note in self._review(rows, split)
+            ]
         return sets
+
+    def _review(self, rows: Rows, split: str) -> list[str]:
+        """Return what is odd about the rows of a set."""
+        labels = self.uses.get("label", ())
+        names = class_names(rows, labels[0]) if len(labels) == 1 else []
+        reviewed = RowReview(self.options, self.uses, names)
+        if not reviewed.is_needed:
+            return []
+        skips = getattr(self.options, "skip_incomplete", False)
+        read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
+        for row in rows:
+            if not (skips and is_incomplete(row, read)):
+                reviewed.add(row)
+        return reviewed.notes(split)
 
     def look_at_rows(self, rows: Rows) -> None:
         """Find in the rows of the first set what `options` leave open."""
@@ -60,7 +87,7 @@ class TaskRows(TokenizedTexts):
 
     def notices(self) -> list[str]:
         """What a user should know of the data that were encoded."""
-        found = []
+        found = [*self._reviewed]
         if self._unread:
             read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
             found.append(

@@ -18,6 +18,7 @@ from ftcluster_common.source_target import source_and_target, source_target_colu
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.target_review import TargetReview, read_generation_settings
 from ftcluster_train.engine.tasks.text_overlap import overlap
 from ftcluster_train.errors import TrainError
 from ftcluster_train.kernels.cross_entropy import (
@@ -42,6 +43,7 @@ class Seq2SeqLmTask(Task):
 
     Attributes:
         generates: whether evaluations write texts.
+        inherited: generation settings in the folder of the model.
     """
 
     model_class = AutoModelForSeq2SeqLM
@@ -54,6 +56,7 @@ class Seq2SeqLmTask(Task):
         self.generates = self.options.predict_with_generate or self.purpose == PREDICT
         self._target_limit = 0
         self._shift: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.inherited: dict[str, Any] = {}
         self._forced: dict[str, int] = {}  # what a text in this language begins with
         self._set_languages()
 
@@ -81,6 +84,10 @@ class Seq2SeqLmTask(Task):
         return bool(self.tokenizer.convert_tokens_to_ids(language) != self.tokenizer.unk_token_id)
 
     # data
+
+    def look_at_model(self, folder: Path) -> None:
+        if not self.recipe.from_scratch:
+            self.inherited = read_generation_settings(folder)
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         options = self.options
@@ -113,6 +120,9 @@ class Seq2SeqLmTask(Task):
             pair for _, pair in read_rows(rows, split, lambda r: source_and_target(r, columns))
         )
         lengths: tuple[list[int], list[int]] = [], []
+        first = split == TRAIN or self.purpose != "train"  # settings are reported once
+        settings = self.inherited | self._forced if first else {}
+        reviewed = TargetReview(self.tokenizer, settings, self._most_written)
         while batch := list(islice(pairs, BATCH_ROWS)):
             sources = [options.source_prefix + source for source, _ in batch]
             targets = [target for _, target in batch]
@@ -120,6 +130,7 @@ class Seq2SeqLmTask(Task):
             written: list[list[int]] = [[] for _ in batch]
             if answered:
                 written = self._tokens(targets, self._target_limit, lengths[1], "text_target")
+                reviewed.add(read, written, targets, self._target_limit)
             for ids, labels, target in zip(read, written, targets, strict=True):
                 reference = list(target.encode())
                 writer.add({"input_ids": ids, "labels": labels, "reference": reference})
@@ -131,12 +142,13 @@ class Seq2SeqLmTask(Task):
         kept = found if columns.languages is None and answered else {}
         writer.close(columns=kept, rows=len(writer), cut=sum(cut))
         kinds_of_text = zip(("source", "target"), lengths, limits, cut, strict=True)
-        return [
+        cut_notices = [
             f"{split}: {n} {what}s were truncated to {most} tokens, see max_{what}_length; "
             f"{_in_words(sorted(of))}"
             for what, of, most, n in kinds_of_text
             if n
         ]
+        return [*cut_notices, *reviewed.notices(split, self.recipe.model)]
 
     def _tokens(
         self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
@@ -240,13 +252,18 @@ class Seq2SeqLmTask(Task):
                 texts = self._write(model, samples)
         return [(*loss, *text) for loss, text in zip(losses, texts, strict=True)]
 
+    @property
+    def _most_written(self) -> int:
+        """Tokens of a text that is written, at most."""
+        return self.options.max_new_tokens or self.options.max_target_length
+
     def _write(self, model: "PreTrainedModel", samples: Sequence[Sample]) -> list[tuple[str, int]]:
         options = self.options
         beams = {} if options.num_beams is None else {"num_beams": options.num_beams}
         written = model.generate(
             **self.pad(samples),
             **beams,
-            max_new_tokens=options.max_new_tokens or options.max_target_length,
+            max_new_tokens=self._most_written,
             do_sample=False,
         )
         padding = self.tokenizer.pad_token_id

@@ -145,7 +145,8 @@ class TagWriter:
         about |= {"texts": self._texts} if self._predicts else {"left_out": count["left out"]}
         self._writer.close(names=self._names, rows=self._rows, **about)
         what = "tokens" if every else "words"
-        better = "" if every else "; label_all_tokens=true learns where in a word they end"
+        advised = not every and scheme_of(self._names) in ("IOB1", "IOB2")  # others are refused
+        better = "; label_all_tokens=true learns where in a word they end" * advised
         said = {
             "long": f"rows have more than {self._limit} tokens: {count['windows']} windows",
             "unfit": f"OF {count['spans']} SPANS begin or end within one of the tokenizer's "

@@ -11,13 +11,14 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from ftcluster_common.class_names import as_word, few, find_labels, flat_labels
 from ftcluster_common.class_report import ClassReport, report_of_classes, report_of_sets
 from ftcluster_common.columns import (
     LOOKED_AT,
     classification_columns,
     with_label_columns,
 )
-from ftcluster_common.data_files import TRAIN, short
+from ftcluster_common.data_files import TRAIN, DataError, short
 from ftcluster_common.job import PREDICT
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import Complete, draw_rows
@@ -36,8 +37,8 @@ from ftcluster_train.engine.tasks.labels import (
     ClassLabels,
     check_classes,
     check_metrics,
-    find_labels,
     labels_of_model,
+    labels_of_named,
     number_labels,
     read_number,
     weights_of_classes,
@@ -85,6 +86,9 @@ class TextClassificationTask(Task):
             sets = {name: Complete(rows, name, read) for name, rows in sets.items()}
         left_out, whole = 0, sets
         labels = self._labels(next(iter(sets.values())), names)
+        if self.trained and labelled and not self.options.regression and not labels.numbers:
+            shown = few([f"{n} is {name}" for n, name in enumerate(names_of_model(self.trained))])
+            notices.append(f"labels are the numbers of the model's classes: {shown}")
         names = labels.names or names
         sets, drawn = self.with_validation(sets)
         self.keep_rows(sets, folder)
@@ -138,11 +142,18 @@ class TextClassificationTask(Task):
             )
         self.several = several
         known = self.trained.label2id if self.trained else {}
+        if names and self.trained:
+            used = {*map(as_word, flat_labels(self._values(rows)))}
+            return labels_of_named(names, used, known, self.recipe.model, several)
         if names:
-            by_name = {*names} <= known.keys()
-            numbers = {str(i): known[name] for i, name in enumerate(names)} if by_name else {}
-            return ClassLabels(numbers, self.recipe.model, several=several)
-        words = [*columns] or find_labels(self._values(rows), *self._label)
+            return ClassLabels({}, self.recipe.model, several=several)
+        try:
+            words = [*columns]
+            if not columns:
+                [column] = self._label
+                words = find_labels(self._values(rows), column, self.purpose == "train")
+        except DataError as error:
+            raise TrainError(str(error)) from error
         if self.trained:
             return labels_of_model(words, known, self.recipe.model, columns, several)
         return ClassLabels(number_labels(words), columns=columns, several=several)

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
+from ftcluster_common.class_names import as_word
 from ftcluster_common.class_report import ClassReport, report_of_classes
 from ftcluster_common.columns import distilled_columns
 from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
@@ -32,7 +33,8 @@ from ftcluster_train.engine.models import (
     longest_input,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.labels import ClassLabels, as_word, labels_of_model
+from ftcluster_train.engine.tasks.class_choice import numbered
+from ftcluster_train.engine.tasks.labels import ClassLabels, labels_of_model
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -202,14 +204,13 @@ class TextDistillationTask(Task):
         """
         found = {word for _, word in self._rows_of(rows, "", (), label) if word}
         known = {name: number for number, name in enumerate(self.names)}
-        labels = labels_of_model(found, known, f"the teacher {self.recipe.teacher}")
-        unknown = sorted(found - known.keys())
-        if unknown and labels.numbers:
+        try:
+            labels = labels_of_model(found, known, f"the teacher {self.recipe.teacher}")
+        except TrainError as error:
             raise TrainError(
-                f"column {label} has the classes {', '.join(unknown[:8])}, and the teacher "
-                f"{self.recipe.teacher} has {', '.join(self.names)}",
+                f"column {label}: {error.message}",
                 "name them as the teacher does, or learn from it alone: leave the column out",
-            )
+            ) from error
         self._by_number = bool(found) and not labels.numbers
         return labels
 
@@ -219,12 +220,7 @@ class TextDistillationTask(Task):
         return [Document(sample["input_ids"], (), "".join(classes) or "(no label)", classes)]
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
-        numbers = dict(enumerate(self.names))
-        return {
-            "id2label": numbers,
-            "label2id": {name: number for number, name in numbers.items()},
-            "problem_type": "single_label_classification",
-        }
+        return {**numbered(self.names), "problem_type": "single_label_classification"}
 
     # a batch
 

@@ -20,6 +20,7 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.metrics import constant_notice, ranking_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.class_choice import numbered
 from ftcluster_train.engine.tasks.score_activation import (
     Activation,
     activation_path,
@@ -119,7 +120,7 @@ class TextRankingTask(Task):
 
     def model_settings(self, train_set: Samples) -> dict[str, Any]:  # noqa: ARG002
         # with one output CrossEncoder of sentence-transformers needs no files of its own
-        return {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+        return numbered(["LABEL_0"])
 
     def check_model(self, model: "PreTrainedModel") -> None:
         path = activation_path(model.config, Path(model.name_or_path))

@@ -1,0 +1,141 @@
+"""Targets that a model cannot write, beside what transformers' generate does with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.target_review import TargetReview
+from tests.engine.models import make_model, make_tokenizer
+from tests.engine.runs import make_whole_job, summaries, write_data, write_model
+
+TASK = "seq2seq-lm"
+START, END = 2, 3  # of the tests' tokenizer: [CLS], [SEP]
+
+
+class Wants(torch.nn.Module):
+    """Makes a model's most likely next tokens those of a target."""
+
+    def __init__(self, model: PreTrainedModel, target: list[int]) -> None:
+        super().__init__()
+        self.model, self.target = model, target
+
+    def written(self, **settings: Any) -> list[int]:
+        """Return what generate writes if the model wants to write the target."""
+
+        def wish(_: Any, __: Any, kwargs: Any, output: Any) -> Any:
+            length = kwargs["decoder_input_ids"].shape[1]
+            wanted = self.target[min(length - 1, len(self.target) - 1)]
+            output.logits[:, -1, wanted] += 1e4
+            return output
+
+        hook = self.model.register_forward_hook(wish, with_kwargs=True)
+        config = GenerationConfig(
+            decoder_start_token_id=START, eos_token_id=END, pad_token_id=0, **settings
+        )
+        source = torch.tensor([[2, 7, 8, 9, 3]])
+        most = {} if "max_length" in settings else {"max_new_tokens": 12}
+        found = self.model.generate(source, generation_config=config, use_cache=False, **most)
+        hook.remove()
+        return list(found[0, 1:].tolist())
+
+
+TARGET = [5, 6, 5, 6, 11, END]
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("min_length", range(3, 10)),
+        ("min_new_tokens", range(3, 9)),
+        ("max_length", range(4, 10)),
+        ("no_repeat_ngram_size", (1, 2, 3)),
+        ("encoder_no_repeat_ngram_size", (1, 2)),
+        ("forced_bos_token_id", (5, 6)),
+        ("suppress_tokens", ([11], [12])),
+        ("begin_suppress_tokens", ([5], [6])),
+    ],
+)
+@pytest.mark.parametrize("target", [TARGET, [7, 8, END], [5, 20, 5, END]])
+def test_a_setting_is_reported_if_generate_does_not_write_the_target(
+    setting: str, values: Any, target: list[int]
+) -> None:
+    model = Wants(make_model("bart", TASK).eval(), target)
+    for value in values:
+        reviewed = TargetReview(make_tokenizer(), {setting: value}, 100)
+        reviewed.add([[2, 7, 8, 9, 3]], [target], ["" for _ in "1"], 0)
+        notices = reviewed.notices("train", "m")
+        contradicts = model.written(**{setting: value}) != target
+        assert bool(notices) == contradicts, (value, notices)
+        assert not notices or f"{setting}" in notices[0]
+
+
+def test_unknown_tokens_and_letters_of_a_vocabulary() -> None:
+    letters = {letter: number for number, letter in enumerate(["<unk>", *"abcdefghij "])}
+    letters |= {"</s>": len(letters)}
+    plain = Tokenizer(models.WordLevel(letters, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    )
+    texts = ["{'a'}", "abc", "a\nb"]
+    tokens = tokenizer(texts)["input_ids"]
+    reviewed = TargetReview(tokenizer, {}, 100)
+    reviewed.add(tokens, tokens, texts, 100)
+    [notice] = reviewed.notices("train", "m")
+    unknown = sum(ids.count(0) for ids in tokens)
+    assert f"2 of 3 targets have {unknown} unknown tokens" in notice
+    assert "'\"'\"' 2".replace("'\"'\"'", '"\'"') in notice
+    assert "'\\n' 1" in notice
+
+
+def test_a_token_of_two_meanings_is_not_unknown() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.unk_token = tokenizer.eos_token = "[SEP]"
+    ids = [5, 6, tokenizer.eos_token_id]
+    reviewed = TargetReview(tokenizer, {}, 100)
+    reviewed.add([ids], [ids], [tokenizer.decode(ids, skip_special_tokens=True)], 100)
+    assert reviewed.notices("train", "m") == []
+
+
+def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> None:
+    """Those of facebook/bart-large-cnn."""
+    model = write_model(tmp_path / "bart", "bart", TASK, head=True)
+    path = Path(model) / "generation_config.json"
+    settings = {"min_length": 56, "max_length": 142, "no_repeat_ngram_size": 3}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    data = write_data(tmp_path / "data", {"train": summaries(12, 1), "validation": summaries(4, 2)})
+    notices = prepare(make_whole_job(tmp_path / "run", TASK, data, model)).notices
+    [notice] = [line for line in notices if line.startswith("train: min_length 56 in generation")]
+    assert "12 of 12 targets have fewer tokens (the shortest 3)" in notice
+    assert "set it to 2 or less" in notice
+    plain = write_model(tmp_path / "plain", "bart", TASK, head=True)
+    notices = prepare(make_whole_job(tmp_path / "run2", TASK, data, plain)).notices
+    assert not [line for line in notices if "generation_config" in line]
+
+
+@pytest.mark.parametrize(
+    ("task", "kind", "rows"),
+    [
+        ("causal-lm", "gpt2", [{"text": "w5 w6 so w7"}] * 40),
+        ("instruction-tuning", "gpt2", [{"prompt": "w5 so", "completion": "w6 {"}] * 40),
+        ("seq2seq-lm", "bart", [{"document": "w5 so", "summary": "w6 {"}] * 40),
+    ],
+)
+def test_unknown_tokens_are_counted_in_what_is_learned_alone(
+    tmp_path: Path, task: str, kind: str, rows: list[dict[str, Any]]
+) -> None:
+    model = write_model(tmp_path / "model", kind, task, head=True)
+    tokenizer = make_tokenizer()
+    tokenizer.bos_token = tokenizer.eos_token = "[SEP]"
+    tokenizer.save_pretrained(model)
+    data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:20]})
+    options = {"chat_template": False} if task == "instruction-tuning" else {}
+    notices = prepare(make_whole_job(tmp_path / "run", task, data, model, options)).notices
+    [notice] = [line for line in notices if line.startswith("train: NOT KNOWN to the tokenizer")]
+    assert "40 " in notice.partition(" unknown")[0]

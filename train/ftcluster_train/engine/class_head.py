@@ -1,0 +1,225 @@
+"""The output layer of a classifier that begins with a model which has one for other classes."""
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig
+
+from ftcluster_common.class_names import are_unnamed, few, match_names
+from ftcluster_train.engine.models import mismatched_weights, new_weights, plain_config
+from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ftcluster_common.recipe import Recipe
+
+OTHER_HEADS = re.compile(r"\w+For(\w*Classification|MultipleChoice|QuestionAnswering)")
+
+
+@dataclass(frozen=True)
+class ClassHead:
+    """How the output layer of a classifier begins.
+
+    Attributes:
+        rows: for each class of the training the model's class whose weights it begins with, or
+            None for random ones.
+        outputs: names of the model's outputs as it was loaded.
+        notice: a line for the user, or "".
+    """
+
+    rows: tuple[int | None, ...]
+    outputs: tuple[str, ...]
+    notice: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the model's output layer stays as it is."""
+        return list(self.rows) == [*range(len(self.outputs))]
+
+
+def head_of(
+    recipe: "Recipe", model: str, model_class: Any, settings: Mapping[str, Any]
+) -> ClassHead | None:
+    """Return how the output layer for a training begins; None if the model has none of its own.
+
+    Args:
+        model: its folder.
+        model_class: transformers' AutoModelFor... class.
+        settings: fields of the configuration for the training, with the names of its classes.
+    """
+    if recipe.from_scratch or "id2label" not in settings:
+        return None
+    trained, names = plain_config(model), [*map(str, settings["id2label"].values())]
+    known = trained.id2label
+    outputs = [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
+    kind = model_class.__name__.removeprefix("AutoModel")
+    classes = [str(name) for name in getattr(trained, "architectures", None) or ()]
+    if any(name.endswith(kind) for name in classes):
+        return choose_rows(recipe.model, outputs, names, _is_number(settings))
+    others = [name for name in classes if OTHER_HEADS.fullmatch(name)]
+    if not others:
+        return None if classes or are_unnamed(outputs) else choose_rows(
+            recipe.model, outputs, names, _is_number(settings)
+        )  # fmt: skip
+    said = f"{recipe.model} is a {others[0]}, so the output layer is NEW and begins at random"
+    return ClassHead((None,) * len(names), tuple(outputs), said)
+
+
+def _is_number(settings: Mapping[str, Any]) -> bool:
+    return len(settings["id2label"]) == 1 and settings["id2label"][0] == "LABEL_0"
+
+
+def choose_rows(
+    model: str, outputs: Sequence[str], names: Sequence[str], is_number: bool = False
+) -> ClassHead:
+    """Return which rows of a trained output layer the classes of a training begin with.
+
+    Rows are matched by the names of classes. If either side has no names and there are as many
+    classes, they are matched by number.
+
+    Args:
+        outputs: names of the model's classes.
+        names: of the training's classes.
+        is_number: whether the training's only output is a number, not a class.
+
+    >>> choose_rows("m", ["health", "money", "sport"], ["money", "sport", "travel"]).rows
+    (1, 2, None)
+    >>> choose_rows("m", ["LABEL_0", "LABEL_1"], ["bad", "good"]).rows
+    (0, 1)
+    """
+    has, new = f"{model} has the classes {few(outputs)}", (None,) * len(names)
+    at_random = "the output layer is NEW and begins at random"
+    if is_number or len(outputs) == 1:
+        if len(names) == len(outputs):
+            return ClassHead((0,), tuple(outputs))
+        wanted = "1 output" if is_number else f"{len(names)} classes"
+        said = f"{model} has {_outputs(outputs)}, the training {wanted}: {at_random}"
+        return ClassHead(new, tuple(outputs), said)
+    rows = match_names(names, outputs)
+    if list(rows) == [*range(len(outputs))]:
+        return ClassHead(tuple(rows), tuple(outputs))
+    if not any(row is not None for row in rows):
+        unnamed = are_unnamed(outputs) or are_unnamed(names)
+        if unnamed and len(outputs) == len(names):
+            pairs = [f"{old} is {name}" for old, name in zip(outputs, names, strict=True)]
+            said = (
+                f"the classes are not named alike, so {model}'s output layer is kept BY NUMBER: "
+                f"{few(pairs)}; if that is wrong, begin with a model without these classes"
+            )
+            return ClassHead(tuple(range(len(names))), tuple(outputs), said)
+        said = f"{has}, the data {few(names)}: {at_random}"
+        return ClassHead(new, tuple(outputs), said)
+    kept = [name for name, row in zip(names, rows, strict=True) if row is not None]
+    random = [name for name, row in zip(names, rows, strict=True) if row is None]
+    lost = [name for number, name in enumerate(outputs) if number not in rows]
+    parts = [f"{has}: the output layer keeps the rows of {few(kept)} by name"]
+    parts += [f"{few(random)} BEGINS AT RANDOM"] if random else []
+    parts += [f"{few(lost)} is dropped"] if lost else []
+    return ClassHead(tuple(rows), tuple(outputs), "; ".join(parts))
+
+
+def _outputs(outputs: Sequence[str]) -> str:
+    if len(outputs) == 1:
+        return "1 output"
+    named = "" if are_unnamed(outputs) else f" ({few(outputs)})"
+    return f"{len(outputs)} classes{named}"
+
+
+def settings_to_load(head: ClassHead | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the configuration with which the model's own output layer is loaded."""
+    if head is None or head.is_kept:
+        return dict(settings)
+    # classes may have the same name, as the numbers of a model's classes are what counts here
+    numbers = dict(enumerate(head.outputs))
+    label2id = {name: number for number, name in numbers.items()}
+    return {**settings, "id2label": numbers, "label2id": label2id, "problem_type": None}
+
+
+def begin_head(
+    model: "PreTrainedModel", head: ClassHead | None, model_class: Any, config: PretrainedConfig
+) -> None:
+    """Give a loaded model the output layer of a training.
+
+    Args:
+        model: loaded with `settings_to_load`.
+        config: that of the training.
+
+    Raises:
+        TrainError: other weights than those of the output layer do not fit, or the layer is not
+            one that can be replaced.
+    """
+    unfit = mismatched_weights(model)
+    if not unfit and (head is None or head.is_kept):
+        return
+    names = output_weights(model_class, model.config)
+    if others := sorted(unfit.keys() - names):
+        saved, wanted = unfit[others[0]]
+        raise TrainError(
+            f"{model.name_or_path} cannot be loaded: its weights {others[0]} have the shape "
+            f"{saved}, and by its configuration {wanted}",
+            "config.json and the weights belong to different models",
+        )
+    if head is None:
+        shapes = ", ".join(f"{name} {saved}" for name, (saved, _) in sorted(unfit.items()))
+        model.head_notice = (
+            f"the output layer is NEW and begins at random: that of {model.name_or_path} "
+            f"has another size ({shapes})"
+        )
+        rows: tuple[int | None, ...] = (None,) * config.num_labels
+    else:
+        rows = head.rows
+        if unfit or names <= new_weights(model):
+            rows = (None,) * len(rows)
+    for path in sorted({name.rpartition(".")[0] for name in names}):
+        _replace(model, path, rows)
+    for field in ("id2label", "label2id", "problem_type"):
+        setattr(model.config, field, getattr(config, field, None))
+    for module in model.modules():
+        if hasattr(module, "num_labels"):
+            module.num_labels = len(rows)
+    if None in rows:
+        model.new_weights = sorted(new_weights(model) | names)
+
+
+def head_notice(model: "PreTrainedModel") -> str:
+    """Return what a user should know of a new output layer that `head_of` did not foresee."""
+    return str(getattr(model, "head_notice", ""))
+
+
+def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
+    """Return the names of the weights whose shape depends on the number of classes."""
+    shapes = []
+    for more in (0, 1):
+        changed = copy.deepcopy(config)
+        changed.id2label = {n: f"LABEL_{n}" for n in range(config.num_labels + more)}
+        changed.label2id = {name: n for n, name in changed.id2label.items()}
+        with torch.device("meta"):
+            model = model_class.from_config(changed)
+        shapes.append({name: weight.shape for name, weight in model.named_parameters()})
+    return {name for name, shape in shapes[0].items() if shape != shapes[1].get(name)}
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
+    """Replace a linear layer by one with these rows of it, and random ones for None."""
+    old = model.get_submodule(path)
+    if type(old) is not nn.Linear or hasattr(old.weight, "nf4"):
+        raise TrainError(
+            f"the output layer {path} of {model.name_or_path} is a {type(old).__name__}, of which "
+            "single classes cannot be replaced",
+            "begin with a model that has the same classes, or none",
+        )
+    new = nn.Linear(old.in_features, len(rows), old.bias is not None, dtype=old.weight.dtype)
+    model._init_weights(new)  # as transformers initialises the layers of this model
+    for number, row in enumerate(rows):
+        if row is not None:
+            new.weight[number] = old.weight[row]
+            if old.bias is not None:
+                new.bias[number] = old.bias[row]
+    model.set_submodule(path, new)

@@ -1,0 +1,230 @@
+"""Finds the fields of messages that a chat template does not write.
+
+Each text in a field gets a mark at its end, and the conversation is written once more: a field
+whose mark is missing is not written. Where a template refuses marks or does without the text, the
+conversation is written without the field instead: if nothing changes, the field is not read.
+Standard library only.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ftcluster_common.conversations import Conversation
+from ftcluster_common.data_files import DataError
+from ftcluster_common.messages import ASSISTANT, Message
+from ftcluster_train.engine.data.text_samples import (
+    MARK,
+    THOUGHTS,
+    LearnedText,
+    Render,
+    learned_texts,
+    without_spaces,
+)
+
+READ = frozenset(("role", "content", "weight", "train"))  # what ftcluster reads or checks itself
+NAMES = frozenset(("id", "type", "index", "tool_call_id"))  # compared by templates, not written
+CERTAIN = 50  # times that a missing mark is checked
+TOOLS = "tools"
+IN_CONTENT = "thoughts in the content"
+
+Path = tuple[Any, ...]  # keys of objects and numbers in lists, from the conversation down
+RenderOf = Callable[[Conversation], Render]
+
+
+class WrittenFields:
+    """Counts the fields that conversations have, and those that the chat template leaves out."""
+
+    def __init__(self) -> None:
+        self._all: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+        self._checked: Counter[str] = Counter()
+        self._masked: Counter[str] = Counter()  # written, and outside of what is learned
+
+    def add(
+        self, conversation: Conversation, texts: Sequence[LearnedText], render_of: RenderOf
+    ) -> None:
+        """Count the fields of a conversation.
+
+        Args:
+            texts: as the template writes it.
+            render_of: makes the function that writes a conversation's messages.
+        """
+        written = [without_spaces(text.text) for text in texts]
+        for message in conversation.messages:
+            self._add_content(message, written)
+        leaves = dict(_leaves(conversation))
+        if not leaves:
+            return
+        marks = {path: f"{MARK}field-{number}." for number, path in enumerate(leaves)}
+        both = _texts(_with_marks(conversation, marks), render_of)
+        marked = None if both is None else _joined(both)
+        learned = "" if both is None else _learned(both)
+        lost: dict[tuple[Path, str], bool] = {}
+        found: dict[tuple[Path, str], bool] = {}
+        # texts first: a number beside a text that is written, as in arguments, is written too
+        for path, (label, value) in sorted(leaves.items(), key=_is_no_text):
+            of = (path[:2] if path[0] != TOOLS else path[:1], label)
+            is_name, has_mark = path[-1] in NAMES, not _is_no_text((path, (label, value)))
+            is_written = has_mark and marked is not None and marks[path] in marked
+            if not is_written and not has_mark and not is_name and found.get(of):
+                is_written = True
+            elif not is_written:
+                sure = is_name or (has_mark and bool(marked))
+                is_written = not self._is_unread(
+                    conversation, path, label, texts, render_of, sure=sure
+                )
+            elif path[0] in conversation.learned and marks[path] not in learned:
+                self._masked[label] += 1
+            found[of] = found.get(of, False) or is_written
+            lost[of] = lost.get(of, False) or not is_written
+        for of, some in lost.items():
+            self._all[of[1]] += 1
+            # of the descriptions of tools some parts may be left out
+            self._lost[of[1]] += not found[of] if of[1] == TOOLS else some
+
+    def _add_content(self, message: Message, written: Sequence[str]) -> None:
+        """Count an answer's text; `learned_texts` has checked all other messages."""
+        content = message.get("content") or ""
+        if message["role"] != ASSISTANT or not content.strip():
+            return
+        has_thoughts = bool(THOUGHTS.search(content))
+        kinds = [f"content of {ASSISTANT}", *[f"{IN_CONTENT} of {ASSISTANT}"] * has_thoughts]
+        self._all.update(kinds)
+        parts = [*map(without_spaces, THOUGHTS.split(content))]
+        missing = [not any(part in text for text in written) for part in parts]
+        # texts and thoughts alternate; a template may have begun the thoughts
+        first = THOUGHTS.search(content)
+        begun = bool(first and first.group().startswith("</"))
+        self._lost[kinds[0]] += any(missing[begun::2])
+        if has_thoughts:
+            self._lost[kinds[1]] += any(missing[1 - begun :: 2])
+
+    def _is_unread(
+        self, conversation: Conversation, path: Path, label: str, texts: Sequence[LearnedText],
+        render_of: RenderOf, *, sure: bool,
+    ) -> bool:  # fmt: skip
+        """Return True if the template writes the same without a field."""
+        if sure and self._checked[label] >= CERTAIN:
+            return True
+        without = _texts(_without(conversation, path), render_of)
+        is_unread = without is not None and _joined(without) == _joined(texts)
+        self._checked[label] += is_unread
+        return is_unread
+
+    def notices(self, split: str) -> list[str]:
+        """Return a line on what the template left out of a set, and forget the set."""
+        lost = [
+            f"{label} ({self._lost[label]} of {count})"
+            for label, count in self._all.items()
+            if self._lost[label]
+        ]
+        masked = [f"{label} ({count})" for label, count in self._masked.items()]
+        for counter in (self._all, self._lost, self._checked, self._masked):
+            counter.clear()
+        notices = []
+        if masked:
+            notices.append(
+                f"{split}: written by the chat template before the tokens that are learned, so not "
+                f"learned: {', '.join(masked)}"
+            )
+        if not lost:
+            return notices
+        return [
+            *notices,
+            f"{split}: NOT WRITTEN by the chat template, so nothing is learned of it: "
+            f"{', '.join(lost)}; use a tokenizer whose template writes it (tokenizer=DIR), or "
+            "remove it from the data",
+        ]
+
+
+def _joined(texts: Sequence[LearnedText]) -> str:
+    return "\0".join(text.text for text in texts)
+
+
+def _is_no_text(leaf: tuple[Path, tuple[str, Any]]) -> bool:
+    """Return True if a leaf cannot get a mark."""
+    path, (_, value) = leaf
+    return path[-1] in NAMES or not isinstance(value, str)
+
+
+def _learned(texts: Sequence[LearnedText]) -> str:
+    return "\0".join(text.text[begin:end] for text in texts for begin, end in text.spans)
+
+
+def _texts(conversation: Conversation, render_of: RenderOf) -> list[LearnedText] | None:
+    try:
+        return learned_texts(conversation, render_of(conversation))
+    except DataError:
+        return None
+
+
+def _leaves(conversation: Conversation) -> Iterator[tuple[Path, tuple[str, Any]]]:
+    """Yield the place, the name and the value of each thing in further fields of messages."""
+    for number, message in enumerate(conversation.messages):
+        for field, value in message.items():
+            if field not in READ:
+                for path, name in _within(value, (number, field), str(field)):
+                    yield path, (f"{name} of {message['role']}", _at(conversation, path))
+    for path, _ in _within(conversation.tools, (TOOLS,), TOOLS):
+        if path[-1] not in NAMES:
+            yield path, (TOOLS, _at(conversation, path))
+
+
+def _within(value: Any, path: Path, name: str) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            # the arguments of a call have names of their own
+            longer = name if name.endswith(".arguments") else f"{name}.{key}"
+            yield from _within(item, (*path, key), longer)
+    elif isinstance(value, list) and value:
+        for number, item in enumerate(value):
+            yield from _within(item, (*path, number), name)
+    elif value not in (None, "", [], {}) and path[-1] != "type":
+        yield path, name
+
+
+def _at(conversation: Conversation, path: Path) -> Any:
+    value: Any = conversation.tools if path[0] == TOOLS else conversation.messages[path[0]]
+    for key in path[1:]:
+        value = value[key]
+    return value
+
+
+def _with_marks(conversation: Conversation, marks: Mapping[Path, str]) -> Conversation:
+    for path, mark in marks.items():
+        value = _at(conversation, path)
+        if isinstance(value, str) and path[-1] not in NAMES:
+            conversation = _changed(conversation, path, partial(_marked, mark))
+    return conversation
+
+
+def _marked(mark: str, text: Any) -> str:
+    return f"{text} {mark}"
+
+
+def _without(conversation: Conversation, path: Path) -> Conversation:
+    """Return a conversation without a message's field, or without a part of it."""
+    if len(path) == 2 and path[0] != TOOLS:
+        messages = [dict(message) for message in conversation.messages]
+        del messages[path[0]][path[1]]
+        return replace(conversation, messages=messages)
+    return _changed(conversation, path, lambda value: "" if isinstance(value, str) else None)
+
+
+def _changed(conversation: Conversation, path: Path, change: Callable[[Any], Any]) -> Conversation:
+    if path[0] == TOOLS:
+        return replace(conversation, tools=_replaced(conversation.tools, path[1:], change))
+    messages = _replaced(list(conversation.messages), path, change)
+    return replace(conversation, messages=messages)
+
+
+def _replaced(value: Any, path: Path, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of a value with something else at a place."""
+    if not path:
+        return change(value)
+    copied = list(value) if isinstance(value, list) else dict(value)
+    copied[path[0]] = _replaced(copied[path[0]], path[1:], change)
+    return copied

@@ -1,0 +1,184 @@
+"""Targets beside what a model can write: its tokenizer's vocabulary and its generation settings."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from ftcluster_common.given_files import read_json
+
+SHOWN = 6  # characters in a notice
+LINES = "\n\t"  # blanks that are compared; tokenizers write other ones in their own way
+
+
+def read_generation_settings(folder: Path) -> dict[str, Any]:
+    """Return the generation settings in a model's folder; older models have them in config.json.
+
+    Raises:
+        GivenFileError: the file is damaged.
+    """
+    for name in (GENERATION_CONFIG_NAME, "config.json"):
+        if (folder / name).is_file():
+            found = read_json(folder / name)
+            known = found.items() if isinstance(found, dict) else ()
+            return {key: value for key, value in known if value is not None}
+    return {}
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the number of the unknown token, if that has no other meaning."""
+    others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
+    found = tokenizer.unk_token_id
+    return None if found is None or found in others else int(found)
+
+
+class TargetReview:
+    """Counts the targets of a set that a model cannot write.
+
+    Args:
+        settings: generation settings of the model.
+        limit: tokens that are written at most.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, settings: Mapping[str, Any], limit: int
+    ) -> None:
+        self._tokenizer, self._settings, self._limit = tokenizer, settings, limit
+        self._unknown = unknown_id(tokenizer)
+        self._lengths: list[int] = []
+        self._counts: Counter[str] = Counter()
+        self._lost: Counter[str] = Counter()
+
+    def add(
+        self,
+        sources: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        longest: int,
+    ) -> None:
+        """Count targets.
+
+        Args:
+            sources: tokens of each source.
+            targets: tokens of each target.
+            texts: the targets; only compared if they have fewer than `longest` tokens.
+        """
+        decoded = self._tokenizer.batch_decode([*map(list, targets)], skip_special_tokens=True)
+        for source, target, text, written in zip(sources, targets, texts, decoded, strict=True):
+            self._lengths.append(len(target))
+            unknown = sum(token == self._unknown for token in target)
+            self._counts["unknown tokens"] += unknown
+            lost = _letters(text) - _letters(written) if len(target) < longest else Counter()
+            self._lost.update(lost)
+            self._counts["targets with unknown"] += bool(unknown or lost)
+            self._count_settings(source, target)
+
+    def _count_settings(self, source: Sequence[int], target: Sequence[int]) -> None:
+        get = self._settings.get
+        counts = {
+            "min_length": len(target) < _number(get("min_length")),
+            # the last token ends a text
+            "min_new_tokens": len(target) <= _number(get("min_new_tokens")),
+            # the decoder's first token counts too
+            "max_length": 0 < _number(get("max_length")) <= len(target),
+            "limit": len(target) > self._limit,
+            "no_repeat_ngram_size": _repeats(target, _number(get("no_repeat_ngram_size"))),
+            "encoder_no_repeat_ngram_size": bool(
+                _grams(target, size := _number(get("encoder_no_repeat_ngram_size")))
+                & _grams(source, size)
+            ),
+            "forced_bos_token_id": target[:1] != [get("forced_bos_token_id")],
+            "suppress_tokens": bool({*_list(get("suppress_tokens"))} & {*target}),
+            "begin_suppress_tokens": bool({*_list(get("begin_suppress_tokens"))} & {*target[:1]}),
+            "eos_token_id": bool(target) and target[-1] not in _list(get("eos_token_id")),
+        }
+        self._counts.update(name for name, count in counts.items() if count)
+
+    def notices(self, split: str, model: str) -> list[str]:
+        """Return a line for each setting that keeps a model from writing the targets."""
+        if not self._lengths:
+            return []
+        every, get = len(self._lengths), self._settings.get
+        shortest, longest = min(self._lengths), max(self._lengths)
+        where = f"in generation_config.json of {model} (or of a copy of it)"
+        notices = []
+        if count := self._counts["targets with unknown"]:
+            letters = ", ".join(f"{c!a} {n}" for c, n in self._lost.most_common(SHOWN))
+            more = ", ..." if len(self._lost) > SHOWN else ""
+            notices.append(
+                f"{split}: NOT KNOWN to the tokenizer: {count} of {every} targets have "
+                f"{self._counts['unknown tokens']} unknown tokens"
+                + (f" or characters that get lost ({letters}{more})" if letters else "")
+                + ", which the model cannot write; use a model whose tokenizer knows them, or "
+                "write the targets without them"
+            )
+        if count := self._counts["limit"]:
+            notices.append(
+                f"{split}: {count} of {every} targets have more than the {self._limit} tokens that "
+                f"are written at most (the longest {longest}): max_new_tokens={longest}"
+            )
+        what = {
+            "min_length": f"have fewer tokens (the shortest {shortest}), so texts do not end where "
+            "they should",
+            "min_new_tokens": f"have fewer tokens (the shortest {shortest}), so texts do not end "
+            "where they should",
+            "max_length": f"have more tokens (the longest {longest}), where other programs stop",
+            "no_repeat_ngram_size": "repeat so many tokens, which is not written",
+            "encoder_no_repeat_ngram_size": "repeat so many tokens of their source, which is not "
+            "written",
+            "forced_bos_token_id": "begin with another token, and every text will begin with it",
+            "suppress_tokens": "have such tokens, which are not written",
+            "begin_suppress_tokens": "begin with such a token, which is not written there",
+            "eos_token_id": "do not end with it, so texts end only at the limit",
+        }
+        for name, problem in what.items():
+            value = get(name)
+            # of a single target too, but for settings that a few truncated ones do not have
+            most = name in ("forced_bos_token_id", "eos_token_id")
+            count = self._counts[name] if value not in (None, 0, []) or most else 0
+            if value is None or not count or (most and 2 * count <= every):
+                continue
+            shown = f"{name} {value}" if isinstance(value, int) else name
+            notices.append(
+                f"{split}: {shown} {where}: {count} of {every} targets {problem}; "
+                f"{_remedy(name, shortest, longest)}"
+            )
+        return notices
+
+
+def _remedy(name: str, shortest: int, longest: int) -> str:
+    if name == "max_length":
+        return f"set it to {longest + 1} or more"
+    if name in ("min_length", "min_new_tokens"):
+        return f"set it to {max(0, shortest - 1)} or less"
+    if name == "eos_token_id":
+        return "use the model's own tokenizer, or set it to the tokenizer's"
+    return "remove it there"
+
+
+def _letters(text: str) -> Counter[str]:
+    plain = unicodedata.normalize("NFKC", text)
+    return Counter(letter for letter in plain if letter in LINES or not letter.isspace())
+
+
+def _number(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else 0
+
+
+def _list(value: Any) -> list[Any]:
+    values = value if isinstance(value, list) else [value]
+    return [token for token in values if isinstance(token, int)]
+
+
+def _grams(tokens: Sequence[int], size: int) -> set[tuple[int, ...]]:
+    if size < 1:
+        return set()
+    return {tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)}
+
+
+def _repeats(tokens: Sequence[int], size: int) -> bool:
+    return size > 0 and len(_grams(tokens, size)) < len(tokens) - size + 1
