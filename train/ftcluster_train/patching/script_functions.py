@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.kernels.cross_entropy import cross_entropy
-from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm, rounded_output
+from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm
 from ftcluster_train.kernels.linear import linear
 from ftcluster_train.kernels.private_torch import is_transformed
 from ftcluster_train.kernels.products import torch_linear
@@ -24,6 +24,7 @@ from ftcluster_train.patching.registry import (
     ObjectPatch,
     always,
     call_after,
+    keep_out_of_pickles,
     say_fp32,
     say_once,
 )
@@ -72,8 +73,7 @@ def _of_script(
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    rounded = rounded_output(input) if computes_in_bf16() else None
-    input, weight = cast_as_torch(input if rounded is None else rounded, weight)
+    input, weight = cast_as_torch(input, weight)
     bias = None if bias is None else cast_as_torch(bias)[0]
     return linear(input, weight, bias, rows_read(input))
 
@@ -108,7 +108,7 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Linear layers take its output in bf16."""
+    """As torch's, in one pass over memory."""
     return norm(input.float(), weight, bias, eps, centered=True)
 
 
@@ -190,6 +190,7 @@ def replace_functions() -> bool:
         setattr(patch.owner, patch.original.__name__, function)
     for kind in (torch.optim.Adam, torch.optim.AdamW):
         call_after(kind, "__init__", FUSED_ADAMW.apply)
+    keep_out_of_pickles()
     return True
 
 
