@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ftcluster_common.launch import own_rank
+from ftcluster_train.kernels.private_torch import has_global_hooks
 
 Place = TypeVar("Place")
 HOOKS = (
@@ -132,7 +133,7 @@ def keep_out_of_pickles() -> None:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether someone has to see what the module gets or returns, in either pass."""
-    return any(vars(module)[hooks] for hooks in HOOKS)
+    return has_global_hooks() or any(vars(module)[hooks] for hooks in HOOKS)
 
 
 def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:
