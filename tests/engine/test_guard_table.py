@@ -15,10 +15,11 @@ import transformers
 from torch import nn
 
 from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.patching.fused_steps import FUSED_ADAMW
 from ftcluster_train.patching.kernel_mode import find_head
 from ftcluster_train.patching.patch_model import SHARED_KEYS, Optimizations, patch_model
 from ftcluster_train.patching.registry import FunctionPatch
-from ftcluster_train.patching.script_functions import FUSED_ADAMW, SCRIPT_FUNCTIONS
+from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from ftcluster_train.patching.script_models import activation_patches
 from ftcluster_train.patching.shared_entries import (
     FUSED_GATED_MLPS,
@@ -67,7 +68,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "test_unpadding.py::test_where_padding_stays",
     ),
     "the last layer of a language model": ("test_guards.py::test_heads_whose_logits_are_needed",),
-    "AdamW and Adam: fused": ("test_fast.py::test_adamw_is_fused_where_the_script_has_not_chosen",),
+    "AdamW and Adam: fused": ("test_fused_steps.py::test_layouts",),
     "`torch.compile`": ("test_guards.py::test_a_compiled_model",),
     "`functional.cross_entropy`": ("test_fast.py::test_what_does_not_fit_is_said_once",),
     "`NewGELUActivation.forward`": UNKNOWN[1:],

@@ -115,7 +115,7 @@ def all_reduce_bf16(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     piece = -(-len(flat) // ranks)
     wire = torch.zeros(piece * ranks, dtype=torch.bfloat16)
     wire[: len(flat)] = flat
-    total = torch.empty(piece)
+    total = torch.empty(piece, dtype=torch.float32)
     reduced = ReduceScatter(wire, torch.empty_like(wire), group)
     reduced.wait()
     reduced.sum(total, add=False)
@@ -160,7 +160,7 @@ def _all_reduce(
 ) -> None:
     ranks = dist.get_world_size(group)
     rows = -(-len(own) // (BLOCK * ranks)) * ranks
-    padded = torch.zeros(rows * BLOCK)
+    padded = torch.zeros(rows * BLOCK, dtype=torch.float32)
     padded[: len(own)] = own
     wire = pack(padded.view(rows, BLOCK), dtype)
     own.copy_(unpack(wire, dtype).view(-1)[: len(own)])
@@ -212,7 +212,7 @@ def count_rows(own: int, traffic: Traffic) -> list[int]:
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     traffic.add(counts.nbytes, len(counts))
     with traffic:
-        all_gather(counts, torch.tensor([own]), None)
+        all_gather(counts, torch.tensor([own], dtype=torch.int64), None)
     return [int(count) for count in counts]
 
 

@@ -79,7 +79,8 @@ class MpiGroup(JoinedGroup):
             raise ValueError("sparse tensors can only be added up")
         own = tensor.detach().coalesce()
         count = own._nnz()
-        said = self._gathered(torch.tensor([count, own.sparse_dim(), *own.shape]), opts).tolist()
+        sizes = torch.tensor([count, own.sparse_dim(), *own.shape], dtype=torch.int64)
+        said = self._gathered(sizes, opts).tolist()
         counts = counts_of_sparse(said)
         parts = []
         for data in (own.indices().t(), own.values()):

@@ -68,7 +68,8 @@ def check_bfloat16() -> None:
 
 def adds_bfloat16(kind: MPI.Datatype) -> bool:
     """Whether MPI adds values of a type as bf16."""
-    values, others = torch.tensor([1.5, -2.0]).bfloat16(), torch.tensor([2.25, 0.5]).bfloat16()
+    values = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
+    others = torch.tensor([2.25, 0.5], dtype=torch.bfloat16)
     sums = others.clone()
     try:
         if kind == MPI.DATATYPE_NULL or kind.Get_size() != values.itemsize:

@@ -202,7 +202,7 @@ def gather_over_ranks(value: Any) -> list[Any]:
     """
     encoded = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(encoded)]))
+    dist.all_gather(sizes, torch.tensor([len(encoded)], dtype=torch.int64))
     longest = max(map(int, sizes))
     padded = torch.nn.functional.pad(encoded, (0, longest - len(encoded)))
     texts = [torch.empty_like(padded) for _ in sizes]

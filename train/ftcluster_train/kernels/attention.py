@@ -6,22 +6,27 @@ keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, s
 sequences stay with the flash kernel.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ftcluster_train.kernels import attention_heads, simd
+from ftcluster_train.kernels.derivatives import by_torch, needs_torch
 from ftcluster_train.kernels.elementwise import (
     draw_seed,
     drop_of,
     exact_drop_of,
 )
+from ftcluster_train.kernels.private_torch import is_transformed
 from ftcluster_train.kernels.simd import Drop
 
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
+TINY = 1e-45  # fp32's smallest number
 CAUSAL_BLOCK = 128  # query rows that are computed together, at least
 CAUSAL_BLOCKS = 8  # at most
 FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
@@ -41,18 +46,20 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
         hidden: torch.Tensor | None,
         plan: attention_heads.Plan,
     ) -> torch.Tensor:
-        query, key, value = map(attention_heads.with_rows, (query, key, value))
-        output, probabilities = attention_heads.forward(query, key, value, bias, hidden, plan)
+        vectors = map(attention_heads.with_rows, (query, key, value))
+        output, probabilities = attention_heads.forward(*vectors, bias, hidden, plan)
         ctx.save_for_backward(query, key, value, probabilities)
         ctx.plan = plan
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, probabilities = ctx.saved_tensors
-        grad = attention_heads.with_rows(grad_output)
-        gradients = attention_heads.backward(grad, probabilities, query, key, value, ctx.plan)
+        if needs_torch(grad_output):
+            formula = partial(_of_heads, ctx.plan, probabilities)
+            return *by_torch(formula, (query, key, value), grad_output), None, None, None
+        grad, *vectors = map(attention_heads.with_rows, (grad_output, query, key, value))
+        gradients = attention_heads.backward(grad, probabilities, *vectors, ctx.plan)
         return *gradients, None, None, None
 
 
@@ -80,9 +87,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         p: float,
         exact: bool,
     ) -> torch.Tensor:
+        saved = query, key, value, masked_rows, bias if ctx.needs_input_grad[3] else None
         query = query * scale
         kept = 1 / (1 - p) if exact else 1.0  # scales the output, not each probability
-        output = torch.empty((*query.shape[:2], value.shape[2]), dtype=value.dtype)
+        output = simd.empty(*query.shape[:2], value.shape[2], dtype=value.dtype)
         probabilities: list[torch.Tensor] = []
         drops: list[Drop | None] = []
         parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
@@ -101,18 +109,21 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             drops.append(drop)
         if masked_rows is not None:
             output.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
-        ctx.save_for_backward(query, key, value, masked_rows, *probabilities)
+        ctx.save_for_backward(*saved, *probabilities)
         ctx.parts, ctx.scale, ctx.kept, ctx.heads, ctx.drops = parts, scale, kept, heads, drops
         ctx.per_key = per_key
         ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
         return output if kept == 1 else output.mul_(kept)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, masked_rows, bias, *saved = ctx.saved_tensors
+        if needs_torch(grad_output):
+            formula = partial(_of_parts, ctx, saved)
+            gradients = by_torch(formula, (query, key, value, bias), grad_output)
+            return *gradients, *[None] * 7
         if ctx.kept != 1:
             grad_output = grad_output * ctx.kept
-        query, key, value, masked_rows, *saved = ctx.saved_tensors
         if masked_rows is not None:
             of_samples = grad_output.unflatten(0, (-1, ctx.heads))
             grad_output = of_samples.masked_fill(masked_rows, 0).flatten(0, 1)
@@ -129,8 +140,132 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
             if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `masked`
                 grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
             torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
-            grad_key[samples, keys].baddbmm_(grad_scores.transpose(1, 2), query[samples, rows])
+            grad_key[samples, keys].baddbmm_(
+                grad_scores.transpose(1, 2), query[samples, rows], alpha=ctx.scale
+            )
         return grad_query.mul_(ctx.scale), grad_key, grad_value, grad_bias, *[None] * 7
+
+
+def _again(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    probabilities: torch.Tensor,
+    scale: float,
+    factors: torch.Tensor | float,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what attention with these probabilities returns, as a function of its inputs.
+
+    Args:
+        query, key, value, probabilities: matrices, after any dimensions that they have in common.
+        factors: what the probabilities are multiplied by.
+        bias: a part of the scores that has gradients.
+    """
+    scores = scale * (query.float() @ key.float().mT)
+    if bias is not None:
+        scores = scores + bias
+    seen = probabilities > 0
+    # what else was added to the scores has no gradients
+    constant = (probabilities.float().clamp(min=TINY).log() - scores).detach()
+    again = (scores + constant).masked_fill(~seen, MASKED).softmax(-1).masked_fill(~seen, 0)
+    return ((again * factors) @ value.float()).to(query.dtype)
+
+
+def _factors(drop: Drop | None, kept: float, *sizes: int) -> torch.Tensor | float:
+    return kept if drop is None else simd.mask_of(drop, *sizes).mul_(kept)
+
+
+def _of_heads(
+    plan: attention_heads.Plan,
+    probabilities: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> torch.Tensor:
+    """Return what `_HeadAttention` returns, by torch."""
+    (samples, heads, queries, size), keys = query.shape, key.shape[2]
+    factors = _factors(plan.drop, plan.kept, probabilities.numel())
+    if plan.documents is None:
+        sizes = (samples, heads, queries, keys)
+        if isinstance(factors, torch.Tensor):
+            factors = factors.view(sizes)
+        return _again(query, key, value, probabilities.view(sizes), plan.scale, factors)
+    groups, place, outputs = key.shape[1], 0, {}
+    starts = list(accumulate(plan.documents, initial=0))
+    # in memory the longest ones are first; queries that share keys are beside each other
+    for i in sorted(range(len(plan.documents)), key=lambda i: -plan.documents[i]):
+        tokens = slice(starts[i], starts[i + 1])
+        shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
+        rows = shared.flatten(1, 2)
+        sizes = (groups, rows.shape[1], plan.documents[i])
+        here = slice(place, place + math.prod(sizes))
+        output = _again(
+            rows, key[0, :, tokens], value[0, :, tokens], probabilities[here].view(sizes),
+            plan.scale, factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors,
+        )  # fmt: skip
+        outputs[i] = output.view(shared.shape).transpose(1, 2).flatten(0, 1)
+        place = here.stop
+    return torch.cat([outputs[i] for i in range(len(outputs))], 1).unsqueeze(0)
+
+
+def _of_parts(
+    ctx: Any,
+    saved: Sequence[torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return what `_Attention` returns, by torch."""
+    if bias is not None:  # one part, see `masked`
+        bias = bias.expand(-1, ctx.heads, *saved[0].shape[1:])
+        bias = bias.expand(len(query) // ctx.heads, -1, -1, -1).flatten(0, 1)
+    outputs = [
+        _again(
+            query[samples, rows], key[samples, keys], value[samples, keys], probabilities,
+            ctx.scale, _factors(drop, ctx.kept, *probabilities.shape), bias,
+        )
+        for (_, samples, rows, keys), probabilities, drop in zip(
+            ctx.parts, saved, ctx.drops, strict=True
+        )
+    ]  # fmt: skip
+    by_samples = outputs[0].shape[1] == query.shape[1]
+    output = torch.cat(outputs, 0 if by_samples else 1)
+    masked_rows = ctx.saved_tensors[3]
+    if masked_rows is not None:
+        output = output.unflatten(0, (-1, ctx.heads)).masked_fill(masked_rows, 0).flatten(0, 1)
+    return output
+
+
+def _by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: "Masked",
+    causal: bool,
+    scale: float,
+    p: float,
+) -> torch.Tensor:
+    """Return what `attention` returns, by torch: for transforms, which see each operation."""
+    scores = scale * (query.float() @ key.float().mT)
+    queries, keys = scores.shape[-2:]
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
+    if causal:
+        rows = torch.arange(queries, dtype=torch.int64, device="cpu")
+        last = keys - 1 - (queries - 1 - rows).div(queries // keys, rounding_mode="floor")
+        scores = scores.masked_fill(numbers > last.unsqueeze(1), MASKED)
+    elif mask.lengths is not None:
+        lengths = torch.tensor(mask.lengths, dtype=torch.int64, device="cpu")
+        scores = scores.masked_fill(numbers >= lengths.view(-1, 1, 1, 1), MASKED)
+    if mask.rows is not None:
+        scores = scores.masked_fill(mask.rows, 0)
+    probabilities = torch.dropout(scores.softmax(-1), p, p > 0)
+    if mask.rows is not None:
+        probabilities = probabilities.masked_fill(mask.rows, 0)
+    return (probabilities @ value.float()).to(query.dtype)
 
 
 def _draw(p: float, exact: bool) -> Drop | None:
@@ -218,7 +353,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     bias: torch.Tensor | None = mask
     if mask.dtype == torch.bool:
         hidden = ~mask
-        bias = torch.zeros(mask.shape, dtype=query.dtype).masked_fill_(hidden, MASKED)
+        bias = simd.zeros(*mask.shape, dtype=query.dtype).masked_fill_(hidden, MASKED)
     rows = hidden.all(-1, keepdim=True)
     lengths = None
     batch, heads, queries, _ = query.shape
@@ -226,11 +361,13 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
         return Masked(None, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
         seen = (~hidden).any(2).any(1)  # (batch, keys)
-        lengths = (seen * torch.arange(1, keys + 1)).amax(-1).clamp(min=1).tolist()
+        numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
+        lengths = (seen * (numbers + 1)).amax(-1).clamp(min=1).tolist()
         if sum(lengths) > MANY_KEYS * batch * keys:
             lengths = None
         elif mask.dtype == torch.bool:
-            behind = torch.arange(keys) >= torch.tensor(lengths).view(-1, 1, 1, 1)
+            ends = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+            behind = numbers >= ends.view(-1, 1, 1, 1)
             if not (hidden & ~behind).any():  # nothing else is masked
                 bias = None
     return Masked(values, made_for, bias, rows if rows.any() else None, lengths)
@@ -269,6 +406,8 @@ def attention(
     learned = mask.bias is not None and mask.bias.requires_grad
     output: torch.Tensor
     with torch.autocast("cpu", enabled=False):
+        if is_transformed():
+            return _by_torch(query, key, value, mask, causal, scale, p)
         if not learned and attention_heads.takes(query, key, value):
             drop = _draw(p, exact)
             plan = attention_heads.Plan(
@@ -304,7 +443,7 @@ def attention_of_documents(
         scale, p, exact, causal: as of `attention`.
     """
     scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
-    if not attention_heads.takes(query, key, value, lengths):
+    if is_transformed() or not attention_heads.takes(query, key, value, lengths):
         return None
     drop = _draw(p, exact)
     plan = attention_heads.Plan(int(causal), None, scale, kept, drop, lengths)

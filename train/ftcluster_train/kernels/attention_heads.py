@@ -96,7 +96,7 @@ def takes(
         fits = fits and samples == 1 and sum(documents) == queries == keys
         keys = max(documents)
         queries = keys * heads // max(of_keys, 1)
-    fits = fits and query.dtype == key.dtype == value.dtype
+    fits = fits and simd.are_alike(query, key, value)
     fits = fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST
     return fits and _has_loop(query.dtype)
 
@@ -129,15 +129,16 @@ def forward(
         count = heads * sum(length * length for length in plan.documents)
     probabilities, output = query.new_empty(count), empty_by_token(query)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
-    call.output = _vectors(output)
+    call.output = _vectors(output, query.dtype)
     if bias is not None:
         bias = with_rows(bias.to(query.dtype).expand(samples, heads, queries, keys))
-        call.bias, (call.bias_sample, call.bias_head, call.bias_row, _) = (
-            bias.data_ptr(), bias.stride(),
+        rows = _vectors(bias, query.dtype)
+        call.bias, call.bias_sample, call.bias_head, call.bias_row = (
+            rows.at, rows.sample, rows.head, rows.row,
         )  # fmt: skip
     if hidden is not None:
         hidden = hidden.expand(samples, heads, queries, 1).contiguous()
-        call.hidden = hidden.data_ptr()
+        call.hidden = simd.address(hidden, torch.bool, samples * heads * queries)
     _run(call, query, back=False)
     del kept_alive
     return output, probabilities
@@ -159,8 +160,8 @@ def backward(
     """
     gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
     call, kept_alive = _call_of(query, key, value, probabilities, plan)
-    call.of_output = _vectors(grad)
-    call.of_query, call.of_key, call.of_value = map(_vectors, gradients)
+    call.of_output = _vectors(grad, query.dtype)
+    call.of_query, call.of_key, call.of_value = (_vectors(x, query.dtype) for x in gradients)
     _run(call, query, back=True)
     del kept_alive
     return gradients
@@ -168,7 +169,7 @@ def backward(
 
 def with_rows(x: torch.Tensor) -> torch.Tensor:
     """Itself, or a copy whose last dimension is contiguous."""
-    return x if x.stride(3) == 1 else x.contiguous()
+    return x if x.stride(3) == 1 and not x.is_neg() else simd.in_order(x)
 
 
 def empty_by_token(x: torch.Tensor) -> torch.Tensor:
@@ -177,8 +178,16 @@ def empty_by_token(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(samples, length, heads, size).transpose(1, 2)
 
 
-def _vectors(x: torch.Tensor) -> _Vectors:
-    return _Vectors(x.data_ptr(), *x.stride()[:3])
+def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:
+    """Return where the vectors of a tensor are, whose last dimension is contiguous.
+
+    Raises:
+        ValueError: C would read or write other elements than the tensor's.
+    """
+    *strides, apart = x.stride()
+    if x.dtype is not dtype or (apart != 1 and x.shape[3] > 1) or not simd.is_in_memory(x):
+        raise ValueError(f"{x.dtype} at strides {x.stride()}, {x.layout}, on {x.device}")
+    return _Vectors(x.data_ptr(), *strides)
 
 
 def _call_of(
@@ -189,20 +198,25 @@ def _call_of(
     plan: Plan,
 ) -> tuple[_Heads, Any]:
     """The call, and what has to be kept until it ends."""
-    drop = plan.drop or KEEP_ALL
+    samples, heads, queries, _ = query.shape
+    drop, dtype = plan.drop or KEEP_ALL, query.dtype
+    count = samples * heads * queries * key.shape[2]
+    if plan.documents is not None:
+        count = heads * sum(length * length for length in plan.documents)
     call = _Heads(
-        *map(_vectors, (query, key, value)), probabilities=probabilities.data_ptr(),
+        *(_vectors(x, dtype) for x in (query, key, value)),
+        probabilities=simd.address(probabilities, dtype, count),
         samples=query.shape[0], heads=query.shape[1], queries=query.shape[2], keys=key.shape[2],
         size=query.shape[3], per_key=plan.per_key, causal=plan.per_key > 0, scale=plan.scale,
         kept=plan.kept, drops=plan.drop is not None,
         drop=_Drop(drop.seed % (1 << 64), drop.threshold, drop.scale),
     )  # fmt: skip
-    lengths = None if plan.lengths is None else torch.tensor(plan.lengths, dtype=torch.int64)
+    lengths = None if plan.lengths is None else _integers(plan.lengths)
     if plan.documents is None:
-        call.lengths = None if lengths is None else lengths.data_ptr()
+        call.lengths = None if lengths is None else _address(lengths, samples)
         return call, lengths
     # the longest ones first: whoever has done one takes the next
-    tokens = torch.tensor(plan.documents, dtype=torch.int64)
+    tokens = _integers(plan.documents)
     lengths, order = tokens.sort(descending=True, stable=True)
     starts = (tokens.cumsum(0) - tokens)[order]
     scores = lengths.square() * query.shape[1]
@@ -210,8 +224,18 @@ def _call_of(
     call.samples, call.heads, call.keys = len(lengths), key.shape[1], int(lengths[0])
     call.per_key = query.shape[1] // key.shape[1]
     call.queries = call.keys * call.per_key
-    call.lengths, call.starts, call.places = (x.data_ptr() for x in (lengths, starts, places))
+    call.lengths, call.starts, call.places = (
+        _address(x, len(plan.documents)) for x in (lengths, starts, places)
+    )
     return call, (lengths, starts, places)
+
+
+def _integers(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _address(integers: torch.Tensor, count: int) -> ctypes.c_void_p:
+    return simd.address(integers, torch.int64, count)
 
 
 def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:
@@ -225,7 +249,7 @@ def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:
     )
     size_of.restype = ctypes.c_int64
     call.own_bytes = size_of(ctypes.byref(call))
-    own = torch.empty(threads * call.own_bytes + LINE, dtype=torch.uint8)
+    own = simd.empty(threads * call.own_bytes + LINE, dtype=torch.uint8)
     call.own = own.data_ptr() + -own.data_ptr() % LINE
     kind = () if by_tiles else (simd.TYPES[query.dtype],)
     run(ctypes.byref(call), int(back), *kind, threads)

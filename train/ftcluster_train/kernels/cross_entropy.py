@@ -10,20 +10,23 @@ in bf16 only, of no more tokens at once than LOGITS says, and are replaced by th
 some rows at a time, which stay in the cache.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_common.kernel_limits import LOGITS
 from ftcluster_train.kernels import products, simd
+from ftcluster_train.kernels.derivatives import by_torch, needs_torch
 from ftcluster_train.kernels.gradient_sums import sums_of
+from ftcluster_train.kernels.private_torch import is_transformed
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
 ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
 # tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
 PRODUCT_ROWS = 256
+torch_cross_entropy = functional.cross_entropy  # also where `ftcluster_train.fast` has replaced it
 ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 
@@ -34,25 +37,37 @@ class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     def forward(
         ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
     ) -> torch.Tensor:
-        totals = torch.empty(len(logits))
+        # apart: their sum would lose the digits of the second one where all logits are large
+        largest, totals = simd.empty(2, len(logits))
         for rows in _row_chunks(logits):
-            totals[rows] = logits[rows].float().logsumexp(-1)
+            part = logits[rows].float()
+            torch.amax(part, -1, out=largest[rows])
+            torch.sum((part - largest[rows].unsqueeze(1)).exp_(), -1, out=totals[rows])
         counted = targets != ignored
         chosen = targets.where(counted, 0)
-        ctx.save_for_backward(logits, chosen, counted, totals)
-        losses = totals - logits.gather(1, chosen.unsqueeze(1)).squeeze(1).float()
-        return losses.where(counted, 0)
+        ctx.save_for_backward(logits, chosen, counted, largest, totals)
+        of_target = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).float() - largest
+        return (totals.log() - of_target).where(counted, 0)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        logits, chosen, counted, totals = ctx.saved_tensors
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        logits, chosen, counted, largest, totals = ctx.saved_tensors
+        if needs_torch(grad_output):
+            (grad_logits,) = by_torch(
+                lambda logits: torch_cross_entropy(
+                    logits.float(), chosen, reduction="none"
+                ).where(counted, 0),
+                (logits,),
+                grad_output,
+            )  # fmt: skip
+            return grad_logits, None, None
         grad_logits = torch.empty_like(logits)
-        factors = grad_output.where(counted, 0).unsqueeze(1)
+        factors = grad_output.where(counted, 0)
+        shares = (factors / totals).unsqueeze(1)
         for rows in _row_chunks(logits):
-            part = logits[rows] - totals[rows].unsqueeze(1)  # in fp32
-            part.exp_().mul_(factors[rows])
-            part.scatter_add_(1, chosen[rows].unsqueeze(1), -factors[rows])
+            part = logits[rows].float() - largest[rows].unsqueeze(1)
+            part.exp_().mul_(shares[rows])
+            part.scatter_add_(1, chosen[rows].unsqueeze(1), -factors[rows].unsqueeze(1))
             grad_logits[rows] = part
         return grad_logits, None, None
 
@@ -73,6 +88,11 @@ def cross_entropy(
         ignored: the class of rows that do not count.
         reduction: "mean", "sum" or "none".
     """
+    if is_transformed() or not simd.are_alike(logits):
+        output: torch.Tensor = torch_cross_entropy(
+            logits.float(), targets, ignore_index=ignored, reduction=reduction
+        )
+        return output
     losses: torch.Tensor = _CrossEntropy.apply(logits, targets, ignored)
     if reduction == "none":
         return losses
@@ -92,9 +112,9 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         grad_weight: torch.Tensor | None = None
-        grad_bias = torch.zeros(len(weight)) if of_bias else None
+        grad_bias = simd.zeros(len(weight)) if of_bias else None
         size = chunk_size(len(weight))
-        loss = torch.zeros(())
+        loss = simd.zeros()
         for begin in range(0, len(tokens), size):
             part = slice(begin, begin + size)
             logits = _logits(hidden[part], padded, bias)
@@ -107,21 +127,22 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
                 whole = len(tokens) <= size
                 grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
             del logits  # else those of two parts are there while the next ones are computed
-        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, weight)
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias)
         return loss
 
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
-        grad_hidden, grad_weight, grad_bias, weight = ctx.saved_tensors
+        grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias = ctx.saved_tensors
+        if needs_torch(grad_output):
+            return _by_torch(hidden, weight, tokens, bias, "sum", grad_output)
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
         if grad_weight is not None:
             grad_weight = _of_weight(grad_weight, weight, grad_output)
         if grad_bias is not None:
-            grad_bias = grad_bias.mul_(grad_output).to(ctx.bias_dtype)
+            grad_bias = (grad_bias * grad_output).to(bias.dtype)
         return grad_hidden, grad_weight, None, grad_bias
 
 
@@ -141,28 +162,29 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
         padded = _with_aligned_rows(weight)
         frozen = of_hidden and not (of_weight or of_bias)
         grad_hidden = torch.empty_like(hidden) if frozen else None
-        losses = torch.empty(len(tokens))
+        losses = simd.empty(len(tokens))
         for part in _chunks(tokens, weight):
             logits = _logits(hidden[part], padded, bias)
             losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
             if grad_hidden is not None:
                 _product(logits, padded, grad_hidden[part])
             del logits
-        ctx.save_for_backward(grad_hidden if frozen else hidden, weight, tokens, bias)
-        ctx.frozen = frozen
+        ctx.save_for_backward(grad_hidden, hidden, weight, tokens, bias)
         return losses
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(
         ctx: Any, grad_output: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
-        hidden, weight, tokens, bias = ctx.saved_tensors
-        if ctx.frozen:
-            return (hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None, None
+        grad_hidden, hidden, weight, tokens, bias = ctx.saved_tensors
+        if needs_torch(grad_output):
+            return _by_torch(hidden, weight, tokens, bias, "none", grad_output)
+        if grad_hidden is not None:
+            return (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None, None
+        grad_output = grad_output.resolve_neg()
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden)
-        grad_bias = None if bias is None else torch.zeros(len(weight))
+        grad_bias = None if bias is None else simd.zeros(len(weight))
         grad_weight: torch.Tensor | None = None
         for part in _chunks(tokens, weight):
             logits = _logits(hidden[part], padded, bias)
@@ -173,10 +195,40 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             grad_weight = _add_product(grad_weight, logits, hidden[part], whole=False)
             del logits
         if grad_weight is None:  # no tokens
-            grad_weight = torch.zeros(padded.shape)
+            grad_weight = simd.zeros(*padded.shape)
         if bias is not None and grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
         return grad_hidden, _of_weight(grad_weight, weight), None, grad_bias
+
+
+def _by_torch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None,
+    reduction: str,
+    grad_output: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+    """Return the gradients of the losses, by torch."""
+    formula = partial(_losses, tokens, reduction)
+    of_hidden, of_weight, of_bias = by_torch(formula, (hidden, weight, bias), grad_output)
+    return of_hidden, of_weight, None, of_bias
+
+
+def _losses(
+    tokens: torch.Tensor,
+    reduction: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the losses, or their sum, by torch."""
+    bias = None if bias is None else bias.float()
+    logits = products.torch_linear(hidden.float(), weight.float(), bias)
+    losses: torch.Tensor = torch_cross_entropy(
+        logits, tokens, ignore_index=-1 - len(weight), reduction=reduction
+    )
+    return losses
 
 
 def _add_product(
@@ -190,7 +242,7 @@ def _add_product(
     if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
         adds = sums is not None
         if sums is None:
-            sums = torch.empty(logits.shape[1], hidden.shape[1])
+            sums = simd.empty(logits.shape[1], hidden.shape[1])
         products.add_columns(logits, hidden, sums, adds)
         return sums
     more = logits.T @ hidden
@@ -265,7 +317,7 @@ def _replace_by_gradients(
     """
     if simd.is_fit(logits):
         return simd.cross_entropy_(logits, tokens, vocab_size, factors)
-    losses = torch.empty(len(tokens))
+    losses = simd.empty(len(tokens))
     for begin in range(0, len(tokens), ROWS):
         rows = slice(begin, begin + ROWS)
         part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
@@ -275,7 +327,7 @@ def _replace_by_gradients(
         total = part.exp_().sum(-1, keepdim=True)
         losses[rows] += total.squeeze(1).log()
         # the gradient: softmax - one_hot(targets)
-        part.div_(total).scatter_add_(1, targets, torch.full(targets.shape, -1.0))
+        part.div_(total).scatter_add_(1, targets, part.new_full(targets.shape, -1))
         logits[rows] = part if factors is None else part.mul_(factors[rows].unsqueeze(1))
     return losses
 
@@ -305,9 +357,10 @@ def linear_cross_entropy(
     """
     with torch.autocast("cpu", enabled=False):
         # some models keep their residuals in fp32 whatever the dtype of their weights
-        loss: torch.Tensor = _LinearCrossEntropy.apply(
-            hidden.to(weight.dtype), weight, tokens, bias
-        )
+        hidden = hidden.to(weight.dtype)
+        if is_transformed():
+            return _losses(tokens, "sum", hidden, weight, bias)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, tokens, bias)
     return loss
 
 
@@ -317,5 +370,8 @@ def token_losses(
 ) -> torch.Tensor:  # fmt: skip
     """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
     with torch.autocast("cpu", enabled=False):
-        losses: torch.Tensor = _TokenLosses.apply(hidden.to(weight.dtype), weight, tokens, bias)
+        hidden = hidden.to(weight.dtype)
+        if is_transformed():
+            return _losses(tokens, "none", hidden, weight, bias)
+        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias)
     return losses

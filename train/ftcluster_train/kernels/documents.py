@@ -11,7 +11,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from ftcluster_train.kernels.derivatives import by_torch
+from ftcluster_train.kernels.private_torch import has_memory, is_transformed
 
 CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
@@ -29,7 +31,8 @@ def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     Args:
         lengths: of the documents, in tokens; below 2^31, below 2^15 without `causal`.
     """
-    mask = torch.tensor(lengths, dtype=CAUSAL if causal else BIDIRECTIONAL).view(1, 1, 1, -1)
+    dtype = CAUSAL if causal else BIDIRECTIONAL
+    mask = torch.tensor(lengths, dtype=dtype, device="cpu").view(1, 1, 1, -1)
     documents: torch.Tensor = mask.as_subclass(DocumentMask)
     return documents
 
@@ -70,13 +73,13 @@ def layout_of(lengths: tuple[int, ...], together: int) -> Layout:
         lengths: of the documents, in tokens.
         together: the most tokens of a document that is computed with others.
     """
-    groups, places, begin = [], torch.empty(sum(lengths), dtype=torch.int64), 0
+    groups, places, begin = [], _integers([0] * sum(lengths)), 0
     starts = list(accumulate(lengths, initial=0))
     for documents in similar(lengths, together):
         longest = lengths[documents[0]]
-        sizes = torch.tensor([lengths[i] for i in documents]).unsqueeze(1)
-        within = torch.arange(longest)
-        tokens = torch.tensor([starts[i] for i in documents]).unsqueeze(1)
+        sizes = _integers([lengths[i] for i in documents]).unsqueeze(1)
+        within = _integers(range(longest))
+        tokens = _integers([starts[i] for i in documents]).unsqueeze(1)
         tokens = (tokens + torch.minimum(within, sizes - 1)).flatten()
         real = (within < sizes).flatten()
         padding = None if real.all() else ~real.view(len(documents), -1, 1, 1)
@@ -102,6 +105,10 @@ def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
         else:
             groups.append([document])
     return groups
+
+
+def _integers(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def split_row(row: torch.Tensor, layout: Layout, per_key: int = 1) -> tuple[torch.Tensor, ...]:
@@ -137,8 +144,18 @@ class _Split(torch.autograd.Function):  # type: ignore[misc]
         return tuple(_group(row, group, per_key) for group in layout.groups)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if is_transformed() or not all(map(has_memory, grads)):
+            # the elements of the row do not matter to its gradient
+            heads, _, _, size = grads[0].shape
+            shape = (1, heads * ctx.per_key, len(ctx.layout.places), size)
+            row = torch.zeros(shape, dtype=grads[0].dtype, device="cpu", requires_grad=True)
+            (of_row,) = by_torch(
+                lambda row: tuple(_group(row, group, ctx.per_key) for group in ctx.layout.groups),
+                (row,),
+                *grads,
+            )
+            return of_row, None, None
         return _row(grads, ctx.layout, ctx.per_key), None, None
 
 
@@ -149,9 +166,22 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
         return _row(groups, layout, per_key)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grads = []
+        if is_transformed() or not has_memory(grad):
+            # likewise
+            heads, size = grad.shape[1] // ctx.per_key, grad.shape[3]
+            groups = [
+                torch.zeros(
+                    heads, group.count, len(group.tokens) // group.count * ctx.per_key, size,
+                    dtype=grad.dtype, device="cpu", requires_grad=True,
+                )
+                for group in ctx.layout.groups
+            ]  # fmt: skip
+            of_groups = by_torch(
+                lambda *groups: _row(groups, ctx.layout, ctx.per_key), groups, grad
+            )
+            return None, None, *of_groups
         for group in ctx.layout.groups:
             gradient = _group(grad, group, ctx.per_key)
             if group.padding is not None:

@@ -25,11 +25,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.private_torch import version_of
+from ftcluster_train.kernels.derivatives import by_torch, needs_torch
+from ftcluster_train.kernels.private_torch import has_memory, is_transformed, version_of
 from ftcluster_train.kernels.simd import Drop
 
 torch_gelu = functional.gelu
@@ -55,12 +55,18 @@ class _Activation(torch.autograd.Function):  # type: ignore[misc]
         return simd.activation(name, input, factor)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(
-        ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, factor = ctx.saved_tensors
-        return None, *simd.activation_backward(ctx.kind, grad_output.contiguous(), input, factor)
+        if needs_torch(grad_output):
+            return None, *by_torch(partial(_activated, ctx.kind), (input, factor), grad_output)
+        grad_output = simd.in_order(grad_output)
+        return None, *simd.activation_backward(ctx.kind, grad_output, input, factor)
+
+
+def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> torch.Tensor:
+    """Return what the loop returns, by torch."""
+    output: torch.Tensor = TORCH[name](input.float())
+    return (output if factor is None else output * factor).to(input.dtype)
 
 
 def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
@@ -69,7 +75,8 @@ def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None)
     Args:
         name: gelu, tanh_gelu or silu.
     """
-    if not simd.is_fit(input, factor) or (factor is not None and factor.shape != input.shape):
+    same_shape = factor is None or factor.shape == input.shape
+    if not same_shape or is_transformed() or not simd.is_fit(input, factor):
         output: torch.Tensor = TORCH[name](input)
         return output if factor is None else output * factor
     factor = None if factor is None else factor.contiguous()
@@ -88,7 +95,7 @@ def drop_of(p: float, seed: int) -> Drop:
         p: from 0 to MOST.
         seed: any 64 bits.
     """
-    scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16))
+    scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16, device="cpu"))
     return _drop((1 - 1 / scale) or p, scale, seed)
 
 
@@ -110,6 +117,9 @@ class _Dropout(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if is_transformed() or not has_memory(grad_output):
+            mask = simd.mask_of(ctx.drop, *grad_output.shape)
+            return (grad_output * mask).to(grad_output.dtype), None
         return _Dropout.apply(grad_output, ctx.drop), None
 
 
@@ -124,6 +134,9 @@ def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor
         p: above 0, at most MOST.
         exact: whether the probability is `p`, and the scale as exact as torch's.
     """
+    if is_transformed() or not simd.is_fit(values):
+        output: torch.Tensor = torch.dropout(values, p, True)
+        return output
     seed = draw_seed()
     drop = exact_drop_of(p, seed)._replace(scale=1 / (1 - p)) if exact else drop_of(p, seed)
     dropped: torch.Tensor = _Dropout.apply(values, drop)
@@ -151,29 +164,51 @@ class _Norm(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         output, rounded, means, scales = simd.norm(input, weight, bias, epsilon, centered, rounds)
         ctx.save_for_backward(input, weight, means, scales)
-        ctx.has_bias = bias is not None
+        ctx.has_bias, ctx.setting = bias is not None, (epsilon, centered, rounds)
         return output, rounded
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(
         ctx: Any, grad: torch.Tensor | None, rounded_grad: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         if grad is None and rounded_grad is None:
             return None, None, None, None, None, None
         input, weight, means, scales = ctx.saved_tensors
-        of_fp32, of_bf16 = (None if x is None else x.contiguous() for x in (grad, rounded_grad))
+        if needs_torch(grad, rounded_grad):
+            bias = None
+            if ctx.has_bias:  # its elements do not matter to gradients
+                bias = torch.zeros_like(weight).requires_grad_(ctx.needs_input_grad[2])
+            formula = partial(_normalized, *ctx.setting)
+            return *by_torch(formula, (input, weight, bias), grad, rounded_grad), None, None, None
+        of_fp32, of_bf16 = (None if x is None else simd.in_order(x) for x in (grad, rounded_grad))
         of_input, of_weight, of_bias = simd.norm_backward(
             input, weight, of_fp32, of_bf16, means, scales
         )
         return of_input, of_weight, of_bias if ctx.has_bias else None, None, None, None
 
 
+def _normalized(
+    epsilon: float,
+    centered: bool,
+    rounds: bool,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what `_Norm` returns, by torch."""
+    if centered:
+        output = torch.layer_norm(input, weight.shape, weight, bias, epsilon)
+    else:
+        scales = (input.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        output = input * scales * weight
+    return output, output.to(torch.bfloat16) if rounds else None
+
+
 def fits_norm(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bool:
-    """Whether `norm` can compute with them."""
-    given = [x for x in (weight, bias) if x is not None]
-    fits = all(x.dtype == torch.float32 and x.shape == (width,) for x in given)
-    return fits and simd.is_available()
+    """Return True if `norm` can compute with this weight and bias."""
+    parameters = [x for x in (weight, bias) if x is not None]
+    fits = all(x.dtype == torch.float32 and x.shape == (width,) for x in parameters)
+    return fits and all(map(simd.is_in_memory, parameters)) and simd.is_available()
 
 
 def computes_in_bf16() -> bool:
@@ -199,10 +234,15 @@ def norm(
         fp32. `rounded_output` returns a copy in bf16 while `copies.wanted` is set and autocast
         computes in bf16.
     """
+    output: torch.Tensor
+    if is_transformed() or not simd.is_in_memory(input):
+        output, _ = _normalized(epsilon, centered, False, input, weight, bias)
+        return output
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     rounds = copies.wanted and computes_in_bf16()
-    output: torch.Tensor
-    output, rounded = _Norm.apply(input.contiguous(), weight, bias, epsilon, centered, rounds)
+    output, rounded = _Norm.apply(
+        simd.in_order(input), weight, bias, epsilon, centered, rounds
+    )
     if rounded is not None:
         output.rounded = _Copy(rounded.detach())
     return output
@@ -296,9 +336,13 @@ class _Rotary(torch.autograd.Function):  # type: ignore[misc]
         return _turn(values, cosines, sines, back=False)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         cosines, sines = ctx.saved_tensors
+        if needs_torch(grad_output):  # the transposed matrix
+            cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
+            low, high = (grad_output * sines).chunk(2, -1)
+            turned = grad_output * cosines + torch.cat((high, -low), -1)
+            return turned.to(grad_output.dtype), None, None
         return _turn(grad_output, cosines, sines, back=True), None, None
 
 
@@ -306,12 +350,22 @@ def _turn(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
     """Tokens are the outer dimension in memory, as before a model has split the heads."""
-    return simd.rotary(values.transpose(1, 2).contiguous(), cosines, sines, back).transpose(1, 2)
+    by_token = simd.in_order(values.transpose(1, 2))
+    return simd.rotary(by_token, cosines, sines, back).transpose(1, 2)
 
 
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> Turned:
     """Queries and keys, turned by the positions of their tokens."""
-    angles = (cosines.contiguous(), sines.contiguous())
+    if is_transformed():
+        return _turned(query, cosines, sines), _turned(key, cosines, sines)
+    angles = (simd.in_order(cosines), simd.in_order(sines))
     return _Rotary.apply(query, *angles), _Rotary.apply(key, *angles)
+
+
+def _turned(values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Return what `_Rotary` returns, by torch."""
+    cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
+    low, high = values.chunk(2, -1)
+    return (values * cosines + torch.cat((-high, low), -1) * sines).to(values.dtype)

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ftcluster_train.kernels import simd
+from ftcluster_train.kernels.derivatives import by_torch, needs_torch
 from ftcluster_train.kernels.gradient_sums import sums_of
+from ftcluster_train.kernels.private_torch import is_transformed
 from ftcluster_train.kernels.products import (
     MULTIPLE,
     product,
@@ -40,7 +41,7 @@ from ftcluster_train.kernels.products import (
 MANY_ROWS = 0.75  # of all: with more it costs as much to select them as it saves
 MUCH_WORK = 1 << 26  # multiplications of a product: with less, the look at the rows costs more
 # rows that are looked at first: a prime apart, so that they are not the same token of each sample
-LOOKED_AT = torch.arange(32) * 7919
+LOOKED_AT = torch.arange(32, dtype=torch.int64, device="cpu") * 7919
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -57,10 +58,10 @@ def linear(
             None: all are.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
-    same = input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
-    # torch also takes a vector as a weight, and one number as a bias
-    usual = weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
-    if not learns or not same or not usual or input.numel() * len(weight) < MUCH_WORK:
+    # torch also takes a vector as an input or a weight, and one number as a bias
+    usual = input.ndim > 1 and weight.ndim == 2 and (bias is None or bias.shape == weight.shape[:1])
+    large = usual and input.numel() * len(weight) >= MUCH_WORK
+    if not (learns and large and simd.are_alike(input, weight, bias)) or is_transformed():
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
         output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read)
@@ -85,11 +86,19 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         return _at_rows(chosen, rows, input.shape[:-1])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
         of_input, of_weight, of_bias, _ = ctx.needs_input_grad
-        rows, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
+        rows = input.flatten(0, -2)
+        if needs_torch(grad_output):
+            grad = grad_output.reshape(-1, len(weight))
+            return (
+                grad_output @ weight if of_input else None,
+                grad.t() @ rows if of_weight else None,
+                grad.sum(0) if of_bias else None,
+                None,
+            )
+        grad = grad_output.resolve_neg().flatten(0, -2)
         chosen = rows_with_gradient(grad)
         if chosen is not None:
             rows, grad = rows[chosen], grad[chosen]
@@ -204,8 +213,11 @@ def linear_in_nf4(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """As `torch.nn.functional.linear`, with a frozen weight in NF4."""
+    input = input.to(dtype_of(weight))
     with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _Nf4Linear.apply(input.to(dtype_of(weight)), weight, bias)
+        if is_transformed():
+            return torch_linear(input, dense(weight), bias)
+        output: torch.Tensor = _Nf4Linear.apply(input, weight, bias)
     return output
 
 
@@ -220,8 +232,9 @@ class _Nf4Linear(torch.autograd.Function):  # type: ignore[misc]
         return product(input, dense(weight).T, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if needs_torch(grad_output):
+            return grad_output @ dense(ctx.weight), None, None
         return product(grad_output, dense(ctx.weight)), None, None
 
 
@@ -250,9 +263,10 @@ def linear_with_adapter(
     dtype = dtype_of(weight)
     down, up = adapter.down.to(dtype), adapter.up.to(dtype)
     input = input.to(dtype)
+    dropped = adapter.dropout if torch.is_grad_enabled() else 0.0
     with torch.autocast("cpu", enabled=False):
-        if adapter.dropout and torch.is_grad_enabled():
-            low = functional.linear(functional.dropout(input, adapter.dropout), down)
+        if dropped or input.ndim < 2 or is_transformed():
+            low = functional.linear(functional.dropout(input, dropped) if dropped else input, down)
             plain = linear_in_nf4 if hasattr(weight, "nf4") else functional.linear
             return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
         output: torch.Tensor = _LowRankLinear.apply(input, weight, bias, down, up, adapter.scale)
@@ -278,14 +292,23 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
             more = -len(down) % MULTIPLE
             down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
         output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
-        ctx.save_for_backward(flat, down, up, low)
+        ctx.save_for_backward(input, down, up, low)
         return output.unflatten(0, input.shape[:-1])
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        flat, down, up, low = ctx.saved_tensors
-        grad, right = grad_output.flatten(0, -2), dense(ctx.weight)
+        input, down, up, low = ctx.saved_tensors
+        right = dense(ctx.weight)
+        if needs_torch(grad_output):
+            of_input, of_down, of_up = by_torch(
+                lambda x, down, up: (
+                    torch_linear(x, right) + torch_linear(torch_linear(x, down), up) * ctx.scale
+                ),
+                (input, *ctx.factors),
+                grad_output,
+            )
+            return of_input, None, None, of_down, of_up, None
+        flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
         if ctx.needs_input_grad[0]:
             grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])

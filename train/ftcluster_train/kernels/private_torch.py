@@ -17,14 +17,32 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def is_transformed() -> bool:
-    """Whether a transform of torch.func, such as vmap, is active."""
-    return bool(torch._C._are_functorch_transforms_active())
+    """Return True if torch has to see each operation, so that no kernel may replace it.
+
+    A transform of torch.func, forward-mode differentiation or a dispatch mode, such as
+    FlopCounterMode, is active.
+    """
+    return (
+        forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return False for a tensor without elements of its own, such as a batched gradient."""
+    return bool(torch._C._has_storage(tensor))
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Return True if an optimizer calls hooks of its own before each step."""
+    return bool(optimizer._optimizer_step_pre_hooks)
 
 
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
     """Whether `onednn_linear` works with this torch, on this CPU."""
-    small = torch.ones(2, 2, dtype=dtype)
+    small = torch.ones(2, 2, dtype=dtype, device="cpu")
     try:
         onednn_linear(small, small, small[0])
     except (AttributeError, RuntimeError):  # a torch without oneDNN, or a CPU too old for bf16

@@ -98,17 +98,14 @@ def weight_gradient_(
         raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
     (rows, outputs), inputs = gradient.shape, input.shape[1]
     turned = outputs == 1 or not gradient.is_contiguous()  # one output is both: it has no multiple
-    packed, own = (
-        torch.empty(size, dtype=torch.bfloat16)
-        for size in (
-            inputs * min(PACKED_ROWS, -(-rows // 32) * 32),
-            TILES * simd.threads_for(gradient),
-        )
-    )
-    factor = gradient.T if turned else gradient
-    simd.call(
-        "weight_gradient", factor, input, sums, rows, outputs, inputs, packed, own, adds, turned
-    )
+    packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
+    own_size = TILES * simd.threads_for(gradient)
+    bf16, factor = torch.bfloat16, gradient.T if turned else gradient
+    packed, own = (simd.empty(size, dtype=bf16) for size in (packed_size, own_size))
+    simd.call("weight_gradient", gradient, simd.address(factor, bf16, rows * outputs),
+              simd.address(input, bf16, rows * inputs), simd.fp32(sums, outputs * inputs),
+              rows, outputs, inputs, simd.address(packed, bf16, packed_size),
+              simd.address(own, bf16, own_size), adds, turned)  # fmt: skip
 
 
 def product_by_fma(
@@ -141,14 +138,20 @@ def product_by_fma(
     space = library.fma_product_space
     space.restype = ctypes.c_int64
     packed, own = (
-        torch.empty(threads * space(*map(ctypes.c_int64, (*sizes, of_own))))
+        simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, of_own)))))
         for of_own, threads in ((False, 1), (True, simd.threads_for(left)))
     )
     # where one dimension is 1, both orders are the same, and an odd depth is for this one
     turned = left.T.is_contiguous(), not right.is_contiguous()
-    factors = (x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True))
-    simd.call("fma_product", *factors, bias, output, rows, depth, columns, *turned,
-              sums is not None, adds, packed, own, types=(kind,))  # fmt: skip
+    first, second = (
+        x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True)
+    )
+    simd.call("fma_product", left, simd.typed(first, rows * depth),
+              simd.address(second, left.dtype, depth * columns),
+              None if bias is None else simd.address(bias, output.dtype, columns),
+              simd.address(output, left.dtype if sums is None else torch.float32, rows * columns),
+              rows, depth, columns, *turned, sums is not None, adds,
+              *(simd.fp32(x, x.numel()) for x in (packed, own)), types=(kind,))  # fmt: skip
     return output
 
 
@@ -185,14 +188,22 @@ def product_on_tiles(
     turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
     group = min(columns, max(GROUP // (depth + rank), MULTIPLE)) * (depth + rank)
     own = max(PANEL, PANEL_ROWS * (depth + rank)) * simd.threads_for(left)
+    bf16 = torch.bfloat16
     output, packed, scratch = (
-        torch.empty(size, dtype=torch.bfloat16)
-        for size in ((rows, columns), (group + depth * rank,), (own,))
+        simd.empty(*sizes, dtype=bf16)
+        for sizes in ((rows, columns), (group + depth * rank,), (own,))
     )
     down, up, scale, low = added or (None, None, 1.0, None)
     factors = [x.T if turned and x is not None else x for x in (right, down, up)]
-    simd.call("product", left, factors[0], bias, output, rows, depth, columns, turned, *factors[1:],
-              low, rank, float(scale), packed, scratch)  # fmt: skip
+    sizes = (rows * depth, depth * columns, columns, rows * columns, depth * rank, rank * columns,
+             rows * rank, packed.numel(), own)  # fmt: skip
+    tensors = (left, factors[0], bias, output, *factors[1:], low, packed, scratch)
+    addresses = [
+        None if x is None else simd.address(x, bf16, size)
+        for x, size in zip(tensors, sizes, strict=True)
+    ]
+    simd.call("product", left, *addresses[:4], rows, depth, columns, turned, *addresses[4:7],
+              rank, float(scale), *addresses[7:])  # fmt: skip
     return output
 
 
@@ -240,15 +251,14 @@ def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | Non
     if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
-    dtypes = {x.dtype for x in (right, bias) if x is not None}
-    fits = left.shape[-1] == len(right) and dtypes == {left.dtype} and in_order
+    fits = left.shape[-1] == len(right) and simd.are_alike(left, right, bias) and in_order
     large = left.numel() * right.shape[1] >= MUCH_WORK
     return fits and large and min(right.shape) >= NARROWEST
 
 
 def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left right, whose rows are too long to stay in L2: a part of the depth after the other."""
-    sums = torch.empty(len(left), right.shape[1])
+    sums = simd.empty(len(left), right.shape[1])
     weight_gradient_(left.T, right, sums, adds=False)
     return sums.to(left.dtype)
 
@@ -260,10 +270,11 @@ def takes(
     if right.ndim != 2:
         return False
     in_order = right.is_contiguous() or right.T.is_contiguous()
-    dtypes = {x.dtype for x in (left, right, bias) if x is not None}
     # others are torch's to refuse: C would read beyond their end
     fits = left.shape[-1] == len(right) and fits_tiles(*right.shape)
-    if dtypes != {torch.bfloat16} or not fits or not in_order:
+    if left.dtype != torch.bfloat16 or not fits or not in_order:
+        return False
+    if not simd.are_alike(left, right, bias):
         return False
     large = min(right.shape) >= narrowest and left.numel() >= FEWEST_ROWS * left.shape[-1]
     return large and has_amx()
@@ -315,7 +326,7 @@ def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     outputs, inputs = left.shape[1], right.shape[1]
     if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
         return left.T @ right
-    sums = torch.empty(outputs, inputs)
+    sums = simd.empty(outputs, inputs)
     add_columns(left, right, sums, adds=False)
     return sums
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_train.kernels.private_torch import has_memory
 
 # by library, the flags of /proc/cpuinfo that it needs; the fastest first
 LIBRARIES = {
@@ -25,6 +26,9 @@ TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
 LONGEST = 4096  # of a row, see native/softmax.c
 FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
 OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+Argument = ctypes.c_void_p | float | None  # of a loop: an address, see `address`, or a number
 
 
 class Drop(NamedTuple):
@@ -63,9 +67,43 @@ def is_available() -> bool:
 
 
 def is_fit(*tensors: torch.Tensor | None) -> bool:
-    """Whether they can, and all tensors have the same dtype, which is one of TYPES."""
-    dtypes = {x.dtype for x in tensors if x is not None}
-    return len(dtypes) == 1 and dtypes <= TYPES.keys() and is_available()
+    """Return True if the loops can be called with these tensors, made contiguous."""
+    return are_alike(*tensors) and is_available()
+
+
+def are_alike(*tensors: torch.Tensor | None) -> bool:
+    """Return True if all tensors are in memory and have the same dtype, which is one of TYPES."""
+    dtype = None
+    for x in tensors:
+        if x is not None:
+            dtype = dtype or x.dtype
+            if x.dtype is not dtype or not is_in_memory(x):
+                return False
+    return dtype in TYPES
+
+
+def is_in_memory(x: torch.Tensor) -> bool:
+    """Return True if the elements are in this CPU's memory as `x` shows them, at its strides.
+
+    False for other devices and layouts, for batched gradients, and for negative views, whose sign
+    is not in memory.
+    """
+    return x.is_cpu and x.layout is torch.strided and has_memory(x) and not x.is_neg()
+
+
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it where its memory is not its elements in their order."""
+    return x.resolve_neg().contiguous()
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return memory for a loop to fill, whatever torch's default dtype and device are."""
+    return torch.empty(sizes, dtype=dtype, device="cpu")
+
+
+def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return zeros for a loop to add to, whatever torch's default dtype and device are."""
+    return torch.zeros(sizes, dtype=dtype, device="cpu")
 
 
 @cache
@@ -88,10 +126,16 @@ def load(path: Path) -> ctypes.CDLL | None:
 
 def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
     """Each element times 0 or the scale."""
-    values = values.contiguous()
-    output = torch.empty_like(values)
-    _call_typed("dropout", values, output, values.numel(), *drop)
+    values = in_order(values)
+    output, count = torch.empty_like(values), values.numel()
+    _call_typed("dropout", values, typed(values, count), typed(output, count), count, *drop)
     return output
+
+
+def mask_of(drop: Drop, *sizes: int) -> torch.Tensor:
+    """Return what dropout multiplies each element by, in fp32."""
+    ones = torch.ones(sizes, dtype=torch.float32, device="cpu")
+    return dropout(ones, drop)
 
 
 def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Tensor:
@@ -103,8 +147,9 @@ def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Ten
         per_key: of causal attention, how many queries see the last key, which are the last ones;
             as many more see the key before it, and so on. 0: all see all keys.
     """
-    dropped = scores if drop is None else torch.empty_like(scores)
-    _call_typed("softmax", scores, None if drop is None else dropped, *_sizes(scores, per_key),
+    dropped, count = scores if drop is None else torch.empty_like(scores), scores.numel()
+    _call_typed("softmax", scores, typed(scores, count),
+                None if drop is None else typed(dropped, count), *_sizes(scores, per_key),
                 *(drop or KEEP_ALL))  # fmt: skip
     return dropped
 
@@ -118,8 +163,9 @@ def softmax_backward_(
         grad: contiguous.
         probabilities: what `scores` were replaced by.
     """
-    _call_typed("softmax_backward", grad, probabilities, *_sizes(grad, per_key),
-                *(drop or KEEP_ALL), drop is not None)  # fmt: skip
+    count, dtype = grad.numel(), grad.dtype
+    _call_typed("softmax_backward", grad, typed(grad, count), address(probabilities, dtype, count),
+                *_sizes(grad, per_key), *(drop or KEEP_ALL), drop is not None)  # fmt: skip
 
 
 def cross_entropy_(
@@ -141,10 +187,13 @@ def cross_entropy_(
     least, most = targets.aminmax()
     if least < 0 or most >= vocab_size:
         raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
-    totals, scores = torch.empty(2, len(logits))
-    others = [None if tensor is None else tensor.contiguous() for tensor in (targets, factors)]
-    _call_typed("cross_entropy", logits, *others, totals, scores, len(logits), vocab_size,
-                logits.shape[1])  # fmt: skip
+    rows, columns = logits.shape
+    totals, scores = empty(2, rows)
+    targets, factors = targets.contiguous(), None if factors is None else in_order(factors)
+    _call_typed("cross_entropy", logits, typed(logits, rows * columns),
+                address(targets, torch.int64, rows),
+                *(None if x is None else fp32(x, rows) for x in (factors, totals, scores)),
+                rows, vocab_size, columns)  # fmt: skip
     return totals.log_() - scores
 
 
@@ -156,7 +205,7 @@ def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = Non
         input: contiguous, as the factor.
     """
     output = torch.empty_like(input)
-    _call_typed(name, input, factor, None, output, None, input.numel())
+    _activate(name, input, factor, None, output, None)
     return output
 
 
@@ -166,8 +215,14 @@ def activation_backward(
     """The gradients of input and factor; all contiguous."""
     output = torch.empty_like(input)
     of_factor = None if factor is None else torch.empty_like(input)
-    _call_typed(name, input, factor, grad, output, of_factor, input.numel())
+    _activate(name, input, factor, grad, output, of_factor)
     return output, of_factor
+
+
+def _activate(name: str, input: torch.Tensor, *others: torch.Tensor | None) -> None:
+    count, dtype = input.numel(), input.dtype
+    pointers = [None if x is None else address(x, dtype, count) for x in (input, *others)]
+    _call_typed(name, input, *pointers, count)
 
 
 def norm(
@@ -191,10 +246,12 @@ def norm(
     output = torch.empty_like(input)
     rounded = torch.empty_like(input, dtype=torch.bfloat16) if rounds else None
     rows, columns = _rows(input)
-    means = torch.empty(rows) if centered else None
-    scales = torch.empty(rows)
-    call("norm", input, weight, bias, output, rounded, means, scales, rows, columns,
-          float(epsilon))  # fmt: skip
+    means, scales, count = empty(rows) if centered else None, empty(rows), rows * columns
+    call("norm", input, fp32(input, count), fp32(weight, columns),
+         None if bias is None else fp32(bias, columns), fp32(output, count),
+         None if rounded is None else address(rounded, torch.bfloat16, count),
+         None if means is None else fp32(means, rows), fp32(scales, rows), rows, columns,
+         float(epsilon))  # fmt: skip
     return output, rounded, means, scales
 
 
@@ -212,9 +269,13 @@ def norm_backward(
         grad, rounded_grad: of the output in fp32 and of that in bf16; contiguous.
     """
     output, (rows, columns) = torch.empty_like(input), _rows(input)
-    sums = torch.zeros(threads_for(input), 2, columns)
-    call("norm_backward", input, weight, grad, rounded_grad, means, scales, output, sums,
-          rows, columns)  # fmt: skip
+    threads, count = threads_for(input), rows * columns
+    sums = zeros(threads, 2, columns)
+    call("norm_backward", input, fp32(input, count), fp32(weight, columns),
+         None if grad is None else fp32(grad, count),
+         None if rounded_grad is None else address(rounded_grad, torch.bfloat16, count),
+         None if means is None else fp32(means, rows), fp32(scales, rows), fp32(output, count),
+         fp32(sums, threads * 2 * columns), rows, columns)  # fmt: skip
     of_weight, of_bias = sums.sum(0)
     return output, of_weight, of_bias
 
@@ -231,8 +292,10 @@ def rotary(
     """
     output = torch.empty_like(values)
     batch, tokens, heads, size = values.shape
-    _call_typed("rotary", values, output, cosines, sines, batch * tokens,
-                cosines.shape[0] * tokens, heads, size // 2, back)  # fmt: skip
+    count, angles = values.numel(), cosines.shape[0] * tokens
+    _call_typed("rotary", values, typed(values, count), typed(output, count),
+                fp32(cosines, angles * size), fp32(sines, angles * size), batch * tokens,
+                angles, heads, size // 2, back)  # fmt: skip
     return output
 
 
@@ -252,7 +315,10 @@ def adamw_(
         copy: of the weights, in bf16.
         numbers: see `Numbers` in native/adamw.c.
     """
-    call("adamw", weights, gradients, means, squares, copy, weights.numel(), *numbers)
+    count = weights.numel()
+    call("adamw", weights, *(fp32(x, count) for x in (weights, gradients, means, squares)),
+         None if copy is None else address(copy, torch.bfloat16, count), count,
+         *numbers)  # fmt: skip
 
 
 def widen(input: torch.Tensor, output: torch.Tensor) -> None:
@@ -262,13 +328,16 @@ def widen(input: torch.Tensor, output: torch.Tensor) -> None:
         input: contiguous.
         output: contiguous, from a cache line on.
     """
-    call("widen", input, output, input.numel())
+    count = input.numel()
+    call("widen", input, address(input, torch.bfloat16, count), fp32(output, count), count)
 
 
 def column_sums(rows: torch.Tensor) -> torch.Tensor:
     """The sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
-    sums = torch.zeros(threads_for(rows), rows.shape[1])
-    _call_typed("column_sums", rows, sums, *rows.shape)
+    threads, (count, columns) = threads_for(rows), rows.shape
+    sums = zeros(threads, columns)
+    _call_typed("column_sums", rows, typed(rows, count * columns), fp32(sums, threads * columns),
+                count, columns)  # fmt: skip
     total: torch.Tensor = sums.sum(0).to(rows.dtype)
     return total
 
@@ -288,33 +357,56 @@ def threads_for(values: torch.Tensor) -> int:
     return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
 
 
-def _call_typed(name: str, first: torch.Tensor, *others: torch.Tensor | float | None) -> None:
-    """Call a loop that there is for each of TYPES."""
-    call(name, first, *others, types=(TYPES[first.dtype],))
+def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
+    """Return the address of a tensor that C reads or fills.
 
+    No tensor reaches C in another way, so each call says what its loop takes it for.
 
-def call(
-    name: str,
-    first: torch.Tensor,
-    *others: torch.Tensor | float | None,
-    types: Sequence[int] = (),
-) -> None:
-    """Call a loop on as many threads as its first argument is worth.
+    Args:
+        dtype, count: of the elements that C takes to be there, one after the other.
 
     Raises:
-        ValueError: a tensor is not contiguous.
+        ValueError: C would read or write other elements than the tensor's.
+    """
+    if not x.is_contiguous():  # strides do not reach C, where they would be ignored
+        raise ValueError(f"a tensor of {x.shape} has the strides {x.stride()}")
+    if x.dtype is not dtype or x.numel() != count or not is_in_memory(x):
+        kind = f"{x.dtype}, {x.layout}, on {x.device}{', a negative view' if x.is_neg() else ''}"
+        raise ValueError(f"{count} elements of {dtype} in memory are needed, not {x.shape}, {kind}")
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:
+    """Return the address of elements in fp32, see `address`."""
+    return address(x, torch.float32, count)
+
+
+def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
+    """Return the address of elements of the call's type, which is the tensor's, see `address`."""
+    return address(x, x.dtype, count)
+
+
+def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
+    """Call a loop that there is for each of TYPES, which is that of a tensor."""
+    call(name, first, *arguments, types=(TYPES[first.dtype],))
+
+
+def call(name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence[int] = ()) -> None:
+    """Call a loop.
+
+    Args:
+        largest: decides on the number of threads.
+        arguments: of the loop, between `types` and the number of threads.
     """
     library = loaded_library()
     assert library is not None
-    arguments = map(_in_c, (*types, first, *others))
-    getattr(library, name)(*arguments, ctypes.c_int(threads_for(first)))
+    in_c = map(_in_c, (*types, *arguments))
+    getattr(library, name)(*in_c, ctypes.c_int(threads_for(largest)))
 
 
-def _in_c(argument: torch.Tensor | float | None) -> Any:
+def _in_c(argument: Argument) -> Any:
     if argument is None:
         return ctypes.c_void_p(None)
-    if isinstance(argument, torch.Tensor):
-        if not argument.is_contiguous():  # strides do not reach C, where they would be ignored
-            raise ValueError(f"a tensor of {argument.shape} has the strides {argument.stride()}")
-        return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, ctypes.c_void_p):
+        return argument
     return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_uint64(argument)

@@ -5,7 +5,7 @@ compiling.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,10 @@ from ftcluster_train.kernels.private_torch import script_as
 from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.attention import Attention, cast_as_torch
 from ftcluster_train.patching.fp32_residuals import torch_layer_norm
-from ftcluster_train.patching.plain_calls import Plain, is_plain
+from ftcluster_train.patching.fused_steps import fuse_steps
+from ftcluster_train.patching.plain_calls import Plain
 from ftcluster_train.patching.registry import (
     FunctionPatch,
-    ObjectPatch,
-    call_after,
     keep_out_of_pickles,
     say_fp32,
     say_once,
@@ -203,24 +202,6 @@ def replace_functions() -> bool:
         setattr(patch.owner, patch.original.__name__, function)
         if patch.owner is functional:
             script_as(function, patch.original)
-    for kind in (torch.optim.Adam, torch.optim.AdamW):
-        call_after(kind, "__init__", FUSED_ADAMW.apply)
+    fuse_steps()
     keep_out_of_pickles()
     return True
-
-
-def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    """Groups of fp32 parameters for which the script has not chosen a kernel of torch."""
-    for group in optimizer.param_groups:
-        chosen = [group.get(name) for name in ("fused", "foreach")]
-        special = group.get("capturable") or group.get("differentiable")
-        if chosen == [None, None] and not special and all(map(_is_fusible, group["params"])):
-            yield group
-
-
-def _is_fusible(parameter: torch.Tensor) -> bool:
-    return is_plain(parameter) and parameter.dtype == torch.float32
-
-
-# one pass over the weights
-FUSED_ADAMW = ObjectPatch(_open_groups, lambda group: group.update(fused=True))

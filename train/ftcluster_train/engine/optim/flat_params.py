@@ -159,7 +159,9 @@ class FlatWeights(ModelWeights):
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
         super().__init__(model, dtype, FlatLayout(model))
         fp32 = dtype == torch.float32
-        self.master_weights = self.model_weights if fp32 else torch.zeros(self.layout.elements)
+        self.master_weights = self.model_weights
+        if not fp32:
+            self.master_weights = torch.zeros(self.layout.elements, dtype=torch.float32)
         for parameter, place in self.layout.slices.items():
             self.master_weights[place] = parameter.data.flatten()
             self.fp32_weights[parameter] = self.master_weights[place].view(parameter.shape)

@@ -65,7 +65,7 @@ class AdamW(torch.optim.AdamW):  # type: ignore[misc]
         """What it keeps of the gradients; torch would make them in its first step."""
         moments: dict[str, torch.Tensor] = self.state[weights]
         if not moments:
-            moments["step"] = torch.tensor(0.0)
+            moments["step"] = torch.tensor(0.0, dtype=torch.float32)
             moments["exp_avg"] = torch.zeros_like(weights)
             moments["exp_avg_sq"] = torch.zeros_like(weights)
         return moments
@@ -242,7 +242,7 @@ class LocalOptimizerStep(FlatOptimizerStep):
         with self.traffic:
             dist.all_reduce(flags)
         self.control_flags.copy_(flags[1:])
-        return norm if flags[0] == 0 else torch.tensor(torch.nan)
+        return norm if flags[0] == 0 else torch.full_like(norm, torch.nan)
 
     def synchronize(self) -> None:
         if self._exchange:

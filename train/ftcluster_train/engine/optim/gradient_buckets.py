@@ -48,7 +48,7 @@ class GradientBuckets:
         group: dist.ProcessGroup | None = None, bucket_mb: int | None = None,
     ) -> None:  # fmt: skip
         elements = weights.layout.elements
-        self._all = torch.zeros(elements + CONTROL_FLAGS)
+        self._all = torch.zeros(elements + CONTROL_FLAGS, dtype=torch.float32)
         self.flat, self.control_flags = self._all[:elements], self._all[elements:]
         self.traffic = Traffic()
         self._world_size, self._group = world_size, group
@@ -153,7 +153,9 @@ class GradientBuckets:
         """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
         own_rows = [None if table in self._seen else joined(table) for table in self._tables]
         counts = torch.empty(self._world_size, len(own_rows), dtype=torch.int64)
-        lengths = torch.tensor([-1 if rows is None else len(rows[0]) for rows in own_rows])
+        lengths = torch.tensor(
+            [-1 if rows is None else len(rows[0]) for rows in own_rows], dtype=torch.int64
+        )
         self.traffic.add(counts.nbytes, self._world_size)
         with self.traffic:
             all_gather(counts.view(-1), lengths, self._group)
@@ -240,20 +242,22 @@ class GradientBuckets:
 
 
 def _is_large_bf16(grad: torch.Tensor) -> bool:
-    few = grad.numel() <= simd.FEW_ELEMENTS
-    return grad.dtype == torch.bfloat16 and grad.is_contiguous() and not few and simd.is_available()
+    if grad.dtype != torch.bfloat16 or grad.numel() <= simd.FEW_ELEMENTS:
+        return False
+    return simd.is_fit(grad) and grad.is_contiguous()
 
 
 def joined(table: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
     """The `row_gradients` of all micro-batches, each row once; they are no longer the table's."""
-    every = [(torch.empty(0, dtype=torch.int64), torch.empty(0, table.shape[1]))]
+    no_rows = torch.empty(0, table.shape[1], dtype=torch.float32)
+    every = [(torch.empty(0, dtype=torch.int64), no_rows)]
     every += table.row_gradients
     table.row_gradients.clear()
     if len(every) == 2:
         return every[1]
     numbers = torch.cat([rows for rows, _ in every])
     rows, places = torch.unique(numbers, return_inverse=True)
-    sums = torch.zeros(len(rows), table.shape[1])
+    sums = torch.zeros(len(rows), table.shape[1], dtype=torch.float32)
     return rows, sums.index_add_(0, places, torch.cat([values for _, values in every]))
 
 

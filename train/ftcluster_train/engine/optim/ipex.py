@@ -76,7 +76,10 @@ class IpexOptimizerStep(OptimizerStep):
         self._all_reduce = all_reduce_bf16 if training.gradient_dtype == "bf16" else dist.all_reduce
         self._sent_bytes = 2 if training.gradient_dtype == "bf16" else 4
         self._norm = 0.0
-        self.control_flags, self.traffic = torch.zeros(CONTROL_FLAGS), Traffic()
+        self.control_flags, self.traffic = (
+            torch.zeros(CONTROL_FLAGS, dtype=torch.float32),
+            Traffic(),
+        )
         self.pending_gathers = PendingGathers()
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`

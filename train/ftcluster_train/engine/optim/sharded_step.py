@@ -87,7 +87,7 @@ class ShardedGradients:
         while self._flight:
             self._finish_oldest()
         if self._completed is not None:
-            order = torch.tensor(self._completed[: len(self._order)])
+            order = torch.tensor(self._completed[: len(self._order)], dtype=torch.int64)
             dist.broadcast(order, 0)
             self._order, self._completed = order.tolist(), None
             self._free.clear()
@@ -165,7 +165,7 @@ def elements_of_rows(rows: torch.Tensor, values: torch.Tensor, within: slice) ->
     width = values.shape[1]
     first, end = within.start // width, -(-within.stop // width)
     inside = (rows >= first) & (rows < end)
-    dense = torch.zeros(end - first, width)
+    dense = torch.zeros(end - first, width, dtype=torch.float32)
     dense.index_add_(0, rows[inside] - first, values[inside])
     return dense.view(-1)[within.start - first * width : within.stop - first * width]
 
@@ -185,7 +185,8 @@ class ShardedOptimizerStep(OptimizerStep):
         self.weights = ShardedWeights(model, dtype, training.ddp_bucket_cap_mb)
         self.pending_gathers = self.weights.pending_gathers
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
-        self.control_flags, self.traffic = torch.zeros(CONTROL_FLAGS), self.weights.traffic
+        self.control_flags = torch.zeros(CONTROL_FLAGS, dtype=torch.float32)
+        self.traffic = self.weights.traffic
         self._max_norm, self._norm = training.max_grad_norm, 0.0
         for master, gradients in zip(self.weights.masters, self.gradients.sums, strict=True):
             master.grad = gradients
@@ -221,7 +222,8 @@ class ShardedOptimizerStep(OptimizerStep):
         if not math.isfinite(self._norm):
             return self._norm
         if self._max_norm > 0:  # AdamW divides gradients by grad_scale while it reads them
-            self.adamw.grad_scale = torch.tensor(max(1.0, self._norm / self._max_norm))
+            scale = max(1.0, self._norm / self._max_norm)
+            self.adamw.grad_scale = torch.tensor(scale, dtype=torch.float32)
         self.pending_gathers.wait()  # of parameters that the model has not read
         self.adamw.step()
         self.weights.start_gather()

@@ -81,7 +81,9 @@ class ShardedWeights(ModelWeights):
                        tuple(inside), any(norms), exact)
             )  # fmt: skip
         self.masters = [
-            self.model_weights[bucket.own] if fp32 else torch.zeros(len_of(bucket.own))
+            self.model_weights[bucket.own]
+            if fp32
+            else torch.zeros(len_of(bucket.own), dtype=torch.float32)
             for bucket in self.buckets
         ]
         self.pending_gathers = PendingGathers()
@@ -113,7 +115,9 @@ class ShardedWeights(ModelWeights):
         for number in reversed(range(len(self.buckets))):
             bucket, master = self.buckets[number], self.masters[number]
             fp32 = bucket.has_norms and self.model_weights.dtype != torch.float32
-            whole = torch.empty(len_of(bucket.place)) if fp32 else self.model_weights[bucket.place]
+            whole = self.model_weights[bucket.place]
+            if fp32:
+                whole = torch.empty(len_of(bucket.place), dtype=torch.float32)
             piece = master if fp32 else self.model_weights[bucket.own].copy_(master)
             self.traffic.add(whole.nbytes, dist.get_world_size())
             self._gathers[number] = start_all_gather(whole, piece), whole
@@ -178,7 +182,7 @@ class ShardedWeights(ModelWeights):
             return
         self.pending_gathers.wait()
         slices = self.layout.slices if wanted else {}
-        weights = {parameter: torch.empty(parameter.shape) for parameter in slices}
+        weights = {p: torch.empty(p.shape, dtype=torch.float32) for p in slices}
         for bucket, whole in self.whole_buckets():
             for parameter in bucket.parameters if wanted else ():
                 place = slices[parameter]

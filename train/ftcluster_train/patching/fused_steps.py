@@ -1,0 +1,122 @@
+"""Steps of Adam and AdamW by torch's fused kernel, which makes one pass over the weights.
+
+It reads parameter, gradient and state in the order of their memory and ignores strides, so before
+each step all layouts are compared. An optimizer's groups are as the script made them between steps:
+what it saves or copies names no kernel that the script has not chosen.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ftcluster_train.kernels.private_torch import has_step_hooks
+from ftcluster_train.kernels.simd import is_in_memory
+from ftcluster_train.patching.registry import ObjectPatch, say_once
+
+Group = dict[str, Any]
+FUSED = (torch.optim.Adam, torch.optim.AdamW)
+STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # tensors with an element for each weight's
+
+_in_step: WeakKeyDictionary[torch.optim.Optimizer, list[Group]] = WeakKeyDictionary()
+
+
+def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
+    """Groups for which the script has not chosen a kernel of torch, in steps whose parameters,
+    gradients and state are fp32 and have the same strides.
+    """
+    for group in optimizer.param_groups:
+        chosen = [group.get(name) for name in ("fused", "foreach")]
+        special = group.get("capturable") or group.get("differentiable")
+        if chosen != [None, None] or special or not all(map(_is_plain, group["params"])):
+            continue
+        if all(_is_aligned(parameter, optimizer.state) for parameter in group["params"]):
+            yield group
+        else:
+            say_once(
+                "a step of Adam is not fused: strides of a parameter, its gradient or its state "
+                "differ, which torch's fused kernel ignores"
+            )
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    """Return True for a tensor in fp32 of this CPU that is no subclass of torch's own."""
+    kind = type(parameter)
+    return (
+        kind in (torch.Tensor, torch.nn.Parameter)
+        and parameter.dtype is torch.float32
+        and is_in_memory(parameter)
+    )
+
+
+def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
+    """Return True if each number of the gradient and the state is at the same place in memory as
+    that of the parameter, and nothing is between them.
+    """
+    grad = parameter.grad
+    if grad is None:  # the step leaves it out
+        return True
+    state = states[parameter] if parameter in states else {}
+    if not state.keys() <= STATE | {"step"}:
+        return False
+    others = [grad, *(x for name, x in state.items() if name in STATE)]
+    if not all(map(_is_plain, others)):
+        return False
+    step = state.get("step")
+    if step is not None and getattr(step, "dtype", None) is not torch.float32:
+        return False
+    if parameter.is_contiguous():  # torch makes its state so, too
+        return all(x.is_contiguous() for x in others)
+    layout = _layout_of(parameter)
+    return _is_dense(layout) and all(_layout_of(x) == layout for x in others)
+
+
+def _layout_of(x: torch.Tensor) -> list[tuple[int, int, int]]:
+    """Stride, length and number of each dimension that has more than one element."""
+    sizes = zip(x.stride(), x.shape, strict=True)
+    return [(stride, size, i) for i, (stride, size) in enumerate(sizes) if size != 1]
+
+
+def _is_dense(layout: list[tuple[int, int, int]]) -> bool:
+    place = 1
+    for stride, size, _ in sorted(layout):
+        if stride != place:
+            return False
+        place *= size
+    return True
+
+
+def _set_fused(group: Group) -> None:
+    group["fused"] = True
+
+
+FUSED_ADAMW = ObjectPatch(_open_groups, _set_fused)
+
+
+def fuse_steps() -> None:
+    """Have all steps of Adam and AdamW that the guard allows fused."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _before_step(
+    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    _after_step(optimizer)  # of a step that failed
+    # a closure, or a hook of the script's, may give parameters other gradients
+    changes = any(x is not None for x in (*args[1:], *named.values())) or has_step_hooks(optimizer)
+    if type(optimizer) not in FUSED or changes or torch.compiler.is_compiling():
+        return
+    before = [group for group in optimizer.param_groups if group.get("fused") is None]
+    FUSED_ADAMW.apply(optimizer)
+    _in_step[optimizer] = [group for group in before if group.get("fused")]
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in _in_step.pop(optimizer, ()):
+        group["fused"] = None
