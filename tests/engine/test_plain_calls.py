@@ -1,4 +1,7 @@
-"""Functions that `run --fast` replaces, on torch's own samples (OpInfo, ModuleInfo) and transforms."""
+"""Functions that `run --fast` replaces, on torch's own samples and under its transforms.
+
+The samples are those of OpInfo and ModuleInfo, with which torch tests its own operators.
+"""
 
 import sys
 import types
@@ -37,8 +40,10 @@ MODULES = (
     "TransformerDecoderLayer", "MultiheadAttention",
 )  # fmt: skip
 # samples whose results are random, so that only their shape and dtype can be compared
-RANDOM = {"dropout": lambda *_, **__: True,
-          "scaled_dot_product_attention": lambda *_, **kwargs: kwargs.get("dropout_p", 0) > 0}  # fmt: skip
+RANDOM: dict[str, Callable[..., bool]] = {
+    "dropout": lambda *_, **__: True,
+    "scaled_dot_product_attention": lambda *_, **options: options.get("dropout_p", 0) > 0,
+}
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
@@ -292,3 +297,17 @@ def test_masks_that_are_filled_again(refill: Any, dtype: torch.dtype, expanded: 
             query, key[:, :, :length], value[:, :, :length]
         )
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("enabled")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_under_autocast(dtype: torch.dtype) -> None:
+    """Weights are in fp32; torch returns what it gets."""
+    stock = {p.original.__name__: p.original for p in SCRIPT_FUNCTIONS}
+    x, weight = torch.randn(4, 8).to(dtype).requires_grad_(), torch.ones(8, requires_grad=True)
+    matrix = torch.randn(8, 8, requires_grad=True)
+    calls = {"layer_norm": ((8,), weight), "linear": (matrix, weight), "gelu": (), "silu": ()}
+    with torch.autocast("cpu", torch.bfloat16):
+        for name, others in calls.items():
+            found, wanted = (f(x, *others) for f in (getattr(functional, name), stock[name]))
+            assert found.dtype == wanted.dtype, name

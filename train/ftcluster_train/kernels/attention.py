@@ -344,9 +344,9 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys
     if not mask.requires_grad:
         values = _without_copies(mask)
-        if made_for == last.made_for and last.values is not None:
-            if torch.equal(values, last.values):
-                return last
+        known = last.values if made_for == last.made_for else None
+        if known is not None and torch.equal(values, known):
+            return last
         values = values.clone()
         mask = values.expand(mask.shape)  # what is kept does not change with the caller's mask
     hidden = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16

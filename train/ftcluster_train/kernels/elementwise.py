@@ -240,9 +240,7 @@ def norm(
         return output
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
     rounds = copies.wanted and computes_in_bf16()
-    output, rounded = _Norm.apply(
-        simd.in_order(input), weight, bias, epsilon, centered, rounds
-    )
+    output, rounded = _Norm.apply(simd.in_order(input), weight, bias, epsilon, centered, rounds)
     if rounded is not None:
         output.rounded = _Copy(rounded.detach())
     return output

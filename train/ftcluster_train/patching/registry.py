@@ -106,7 +106,9 @@ def without_patches(state: dict[str, Any]) -> dict[str, Any]:
 
     So a saved model can be loaded where this package is not installed.
     """
-    state = {name: value for name, value in state.items() if name != "forward" or not is_ours(value)}
+    state = {
+        name: value for name, value in state.items() if name != "forward" or not is_ours(value)
+    }
     for name in HOOKS:
         ours = {number for number, hook in (state.get(name) or {}).items() if is_ours(hook)}
         if ours:

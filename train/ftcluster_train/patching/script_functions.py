@@ -110,8 +110,8 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """As torch's, in one pass over memory."""
-    return norm(input.float(), weight, bias, eps, centered=True)
+    """As torch's, which computes in fp32 and returns the input's dtype."""
+    return norm(input.float(), weight, bias, eps, centered=True).to(input.dtype)
 
 
 def _is_cross_entropy(

@@ -133,7 +133,9 @@ def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
         if own["_modules"].keys() == GATED and not own["_parameters"]:
             activation = None if has_hooks(module.act_fn) else _activation_of(module)
             if activation is not None:
-                yield FusedForward(module, _gated_mlp, (activation, module.act_fn, module.act_fn.forward))
+                yield FusedForward(
+                    module, _gated_mlp, (activation, module.act_fn, module.act_fn.forward)
+                )
 
 
 def _activation_of(module: nn.Module) -> str | None:
