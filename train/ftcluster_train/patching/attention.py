@@ -175,7 +175,7 @@ class Attention:
         """
         lengths, causal = mask.flatten().tolist(), mask.dtype == CAUSAL
         exact = self._exact_dropout
-        if self.guard(query, key, value, mask, p) is None:
+        if self.guard(query, key, value, mask, p, enable_gqa=True) is None:
             output = attention_of_documents(query, key, value, lengths, scale, p, exact, causal)
             if output is not None:
                 return output
@@ -231,8 +231,8 @@ def _fits(
         return False
     if mask is not None:
         whole = zip(mask.shape, (batch, heads, queries, keys), strict=True)
-        types = (torch.bool, torch.float32, query.dtype)
-        if causal or mask.dtype not in types or any(n not in (1, most) for n, most in whole):
+        known = mask.dtype is torch.bool or mask.dtype in DTYPES
+        if causal or not known or any(n not in (1, most) for n, most in whole):
             return False
     if shared:
         few = key.shape[1]
