@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.test_fast import enabled, said  # noqa: F401 - fixtures
+from tests.engine import test_fast
+
+enabled, said = test_fast.enabled, test_fast.said  # fixtures
 
 SHAPE = (2, 3, 4, 5)
 OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW)
@@ -88,7 +90,7 @@ def test_a_step_that_is_not_fused_is_reported(said: Any) -> None:
 
 
 @pytest.mark.usefixtures("enabled")
-def test_a_model_of_images_in_channels_last(fused_calls: list[int]) -> None:
+def test_a_model_of_images_in_channels_last() -> None:
     """As torch's tutorial has it: the gradients' strides are what its convolutions return."""
     ends = []
     for fused in (False, None):

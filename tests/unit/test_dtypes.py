@@ -6,7 +6,6 @@ the end of what a bare `torch.empty` allocates.
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

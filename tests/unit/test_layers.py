@@ -122,12 +122,11 @@ def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
 
 # Few modules of a size that is read at once: a new one is for a purpose that none has yet, or for
 # a task
-MOST_MODULES = 95
+MOST_MODULES = 97
 OF_TASKS = ("engine/tasks/", "engine/data/")
-LINES = range(40, 351)
+LINES = range(40, 451)
 SHORT = {  # of the hosts' package, with the reason
     "mpi": "what a script imports to get the backend; the entry point of torch names it",
-    "kernels/private_torch": "one place for the private names of torch, which a test looks for",
 }
 
 

@@ -46,8 +46,8 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
         hidden: torch.Tensor | None,
         plan: attention_heads.Plan,
     ) -> torch.Tensor:
-        vectors = map(attention_heads.with_rows, (query, key, value))
-        output, probabilities = attention_heads.forward(*vectors, bias, hidden, plan)
+        q, k, v = map(attention_heads.with_rows, (query, key, value))
+        output, probabilities = attention_heads.forward(q, k, v, bias, hidden, plan)
         ctx.save_for_backward(query, key, value, probabilities)
         ctx.plan = plan
         return output
@@ -58,8 +58,8 @@ class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
         if needs_torch(grad_output):
             formula = partial(_of_heads, ctx.plan, probabilities)
             return *by_torch(formula, (query, key, value), grad_output), None, None, None
-        grad, *vectors = map(attention_heads.with_rows, (grad_output, query, key, value))
-        gradients = attention_heads.backward(grad, probabilities, *vectors, ctx.plan)
+        grad, q, k, v = map(attention_heads.with_rows, (grad_output, query, key, value))
+        gradients = attention_heads.backward(grad, probabilities, q, k, v, ctx.plan)
         return *gradients, None, None, None
 
 
@@ -184,28 +184,29 @@ def _of_heads(
     value: torch.Tensor,
 ) -> torch.Tensor:
     """Return what `_HeadAttention` returns, by torch."""
-    (samples, heads, queries, size), keys = query.shape, key.shape[2]
     factors = _factors(plan.drop, plan.kept, probabilities.numel())
+
+    def of_matrices(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: int
+    ) -> torch.Tensor:
+        """Return their output; their probabilities are from `begin` on."""
+        sizes = (*query.shape[:-1], key.shape[-2])
+        here = slice(begin, begin + math.prod(sizes))
+        by = factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors
+        return _again(query, key, value, probabilities[here].view(sizes), plan.scale, by)
+
     if plan.documents is None:
-        sizes = (samples, heads, queries, keys)
-        if isinstance(factors, torch.Tensor):
-            factors = factors.view(sizes)
-        return _again(query, key, value, probabilities.view(sizes), plan.scale, factors)
-    groups, place, outputs = key.shape[1], 0, {}
+        return of_matrices(query, key, value, 0)
+    groups, begin, outputs = key.shape[1], 0, {}
     starts = list(accumulate(plan.documents, initial=0))
     # in memory the longest ones are first; queries that share keys are beside each other
-    for i in sorted(range(len(plan.documents)), key=lambda i: -plan.documents[i]):
+    for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
         tokens = slice(starts[i], starts[i + 1])
         shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
         rows = shared.flatten(1, 2)
-        sizes = (groups, rows.shape[1], plan.documents[i])
-        here = slice(place, place + math.prod(sizes))
-        output = _again(
-            rows, key[0, :, tokens], value[0, :, tokens], probabilities[here].view(sizes),
-            plan.scale, factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors,
-        )  # fmt: skip
+        output = of_matrices(rows, key[0, :, tokens], value[0, :, tokens], begin)
         outputs[i] = output.view(shared.shape).transpose(1, 2).flatten(0, 1)
-        place = here.stop
+        begin += rows.shape[0] * rows.shape[1] * length
     return torch.cat([outputs[i] for i in range(len(outputs))], 1).unsqueeze(0)
 
 

@@ -22,7 +22,7 @@ def is_transformed() -> bool:
     A transform of torch.func, forward-mode differentiation or a dispatch mode, such as
     FlopCounterMode, is active.
     """
-    return (
+    return bool(
         forward_ad._current_level >= 0
         or torch._C._are_functorch_transforms_active()
         or torch._C._len_torch_dispatch_stack() > 0

@@ -370,10 +370,13 @@ def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
     """
     if not x.is_contiguous():  # strides do not reach C, where they would be ignored
         raise ValueError(f"a tensor of {x.shape} has the strides {x.stride()}")
-    if x.dtype is not dtype or x.numel() != count or not is_in_memory(x):
-        kind = f"{x.dtype}, {x.layout}, on {x.device}{', a negative view' if x.is_neg() else ''}"
+    fits = x.dtype is dtype and x.numel() == count and x.is_cpu and not x.is_neg()
+    # torch raises an error for a tensor without memory, such as a sparse or a batched one
+    place = x.data_ptr() if fits else 0
+    if not place and (count or not fits):
+        kind = f"{x.dtype} on {x.device}{', a negative view' if x.is_neg() else ''}"
         raise ValueError(f"{count} elements of {dtype} in memory are needed, not {x.shape}, {kind}")
-    return ctypes.c_void_p(x.data_ptr())
+    return ctypes.c_void_p(place)
 
 
 def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:

@@ -61,7 +61,7 @@ def _is_aligned(parameter: torch.Tensor, states: Any) -> bool:
     grad = parameter.grad
     if grad is None:  # the step leaves it out
         return True
-    state = states[parameter] if parameter in states else {}
+    state = states.get(parameter, {})  # a defaultdict, which this does not fill
     if not state.keys() <= STATE | {"step"}:
         return False
     others = [grad, *(x for name, x in state.items() if name in STATE)]

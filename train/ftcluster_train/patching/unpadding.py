@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from ftcluster_common.kernel_limits import ATTENTION_TOKENS
 from ftcluster_train.kernels.documents import document_mask
@@ -67,7 +66,6 @@ class _Chosen(torch.autograd.Function):  # type: ignore[misc]
         return rows.index_select(0, chosen)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         (chosen,) = ctx.saved_tensors
         return _at(chosen, grad, ctx.count), None
@@ -82,7 +80,6 @@ class _Placed(torch.autograd.Function):  # type: ignore[misc]
         return _at(places, rows, count)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return grad.index_select(0, *ctx.saved_tensors), None, None
 

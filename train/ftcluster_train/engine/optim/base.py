@@ -49,7 +49,7 @@ def gather_memory(parts: Iterable[Part]) -> torch.Tensor:
     It is used for one after the other, because malloc would leave gaps between large tensors.
     """
     longest = max((len(part.own) for part in parts if part.sharded), default=0)
-    return torch.empty(longest * dist.get_world_size(), dtype=torch.float32)
+    return torch.empty(longest and longest * dist.get_world_size(), dtype=torch.float32)
 
 
 class State:
