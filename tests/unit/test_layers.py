@@ -122,9 +122,9 @@ def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
 
 # Few modules of a size that is read at once: a new one is for a purpose that none has yet, or for
 # a task
-MOST_MODULES = 97
+MOST_MODULES = 98
 OF_TASKS = ("engine/tasks/", "engine/data/")
-LINES = range(40, 451)
+LINES = range(40, 471)
 SHORT = {  # of the hosts' package, with the reason
     "mpi": "what a script imports to get the backend; the entry point of torch names it",
 }
