@@ -55,7 +55,8 @@ REPLACED = [
     (functional, "cross_entropy"), (functional, "linear"), (functional, "gelu"),
     (functional, "silu"), (functional, "layer_norm"), (torch, "compile"),
     (activations.NewGELUActivation, "forward"), (activations.FastGELUActivation, "forward"),
-    (PreTrainedModel, "post_init"),
+    (PreTrainedModel, "post_init"), (PreTrainedModel, "__setstate__"),
+    (torch.nn.Module, "__reduce_ex__"),
 ]  # fmt: skip
 BERT = {
     "model_type": "bert", "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2,
@@ -224,6 +225,8 @@ def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(forward, "fused", None)  # so a call of it fails
     torch.testing.assert_close(evaluate(), before)
     copied = copy.deepcopy(model)
+    assert not any("forward" in vars(module) for module in copied.modules())
+    copied(**inputs)
     assert copied.model.norm.forward._module is copied.model.norm
     assert copied.state_dict().keys() == model.state_dict().keys()
 

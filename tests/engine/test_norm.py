@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels.elementwise import rms_norm, rounded_output
+from ftcluster_train.kernels.elementwise import copies, rms_norm, rounded_output
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
@@ -30,8 +30,10 @@ widths = st.integers(1, 70) | st.sampled_from([16, 32])
 
 @pytest.fixture(autouse=True, scope="module")
 def _autocast() -> Iterator[None]:
+    copies.wanted = True  # as a training sets it
     with torch.autocast(**BF16_PRODUCTS):
         yield
+    copies.wanted = False
 
 
 @st.composite

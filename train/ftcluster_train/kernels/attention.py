@@ -22,7 +22,7 @@ from ftcluster_train.kernels.elementwise import (
     drop_of,
     exact_drop_of,
 )
-from ftcluster_train.kernels.private_torch import is_transformed, version_of
+from ftcluster_train.kernels.private_torch import is_transformed
 from ftcluster_train.kernels.simd import Drop
 
 MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
@@ -318,14 +318,16 @@ class Masked:
     """What attention needs to know of a mask.
 
     Attributes:
-        made_for: the mask's version, which grows when it is changed in place, and queries and keys.
+        values: a copy of the mask's values. They are compared, because writes through numpy, `data`
+            or inference mode change neither a tensor nor its version. None: not kept.
+        made_for: the mask's shape and type, those of queries, and the number of keys.
         bias: added to the scores; None where only keys behind `lengths` are masked.
         rows: of queries without any key, for which torch gives 0; None without any.
         lengths: of each sample, how many keys its queries see; None where going by samples is not
             worth it.
     """
 
-    mask: torch.Tensor | None
+    values: torch.Tensor | None
     made_for: tuple[Any, ...]
     bias: torch.Tensor | None
     rows: torch.Tensor | None
@@ -340,13 +342,18 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
 
     Args:
         mask: four dimensions.
-        last: what was returned the last time, which is returned again for the same mask.
+        last: what was returned the last time, which is returned again for equal masks.
     """
     if mask is None:
         return NO_MASK
-    made_for = version_of(mask), query.dtype, query.shape[:3], keys
-    if mask is last.mask and made_for == last.made_for:
-        return last
+    made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys
+    if not mask.requires_grad:
+        values = _without_copies(mask)
+        known = last.values if made_for == last.made_for else None
+        if known is not None and torch.equal(values, known):
+            return last
+        values = values.clone()
+        mask = values.expand(mask.shape)  # what is kept does not change with the caller's mask
     hidden = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
     bias: torch.Tensor | None = mask
     if mask.dtype == torch.bool:
@@ -356,7 +363,7 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
     lengths = None
     batch, heads, queries, _ = query.shape
     if mask.requires_grad:  # its gradient is that of all scores
-        return Masked(mask, made_for, mask, rows if rows.any() else None, None)
+        return Masked(None, made_for, mask, rows if rows.any() else None, None)
     if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
         seen = (~hidden).any(2).any(1)  # (batch, keys)
         numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
@@ -368,7 +375,15 @@ def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Mask
             behind = numbers >= ends.view(-1, 1, 1, 1)
             if not (hidden & ~behind).any():  # nothing else is masked
                 bias = None
-    return Masked(mask, made_for, bias, rows if rows.any() else None, lengths)
+    return Masked(values, made_for, bias, rows if rows.any() else None, lengths)
+
+
+def _without_copies(mask: torch.Tensor) -> torch.Tensor:
+    """A mask's values in memory: its first row where it was expanded from one."""
+    for dim, stride in enumerate(mask.stride()):
+        if stride == 0 and mask.shape[dim] > 1:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
 
 
 def attention(

@@ -19,16 +19,22 @@ CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
 
 
+class DocumentMask(torch.Tensor):  # type: ignore[misc]
+    """A mask that holds the lengths of documents. No other mask is read as such, of any dtype."""
+
+
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     """The mask of a row of documents: attention inside each of them.
 
-    transformers passes on a mask with four dimensions as it is, and no other one has integers.
+    transformers passes on a mask with four dimensions as it is, and torch refuses integers.
 
     Args:
         lengths: of the documents, in tokens; below 2^31, below 2^15 without `causal`.
     """
     dtype = CAUSAL if causal else BIDIRECTIONAL
-    return torch.tensor(lengths, dtype=dtype, device="cpu").view(1, 1, 1, -1)
+    mask = torch.tensor(lengths, dtype=dtype, device="cpu").view(1, 1, 1, -1)
+    documents: torch.Tensor = mask.as_subclass(DocumentMask)
+    return documents
 
 
 @dataclass(frozen=True)

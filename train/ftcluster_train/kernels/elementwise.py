@@ -13,14 +13,14 @@ is kept for the backward pass, which draws the mask again.
 LayerNorm and RMSNorm in one pass over memory.
 
 Where products are computed in bf16, residuals are fp32 and the layers behind a norm want bf16. So
-its output is rounded where it is computed, and in the backward pass it adds up the gradients of
-both.
+a training has a norm round its output where it computes it, see `rounded_output`.
 
 Rotary positions (Su et al. 2021) as one loop.
 
 transformers multiplies, swaps and adds in eight passes, in fp32; attention then rounds the result.
 """
 
+import threading
 from functools import partial
 from typing import Any
 
@@ -237,16 +237,18 @@ def norm(
         weight, bias: those that are fit; the last one of LayerNorm only.
 
     Returns:
-        fp32; `rounded_output` has the same in bf16, if that is what products are computed in.
+        fp32. `rounded_output` returns a copy in bf16 while `copies.wanted` is set and autocast
+        computes in bf16.
     """
     output: torch.Tensor
     if is_transformed() or not simd.is_in_memory(input):
         output, _ = _normalized(epsilon, centered, False, input, weight, bias)
         return output
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-    output, output.rounded = _Norm.apply(
-        simd.in_order(input), weight, bias, epsilon, centered, computes_in_bf16()
-    )
+    rounds = copies.wanted and computes_in_bf16()
+    output, rounded = _Norm.apply(simd.in_order(input), weight, bias, epsilon, centered, rounds)
+    if rounded is not None:
+        output.rounded = _Copy(rounded.detach())
     return output
 
 
@@ -260,10 +262,68 @@ def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch
     return output.to(torch.promote_types(input.dtype, weight.dtype))
 
 
+class _Copies(threading.local):
+    """The state of a thread.
+
+    Attributes:
+        wanted: True while norms keep a copy of their output in bf16. Writes to an output through
+            `data` or numpy do not change its version, so whoever sets this calls `forget_copy` for
+            each tensor that such a write may reach.
+    """
+
+    wanted = False
+
+
+copies = _Copies()
+
+
+class _Copy:
+    """The rounded copy of an output.
+
+    Attributes:
+        values: plain data, without a graph.
+        of_graph: the same values as a function of the output; None until a layer reads them.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.of_graph: torch.Tensor | None = None
+
+
+class _Round(torch.autograd.Function):  # type: ignore[misc]
+    """Rounds an output to bf16, whose rounded values exist already.
+
+    The gradient goes to the output itself, so that its hooks see it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return grad.float(), None
+
+
 def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
-    """The output of a norm in bf16; None of any other tensor, or where it was changed in place."""
-    rounded: torch.Tensor | None = getattr(output, "rounded", None)
-    return rounded if not output.is_inference() and version_of(output) == 0 else None
+    """Return the output of a norm in bf16.
+
+    None of any other tensor, and where the output was changed or its copy was forgotten.
+    """
+    copy: _Copy | None = getattr(output, "rounded", None)
+    if copy is None or output.is_inference() or version_of(output) != 0:
+        return None
+    if not (output.requires_grad and torch.is_grad_enabled()):
+        return copy.values
+    if copy.of_graph is None:
+        copy.of_graph = _Round.apply(output, copy.values)
+    return copy.of_graph
+
+
+def forget_copy(tensor: torch.Tensor) -> None:
+    """Drop the rounded copy of a tensor, which may be changed without a new version."""
+    if getattr(tensor, "rounded", None) is not None:
+        tensor.rounded = None
 
 
 Turned = tuple[torch.Tensor, torch.Tensor]

@@ -1,9 +1,14 @@
 """Private names of torch that have no public equivalent. tests/engine fails when one goes."""
 
 from functools import cache
+from threading import Thread
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
+from torch.jit import _builtins
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -60,3 +65,74 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
     """
     output: torch.Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return output
+
+
+@cache
+def _ordinary_keys() -> frozenset[int]:
+    """The dispatch keys of ordinary tensors of this CPU, made with and without inference mode."""
+    keys = {torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
+    with torch.inference_mode():
+        keys.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
+    return frozenset(keys)
+
+
+def is_ordinary(tensor: torch.Tensor) -> bool:
+    """Return True for a dense tensor in this CPU's memory that holds its own values.
+
+    Sparse, nested, quantized, meta, batched and fake tensors have other dispatch keys, and so do
+    views that negate or conjugate what is in memory.
+    """
+    return torch._C._dispatch_keys(tensor).raw_repr() in _ordinary_keys()
+
+
+@cache
+def _ordinary_states() -> frozenset[int]:
+    """The dispatch keys that a thread adds to each call, with and without inference mode.
+
+    They are read in a thread of its own, in which no mode is active.
+    """
+    found: set[int] = set()
+
+    def read() -> None:
+        found.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+        with torch.inference_mode():
+            found.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+
+    thread = Thread(target=read)
+    thread.start()
+    thread.join()
+    return frozenset(found)
+
+
+def computes_directly() -> bool:
+    """Return True if calls are computed as they come, by the operators of this CPU.
+
+    Transforms of torch.func, dispatch modes (such as the one that counts FLOPs), tracing, forward
+    derivatives and modes that see each function want to see torch's own calls. The mode of
+    `torch.set_default_device("cpu")` only adds a device to functions that make tensors.
+    """
+    modes = torch._C._len_torch_function_stack()
+    return (
+        torch._C._dispatch_tls_local_include_set().raw_repr() in _ordinary_states()
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_compiling()
+        and (not modes or all(map(_is_of_cpu, _get_current_function_mode_stack())))
+    )
+
+
+def _is_of_cpu(mode: Any) -> bool:
+    return type(mode) is DeviceContext and mode.device == torch.device("cpu")
+
+
+def has_global_hooks() -> bool:
+    """Return True if someone sees the calls of all modules."""
+    return bool(torch.nn.modules.module._has_any_global_hook())
+
+
+def script_as(function: Any, original: Any) -> None:
+    """Have `torch.jit.script` compile calls of a function as calls of the original."""
+    operator = _builtins._find_builtin(original)
+    if operator is not None:
+        _builtins._register_builtin(function, operator)
+    else:
+        function.__prepare_scriptable__ = lambda: original

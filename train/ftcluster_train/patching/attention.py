@@ -1,7 +1,7 @@
 """Which calls of torch's attention go to the kernel, and how their arguments do.
 
 A row may have several documents, one after the other, of which no token attends to another one's,
-see `kernels.documents`. Its mask has their lengths, and integers as dtype.
+see `kernels.documents`. Its mask is a `DocumentMask` with their lengths.
 """
 
 from typing import Any, NamedTuple, TypeGuard
@@ -20,8 +20,8 @@ from ftcluster_train.kernels.attention import (
     masked,
 )
 from ftcluster_train.kernels.documents import (
-    BIDIRECTIONAL,
     CAUSAL,
+    DocumentMask,
     Group,
     document_mask,
     join_documents,
@@ -93,7 +93,7 @@ class Attention:
 
         Also a checkpoint's first pass, which keeps no graph.
         """
-        query, key, value, mask, dropout_p, causal, *_ = _Call(*args, **kwargs)
+        query, key, value, mask, dropout_p, causal, _, shared = _Call(*args, **kwargs)
         trained = query.requires_grad or key.requires_grad or value.requires_grad
         p = self._p(dropout_p)
         if not p and not (trained and torch.is_grad_enabled()):
@@ -108,7 +108,7 @@ class Attention:
             cast = torch.get_autocast_dtype("cpu")
             dtypes = {cast if dtype == torch.float32 else dtype for dtype in dtypes}
         why_not = ""
-        if not query.ndim == key.ndim == 4:
+        if not query.ndim == key.ndim == value.ndim == 4:
             why_not = "tensors without a dimension of heads"
         elif len(dtypes) > 1:
             why_not = "tensors of different types"
@@ -116,6 +116,8 @@ class Attention:
             why_not = f"tensors of {dtypes.pop()}"
         elif mask is not None and mask.ndim != 4:
             why_not = f"a mask of {mask.ndim} dimensions"
+        elif not _fits(query, key, value, mask, causal, shared):
+            return ""
         elif causal and lengths[0] != lengths[1]:
             why_not = "causal attention with more keys than queries"
         elif max(lengths) > self._longest(p):
@@ -173,7 +175,7 @@ class Attention:
         """
         lengths, causal = mask.flatten().tolist(), mask.dtype == CAUSAL
         exact = self._exact_dropout
-        if self.guard(query, key, value, mask, p) is None:
+        if self.guard(query, key, value, mask, p, enable_gqa=True) is None:
             output = attention_of_documents(query, key, value, lengths, scale, p, exact, causal)
             if output is not None:
                 return output
@@ -210,9 +212,44 @@ def takes_documents() -> bool:
     return True
 
 
+def _fits(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    shared: bool,
+) -> bool:
+    """Return True for shapes that the kernel knows: one batch of queries that sets the batch.
+
+    All have four dimensions. Keys and values may have a batch or a head for all queries, or, where
+    they are `shared`, one head for several of them. A mask has numbers to add or tells keys apart.
+    """
+    batch, heads, queries, size = query.shape
+    keys = key.shape[2]
+    if min(query.shape) == 0 or min(key.shape) == 0 or min(value.shape) == 0:
+        return False
+    if mask is not None:
+        whole = zip(mask.shape, (batch, heads, queries, keys), strict=True)
+        known = mask.dtype is torch.bool or mask.dtype in DTYPES
+        if causal or not known or any(n not in (1, most) for n, most in whole):
+            return False
+    if shared:
+        few = key.shape[1]
+        if value.shape[1] != few or heads % few or key.shape[0] != batch:
+            return False
+    elif not {key.shape[1], value.shape[1]} <= {1, heads}:
+        return False
+    return (
+        key.shape[3] == size
+        and value.shape[2] == keys
+        and {key.shape[0], value.shape[0]} <= {1, batch}
+    )
+
+
 def _is_documents(mask: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     """Whether it has the lengths of documents."""
-    return mask is not None and mask.dtype in (CAUSAL, BIDIRECTIONAL)
+    return isinstance(mask, DocumentMask)
 
 
 def _bias_of(group: Group, dtype: torch.dtype) -> torch.Tensor | None:

@@ -20,7 +20,6 @@ from ftcluster_train.kernels.linear import (
     linear_in_nf4,
     linear_with_adapter,
 )
-from ftcluster_train.kernels.private_torch import version_of
 from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.exact_heads import exact_linear, is_exact
 from ftcluster_train.patching.registry import FunctionPatch, always
@@ -130,7 +129,7 @@ def _takes_rows(weight: torch.Tensor) -> bool:
 
 
 class Linear:
-    """Linear layers, whose input is rounded to bf16 once where several layers have it.
+    """Linear layers, which read the rounded copy of a norm's output where it has one.
 
     Query, key and value have the same input, which autocast would round three times.
 
@@ -141,7 +140,6 @@ class Linear:
 
     def __init__(self, head: torch.Tensor | None = None, head_factor: float = 1.0) -> None:
         self._head, self._head_factor = head, head_factor
-        self.clear()
 
     def patches(self) -> tuple[FunctionPatch, FunctionPatch]:
         """The patches of torch's function and of the one by which GPT-2 computes its layers."""
@@ -149,12 +147,6 @@ class Linear:
             FunctionPatch(functional, torch_linear, always, self),
             FunctionPatch(torch, torch.addmm, _is_layer, self._addmm),
         )
-
-    def clear(self) -> None:
-        """Free the last input and its rounded copy."""
-        self._input: torch.Tensor | None = None
-        self._rounded: torch.Tensor | None = None
-        self._version = 0
 
     def __call__(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
@@ -165,7 +157,8 @@ class Linear:
         if is_exact(weight):
             return exact_linear(input, weight, bias)
         if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
-            input = self._round(input)
+            rounded = rounded_output(input)
+            input = input.to(torch.bfloat16) if rounded is None else rounded
         adapter = getattr(weight, "adapter", None)
         if adapter is not None:
             return linear_with_adapter(input, weight, bias, adapter)
@@ -177,17 +170,6 @@ class Linear:
         turned = weight.T
         turned.gradient_sums = sums_of(weight)
         return self(rows, turned, bias)
-
-    def _round(self, input: torch.Tensor) -> torch.Tensor:
-        if input.is_inference():  # has no version, so a change in place would not show
-            return input.to(torch.bfloat16)
-        rounded = rounded_output(input)
-        if rounded is not None:
-            return rounded
-        if self._rounded is None or input is not self._input or self._version != version_of(input):
-            self._input, self._version = input, version_of(input)
-            self._rounded = input.to(torch.bfloat16)
-        return self._rounded
 
 
 def _is_layer(

@@ -10,11 +10,21 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from ftcluster_train.kernels.elementwise import copies, forget_copy
+from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
 # hidden states this large show a cap that hardly changes the logits of random weights
 SOFTCAP_PROBE = 1e3
+
+# Functions through which nobody can change a tensor's values unseen. Any other function of a norm's
+# output, such as `data` or `numpy`, may give away its memory: the rounded copy is dropped then.
+READING = {
+    torch_linear, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.add, torch.Tensor.__add__,
+    torch.Tensor.__radd__, torch.add,
+    *(getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim")),
+}  # fmt: skip
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -61,6 +71,10 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         if self.pending_gathers:
             self._wait_for((*args, *kwargs.values()))
+        if func not in READING:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Tensor):
+                    forget_copy(value)
         return self._functions.get(func, func)(*args, **kwargs)
 
     def _wait_for(self, values: Sequence[Any]) -> None:
@@ -71,12 +85,13 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
                 self._wait_for(value)
 
     def __enter__(self) -> "KernelMode":
-        self._linear.clear()  # gradient checkpointing passes inputs of the forward pass again
+        self._before = copies.wanted
+        copies.wanted = True
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._linear.clear()
+        copies.wanted = self._before
         super().__exit__(*error)
 
 

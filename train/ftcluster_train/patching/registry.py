@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ftcluster_common.launch import own_rank
+from ftcluster_train.kernels.private_torch import has_global_hooks
 
 Place = TypeVar("Place")
 HOOKS = (
@@ -56,18 +57,21 @@ class FunctionPatch:
             say: is told why a call goes to the original, each time.
         """
         guard, kernel, fallback = self.guard, self.kernel, self.fallback or self.original
-        if guard is always:
-            return kernel
 
         @functools.wraps(self.original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            why_not = guard(*args, **kwargs)
+            why_not = None if guard is always else guard(*args, **kwargs)
             if why_not is None:
                 return kernel(*args, **kwargs)
             if why_not and say:
                 say(why_not)
             return fallback(*args, **kwargs)
 
+        # pickle writes a function as the name by which it is found, which has to be the owner's:
+        # torch's own functions may have the name of a module in C, whose function is the original
+        owner = self.owner
+        if not isinstance(owner, type) and hasattr(owner, "__name__"):
+            patched.__module__, patched.__qualname__ = owner.__name__, self.original.__name__
         return patched
 
 
@@ -91,9 +95,47 @@ class ObjectPatch(Generic[Place]):
         return len(places)
 
 
+def is_ours(value: Any) -> bool:
+    """Return True if a function or an object comes from this package."""
+    place = getattr(value, "__module__", None) or type(value).__module__
+    return str(place).startswith(f"{__package__}.")
+
+
+def without_patches(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a module's attributes without the hooks and forward passes of this package.
+
+    So a saved model can be loaded where this package is not installed.
+    """
+    state = {
+        name: value for name, value in state.items() if name != "forward" or not is_ours(value)
+    }
+    for name in HOOKS:
+        ours = {number for number, hook in (state.get(name) or {}).items() if is_ours(hook)}
+        if ours:
+            for table in state:  # such as _forward_hooks_with_kwargs
+                if table.startswith(name):
+                    kept = state[table].items()
+                    state[table] = type(state[table])((k, v) for k, v in kept if k not in ours)
+    return state
+
+
+def keep_out_of_pickles() -> None:
+    """Have pickle and `copy.deepcopy` see modules without what this package changes in them."""
+    reduce = torch.nn.Module.__reduce_ex__
+
+    @functools.wraps(reduce)
+    def reduced(self: torch.nn.Module, protocol: Any) -> Any:
+        parts = reduce(self, protocol)
+        if isinstance(parts, tuple) and len(parts) > 2 and isinstance(parts[2], dict):
+            return *parts[:2], without_patches(parts[2]), *parts[3:]
+        return parts
+
+    torch.nn.Module.__reduce_ex__ = reduced
+
+
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether someone has to see what the module gets or returns, in either pass."""
-    return any(vars(module)[hooks] for hooks in HOOKS)
+    return has_global_hooks() or any(vars(module)[hooks] for hooks in HOOKS)
 
 
 def call_after(owner: type, name: str, action: Callable[[Any], object]) -> None:

@@ -13,61 +13,69 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.kernels.cross_entropy import cross_entropy
-from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm, rounded_output
+from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm
 from ftcluster_train.kernels.linear import linear
-from ftcluster_train.kernels.private_torch import is_transformed
+from ftcluster_train.kernels.private_torch import script_as
 from ftcluster_train.kernels.products import torch_linear
 from ftcluster_train.patching.attention import Attention, cast_as_torch
 from ftcluster_train.patching.fp32_residuals import torch_layer_norm
 from ftcluster_train.patching.fused_steps import fuse_steps
-from ftcluster_train.patching.registry import FunctionPatch, always, say_fp32, say_once
+from ftcluster_train.patching.plain_calls import Plain
+from ftcluster_train.patching.registry import (
+    FunctionPatch,
+    keep_out_of_pickles,
+    say_fp32,
+    say_once,
+)
 from ftcluster_train.patching.shared_entries import EXACT_DROPOUT, GELU, SILU
 from ftcluster_train.patching.skipped_rows import rows_read
 
 OLDEST_TORCH = (2, 5)  # the first whose attention has enable_gqa
 MANY_CLASSES = 4096
+FLOATS = (torch.float32, torch.bfloat16)
 torch_cross_entropy = functional.cross_entropy
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
-
-
-def _of_script(
-    patch: FunctionPatch, without_graph: bool = False, says_fp32: bool = False
-) -> FunctionPatch:
-    """An entry for numbers of this CPU, which are not traced and not compiled.
+def _of_script(patch: FunctionPatch, plain: Plain, says_fp32: bool = False) -> FunctionPatch:
+    """An entry for ordinary calls.
 
     Args:
-        without_graph: whether the entry's guard knows evaluations.
+        plain: the calls that the entry's guard knows; any other goes to torch.
         says_fp32: whether calls in training say that bf16 would be faster.
     """
 
     @functools.wraps(patch.guard)
     def guard(*args: Any, **kwargs: Any) -> str | None:
-        tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
-        if (
-            not (without_graph or torch.is_grad_enabled())
-            or torch.compiler.is_compiling()
-            or not all(map(_is_plain, tensors))
-            or torch.jit.is_tracing()
-            or is_transformed()
-        ):
+        if not plain.allows(args, kwargs):
             return ""
         why_not = patch.guard(*args, **kwargs)
-        in_fp32 = tensors[0].dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        if says_fp32 and why_not != "" and in_fp32:
-            say_fp32()
+        if says_fp32 and why_not != "" and not torch.is_autocast_enabled("cpu"):
+            first = args[0] if args else kwargs[plain.tensors[0]]
+            if first.dtype == torch.float32:
+                say_fp32()
         return why_not
 
     return replace(patch, guard=guard)
 
 
+def _is_linear(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> str | None:
+    """Matrices as weights and vectors as biases, of fp32 or bf16."""
+    fits = (
+        input.ndim > 1
+        and weight.ndim == 2
+        and input.shape[-1] == weight.shape[1]
+        and (bias is None or bias.shape == weight.shape[:1])
+        and all(x is None or x.dtype in FLOATS for x in (input, weight, bias))
+    )
+    return None if fits else ""
+
+
 def _linear(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    rounded = rounded_output(input) if computes_in_bf16() else None
-    input, weight = cast_as_torch(input if rounded is None else rounded, weight)
+    input, weight = cast_as_torch(input, weight)
     bias = None if bias is None else cast_as_torch(bias)[0]
     return linear(input, weight, bias, rows_read(input))
 
@@ -88,7 +96,7 @@ def _is_layer_norm(
     fits = (
         weight is not None
         and (computes_in_bf16() or not torch.is_autocast_enabled("cpu"))
-        and len(normalized_shape) == 1
+        and input.shape[-1:] == tuple(normalized_shape)
         and (input.dtype == torch.float32 or _is_cast(input))
         and fits_norm(weight, bias, input.shape[-1])
     )
@@ -102,8 +110,8 @@ def _layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> torch.Tensor:
-    """Linear layers take its output in bf16."""
-    return norm(input.float(), weight, bias, eps, centered=True)
+    """As torch's, which computes in fp32 and returns the input's dtype."""
+    return norm(input.float(), weight, bias, eps, centered=True).to(input.dtype)
 
 
 def _is_cross_entropy(
@@ -150,16 +158,26 @@ def _is_compiled(model: Any = None, *_: Any, **__: Any) -> str:
 
 _attention = Attention(with_dropout=True, exact_dropout=True, longer_with_dropout=True)
 SCRIPT_FUNCTIONS = (
-    _of_script(EXACT_DROPOUT, without_graph=True, says_fp32=True),
-    _of_script(_attention.patch(), without_graph=True, says_fp32=True),
+    _of_script(EXACT_DROPOUT, Plain(("input",), without_graph=True), says_fp32=True),
+    _of_script(
+        _attention.patch(),
+        Plain(("query", "key", "value"), {3: "attn_mask"}, without_graph=True),
+        says_fp32=True,
+    ),
     _of_script(
         FunctionPatch(functional, torch_cross_entropy, _is_cross_entropy, _cross_entropy),
-        without_graph=True,
+        Plain(("input", "target"), {2: "weight"}, without_graph=True),
     ),
-    _of_script(FunctionPatch(functional, torch_linear, always, _linear)),
-    _of_script(GELU),
-    _of_script(SILU),
-    _of_script(FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm)),
+    _of_script(
+        FunctionPatch(functional, torch_linear, _is_linear, _linear),
+        Plain(("input", "weight"), {2: "bias"}),
+    ),
+    _of_script(GELU, Plain(("input",))),
+    _of_script(SILU, Plain(("input",))),
+    _of_script(
+        FunctionPatch(functional, torch_layer_norm, _is_layer_norm, _layer_norm),
+        Plain(("input",), {2: "weight", 3: "bias"}),
+    ),
     # its guard never gives way to a kernel: compiled code is not ours, which is said
     FunctionPatch(torch, torch.compile, _is_compiled, torch.compile),
 )
@@ -182,5 +200,8 @@ def replace_functions() -> bool:
         return False
     for patch, function in _replacements:
         setattr(patch.owner, patch.original.__name__, function)
+        if patch.owner is functional:
+            script_as(function, patch.original)
     fuse_steps()
+    keep_out_of_pickles()
     return True

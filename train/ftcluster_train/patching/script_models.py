@@ -40,6 +40,8 @@ def patch_transformers() -> None:
     for patch in activation_patches():
         patch.owner.forward = patch.function()
     call_after(PreTrainedModel, "post_init", patch_script_model)
+    # copies and models that are loaded by pickle come without patches
+    call_after(PreTrainedModel, "__setstate__", patch_script_model)
 
 
 def activation_patches() -> list[FunctionPatch]:
@@ -66,15 +68,21 @@ def patch_script_model(model: nn.Module) -> None:
 
 
 class _InTraining:
-    """The forward pass of a module, which has another one for evaluations: its class's."""
+    """The forward pass of a module, which has another one for evaluations: its class's.
+
+    The class's is also called once it is no longer the one that the module was compared with.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self.fused = module, module.forward
+        self._compared = type(module).forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        forward = type(self._module).forward
+        same = forward is self._compared
+        if same and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             return self.fused(*args, **kwargs)
-        return type(self._module).forward(self._module, *args, **kwargs)
+        return forward(self._module, *args, **kwargs)
 
 
 def _fuse(model: nn.Module, _: Any) -> None:
@@ -92,13 +100,16 @@ def _fuse(model: nn.Module, _: Any) -> None:
 
 def _tell_kernels(model: nn.Module) -> None:
     """Have a model, but not its parts, say at the end of a step which kernels took part."""
-    if not any(part is model for whole in _first_steps for part in whole.modules()):
+    if not any(part is model for whole in list(_first_steps) for part in whole.modules()):
         _first_steps[model] = model.register_forward_hook(_tell, always_call=True)
 
 
 def _tell(model: nn.Module, _: Any, output: Any) -> None:
     """Called with what the model returned; with None where it failed."""
-    _first_steps.pop(model).remove()
+    handle = _first_steps.pop(model, None)
+    if handle is None:  # another thread called the same model
+        return
+    handle.remove()
     values = output.values() if isinstance(output, Mapping) else output
     parts = [values] if isinstance(values, torch.Tensor) else values or ()
     computed = (part for part in parts if isinstance(part, torch.Tensor) and part.grad_fn)

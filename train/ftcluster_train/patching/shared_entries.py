@@ -103,9 +103,10 @@ def tanh_gelu(_: nn.Module, values: torch.Tensor) -> torch.Tensor:
     return functional.gelu(values, approximate="tanh")
 
 
-def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module]) -> Any:
-    activation, act_fn = setting
-    if module.act_fn is not act_fn or has_hooks(act_fn):  # both may come after the model was fused
+def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module, Any]) -> Any:
+    activation, act_fn, forward = setting
+    # all of these may change after the model was fused
+    if module.act_fn is not act_fn or act_fn.forward != forward or has_hooks(act_fn):
         return type(module).forward(module, x)
     return module.down_proj(activate(activation, module.gate_proj(x), module.up_proj(x)))
 
@@ -132,7 +133,9 @@ def _gated_mlps(model: nn.Module) -> Iterator[FusedForward]:
         if own["_modules"].keys() == GATED and not own["_parameters"]:
             activation = None if has_hooks(module.act_fn) else _activation_of(module)
             if activation is not None:
-                yield FusedForward(module, _gated_mlp, (activation, module.act_fn))
+                yield FusedForward(
+                    module, _gated_mlp, (activation, module.act_fn, module.act_fn.forward)
+                )
 
 
 def _activation_of(module: nn.Module) -> str | None:
@@ -148,7 +151,7 @@ def _activation_of(module: nn.Module) -> str | None:
     small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
     values = torch.linspace(-30, 40, 96).view(1, 32, 3)
     for activation in TORCH:
-        fused = FusedForward(small, _gated_mlp, (activation, small.act_fn))
+        fused = FusedForward(small, _gated_mlp, (activation, small.act_fn, small.act_fn.forward))
         if all(
             computes_same(small.train(training).forward, fused, values, rtol=1e-5, atol=1e-5)
             for training in (True, False)

@@ -7,6 +7,7 @@ sample of a batch, which scripts such as run_glue have, need not exist. Loss and
 same to rounding.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -76,12 +77,18 @@ class Rows:
             self.last = torch.tensor([0, *self.lengths[:-1]]).cumsum(0)
 
 
-_rows: Rows | None = None
+class _Present(threading.local):
+    """The rows of the model that this thread calls now; threads may train models of their own."""
+
+    rows: Rows | None = None
+
+
+_present = _Present()
 
 
 def present_rows() -> Rows | None:
     """Those of the model that is called now; None where all of its rows may be read."""
-    return _rows
+    return _present.rows
 
 
 def rows_read(input: torch.Tensor) -> torch.Tensor | None:
@@ -90,7 +97,8 @@ def rows_read(input: torch.Tensor) -> torch.Tensor | None:
     Args:
         input: of the layer, shape (..., columns).
     """
-    return _rows.read if _rows is not None and input.shape[:-1] == _rows.shape else None
+    rows = _present.rows
+    return rows.read if rows is not None and input.shape[:-1] == rows.shape else None
 
 
 def _skips_rows(model: nn.Module) -> Iterator[nn.Module]:
@@ -182,10 +190,10 @@ def _begin(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call without columns of padding; None where they stay as they are."""
-    global _rows
-    if _rows is not None and _is_part(model, _rows.model):
+    whole = _present.rows
+    if whole is not None and _is_part(model, whole.model):
         return None
-    _rows = None  # a call that was interrupted leaves it
+    _present.rows = None  # a call that was interrupted leaves it
     mask: Any = kwargs.get("attention_mask")
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
@@ -206,14 +214,14 @@ def _begin(
     if not looks_at_first_token(model):
         # attention without any real key is that of padding; a decoder gives its keys to the caller
         if mask.any(1).all() and not getattr(config, "is_decoder", False):
-            _rows = Rows(model, mask, classifies=False, shown=shown)
+            _present.rows = Rows(model, mask, classifies=False, shown=shown)
         return None
     if (
         shown or not mask[:, 0].all()  # attention of padding may be that of padding
     ):
         return None
     length = int((mask.any(0) * torch.arange(1, mask.shape[1] + 1)).amax())
-    _rows = Rows(model, mask[:, :length], classifies=True, shown=False)
+    _present.rows = Rows(model, mask[:, :length], classifies=True, shown=False)
     if length == mask.shape[1]:
         return None
     cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}
@@ -225,9 +233,9 @@ def _is_part(model: nn.Module, whole: nn.Module) -> bool:
 
 
 def _end(model: nn.Module, *_: Any) -> None:
-    global _rows
-    if _rows is not None and _rows.model is model:
-        _rows = None
+    rows = _present.rows
+    if rows is not None and rows.model is model:
+        _present.rows = None
 
 
 def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
@@ -236,15 +244,18 @@ def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
 
 
 def _read_last(*_: Any) -> None:
-    if _rows is not None:
-        _rows.read = _rows.last
+    rows = _present.rows
+    if rows is not None:
+        rows.read = rows.last
 
 
 def _read_real(*_: Any) -> None:
-    if _rows is not None:
-        _rows.read = _rows.real
+    rows = _present.rows
+    if rows is not None:
+        rows.read = rows.real
 
 
 def _read_usual(*_: Any) -> None:
-    if _rows is not None:
-        _rows.read = _rows.usual
+    rows = _present.rows
+    if rows is not None:
+        rows.read = rows.usual

@@ -1,0 +1,59 @@
+"""The calls of torch's functions that a kernel may compute: what each of them requires.
+
+Every entry of `script_functions` has a `Plain`, which is asked before its guard. It allows what is
+known, so that whatever torch or a library adds later goes to torch.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ftcluster_train.kernels.documents import DocumentMask
+from ftcluster_train.kernels.private_torch import computes_directly, is_ordinary
+
+TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask)  # no other subclass of Tensor
+OPTIONS = (bool, int, float, str, type(None), torch.Size)
+
+
+def is_plain(value: Any) -> bool:
+    """Return True for an ordinary tensor of this CPU."""
+    return type(value) in TENSORS and is_ordinary(value)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The calls of a function that are ordinary: of tensors in memory, to be computed now.
+
+    Attributes:
+        tensors: names of the arguments that have to be tensors, the first ones of the function.
+        optional: names of other arguments that may be tensors, by their place.
+        without_graph: True if the kernel is also for calls without a graph, such as evaluations.
+    """
+
+    tensors: tuple[str, ...]
+    optional: Mapping[int, str] = field(default_factory=dict)
+    without_graph: bool = False
+
+    def allows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if a call is one of them."""
+        count = len(self.tensors)
+        if not self.without_graph and not torch.is_grad_enabled():
+            return False
+        for place, value in enumerate(args):
+            if not (is_plain(value) if place < count else self._is_known(value, place)):
+                return False
+        for name, value in kwargs.items():
+            if name not in self.tensors:
+                place = next((i for i, other in self.optional.items() if other == name), -1)
+                if not self._is_known(value, place):
+                    return False
+        missing = self.tensors[len(args) :]
+        return all(is_plain(kwargs.get(name)) for name in missing) and computes_directly()
+
+    def _is_known(self, value: Any, place: int) -> bool:
+        """Return True for an option, a shape, or a tensor in its place."""
+        if type(value) in OPTIONS or (place in self.optional and is_plain(value)):
+            return True
+        return type(value) in (list, tuple) and all(type(number) is int for number in value)
