@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast, get_scheduler
 from transformers.utils import logging
 
-from ftcluster_common.job import Job, read_job
+from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs

@@ -37,8 +37,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from ftcluster_common.job import Job, read_job
+from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Seq2SeqLm, TokenClassification
+from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
@@ -50,7 +51,6 @@ from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.health.host_benchmark import product_shapes, weights_of
-from ftcluster_train.kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.patching.patch_model import Optimizations
 from ftcluster_train.patching.unpadding import STACKS
 

@@ -29,9 +29,9 @@ from typing import Any
 from bench.engine import CASES
 from bench.quality import quality_table
 from bench.runs import ROOT, arguments, environment, machine, precision, write
-from ftcluster_common.launch import FAST_VARIABLE
+from ftcluster_common.protocol.launch import FAST_VARIABLE
 
-STARTUP = ROOT / "train/ftcluster_train/host/startup"
+STARTUP = ROOT / "train/ftcluster_train/startup"
 WORDS = (
     "--do_train", "--use_cpu", "--report_to", "none", "--save_strategy", "no",
     "--logging_strategy", "no", "--disable_tqdm", "true",

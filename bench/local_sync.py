@@ -27,7 +27,7 @@ from typing import Any
 from bench.curves import done, spread
 from bench.quality import TUNED, first_rows
 from bench.runs import ROOT, Bench, arguments, environment, machine, write
-from ftcluster_common.launch import BACKEND_VARIABLE, GLOO, IMPI
+from ftcluster_common.protocol.launch import BACKEND_VARIABLE, GLOO, IMPI
 
 RANKS = 2
 LOCAL = "training.sync=local"

@@ -26,15 +26,15 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from bench.engine_run import WORLD, Clock
 from ftcluster.planning.memory import ModelSize, need
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
+from ftcluster_kernels.linear import shape_of
 from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
-from ftcluster_train.kernels.linear import shape_of
 
 STEPS = 2
 SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's

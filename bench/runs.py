@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 
 ROOT = Path(__file__).parent.parent
 KERNELS = ROOT / "train/ftcluster_train/kernels"

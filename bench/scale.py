@@ -28,9 +28,9 @@ from typing import Any
 
 from bench.runs import ROOT, cpu, write
 from bench.scale_ranks import GATE_FILE, RANKS_FILE
-from ftcluster_common.launch import GUARD_FILE, LAUNCH_FILE, Launch, RankCores, RankHost
-from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_common.protocol.launch import GUARD_FILE, LAUNCH_FILE, Launch, RankCores, RankHost
 from ftcluster_train.io.events import EVENTS
+from ftcluster_train.supervisor.metrics_file import MetricsFile
 
 RANKS = (8, 64, 256, 512)
 LINES = (512, 1024, 2048, 4096)

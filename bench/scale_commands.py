@@ -24,7 +24,7 @@ from typing import Any
 from bench.runs import cpu, write
 from ftcluster.report.files import EVENTS, JOB
 from ftcluster_common import __version__
-from ftcluster_common.launch import LAUNCH_FILE, Launch, RankCores, RankHost
+from ftcluster_common.protocol.launch import LAUNCH_FILE, Launch, RankCores, RankHost
 from tests.programs import FTCLUSTER, Home
 
 RUNS, EVENT_COUNT, LOG_BYTES = 10_000, 10_000_000, 20 << 30
@@ -97,8 +97,8 @@ METRICS_FILE = "the supervisor's file of metrics, as a new supervisor writes it"
 WRITE_METRICS = """
 import sys
 from pathlib import Path
-from ftcluster_common.launch import read_launch
-from ftcluster_train.host.metrics_file import MetricsFile
+from ftcluster_common.protocol.launch import read_launch
+from ftcluster_train.supervisor.metrics_file import MetricsFile
 
 run = Path(sys.argv[1])
 MetricsFile(run).write(read_launch(run))

@@ -24,10 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from ftcluster_common.launch import Launch, MpirunCommand
-from ftcluster_train.host import background, guardian, rank_launch, supervisor
-from ftcluster_train.host.heartbeats import StopRequest
+from ftcluster_common.protocol.launch import Launch, MpirunCommand
 from ftcluster_train.io import rank_status
+from ftcluster_train.rank import guardian
+from ftcluster_train.supervisor import background, rank_launch, supervisor
+from ftcluster_train.supervisor.heartbeats import StopRequest
 
 STEP_SECONDS = 1.0
 LAST_STEP = 1_000_000

@@ -23,8 +23,8 @@ from transformers.models.auto import CONFIG_MAPPING
 from transformers.utils import logging
 
 from bench.engine_run import WARM_UP, WORLD, Clock, products
-from ftcluster_common.data_files import TRAIN
-from ftcluster_common.job import Job
+from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters
 from ftcluster_train.engine.data.sampler import BatchSampler

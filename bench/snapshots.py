@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import snapshots as module
 from ftcluster_train.engine.optim.base import State

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from transformers.utils import logging
 
-from ftcluster_common.job import read_job
+from ftcluster_common.protocol.job import read_job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.loop import train

@@ -48,8 +48,8 @@ def main(data: str, model: str) -> None:
 def draw(inventory: str, data: str, model: str) -> None:
     """Set up, train, and save what the terminal showed."""
     from ftcluster.operations.connection import Connection
-    from ftcluster.operations.setup import SetupRequest, setup
-    from ftcluster.operations.train import TrainRequest, train
+    from ftcluster.operations.setup.setup import SetupRequest, setup
+    from ftcluster.operations.train.train import TrainRequest, train
     from ftcluster.progress.pictures import run_picture, setup_picture
     from ftcluster.progress.view import make_view
 

@@ -13,7 +13,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 KERNELS = Path("ftcluster_train/kernels")
 COMPILERS = ("cc", "gcc", "clang")
-# by library; the same as in ftcluster_train/kernels/simd.py
+# by library; the same as in ftcluster_kernels/simd.py
 CPUS = {
     "libavx512.so": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
     "libavx2.so": ("-mavx2", "-mfma"),

@@ -13,37 +13,37 @@ from typing import Any
 
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError
-from ftcluster.operations import check as checking
-from ftcluster.operations import data as describing
-from ftcluster.operations import evaluate as evaluating
-from ftcluster.operations import generate as generating
-from ftcluster.operations import loaded as loading
-from ftcluster.operations import plan as planning
-from ftcluster.operations import predict as predicting
-from ftcluster.operations import run as running
-from ftcluster.operations import runs as all_runs
-from ftcluster.operations import setup as setting_up
-from ftcluster.operations import sweep as sweeping
-from ftcluster.operations import train as training
-from ftcluster.operations.attach import AttachResult, attach
-from ftcluster.operations.check import CheckResult
 from ftcluster.operations.connection import Connection, again, find
-from ftcluster.operations.data import DataRequest, DataResult
-from ftcluster.operations.evaluate import EvaluateResult, TrainedModelRequest
-from ftcluster.operations.generate import GenerateRequest, Sampling
-from ftcluster.operations.loaded import Data, data_path
-from ftcluster.operations.plan import PlanResult
-from ftcluster.operations.predict import PredictRequest, PredictResult
-from ftcluster.operations.prepare import LaunchOptions, RecipeRequest
-from ftcluster.operations.run import RunRequest
-from ftcluster.operations.setup import SetupRequest
-from ftcluster.operations.sweep_request import SweepRequest
-from ftcluster.operations.sweep_result import SweepResult
-from ftcluster.operations.train import TrainRequest
+from ftcluster.operations.models import evaluate as evaluating
+from ftcluster.operations.models import generate as generating
+from ftcluster.operations.models import loaded as loading
+from ftcluster.operations.models import predict as predicting
+from ftcluster.operations.models.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.models.generate import GenerateRequest, Sampling
+from ftcluster.operations.models.loaded import Data, data_path
+from ftcluster.operations.models.predict import PredictRequest, PredictResult
+from ftcluster.operations.runs import runs as all_runs
+from ftcluster.operations.runs.attach import AttachResult, attach
+from ftcluster.operations.setup import check as checking
+from ftcluster.operations.setup import setup as setting_up
+from ftcluster.operations.setup.check import CheckResult
+from ftcluster.operations.setup.setup import SetupRequest
+from ftcluster.operations.train import data as describing
+from ftcluster.operations.train import plan as planning
+from ftcluster.operations.train import run as running
+from ftcluster.operations.train import sweep as sweeping
+from ftcluster.operations.train import train as training
+from ftcluster.operations.train.data import DataRequest, DataResult
+from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest
+from ftcluster.operations.train.run import RunRequest
+from ftcluster.operations.train.sweep_request import SweepRequest
+from ftcluster.operations.train.sweep_result import SweepResult
+from ftcluster.operations.train.train import TrainRequest
 from ftcluster.progress.notebook import NotebookView, in_notebook
 from ftcluster.progress.view import View, make_view
-from ftcluster_common.run_state import RunState
-from ftcluster_common.trained_model import FILE
+from ftcluster_common.models.trained_model import FILE
+from ftcluster_common.protocol.run_state import RunState
 
 __all__ = [
     "Cluster", "LaunchOptions", "Run", "check", "data", "evaluate", "find_run", "generate",
@@ -351,7 +351,7 @@ def generate(
 
     Args:
         model: a run that has trained it, its folder here, or a name of the Hub.
-        sampling: fields of `ftcluster.operations.generate.Sampling`, such as `temperature`.
+        sampling: fields of `ftcluster.operations.models.generate.Sampling`, such as `temperature`.
 
     Raises:
         FtclusterError: there is no such model, it is no language model, or the run failed.
@@ -427,7 +427,7 @@ def run(
 
     Args:
         script: a Python file with its arguments, or -m and a module with its arguments.
-        more: fields of `ftcluster.operations.run.RunRequest`, such as `nodes` and `fast`.
+        more: fields of `ftcluster.operations.train.run.RunRequest`, such as `nodes` and `fast`.
 
     Raises:
         FtclusterError: it would fail on every rank, or could not be started.

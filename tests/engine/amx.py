@@ -13,7 +13,7 @@ SOURCE = Path(__file__).with_name("amx.c")
 
 def emulate(patch: pytest.MonkeyPatch) -> None:
     """Have products and attention take tiles, which the CPU has not."""
-    from ftcluster_train.kernels import attention_heads, products
+    from ftcluster_kernels import attention_heads, products
 
     _catch_instructions()
     for module in (products, attention_heads):

@@ -29,10 +29,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import ftcluster_train.mpi  # noqa: F401 - registers the backend
-from ftcluster_train.comm import mpi_job, mpi_progress, mpi_types
-from ftcluster_train.comm.mpi_job import SEGMENT
-from ftcluster_train.comm.mpi_progress import Channel
-from ftcluster_train.comm.mpi_types import MPI, adds_bfloat16
+from ftcluster_mpi import job as mpi_job
+from ftcluster_mpi import progress as mpi_progress
+from ftcluster_mpi import types as mpi_types
+from ftcluster_mpi.job import SEGMENT
+from ftcluster_mpi.progress import Channel
+from ftcluster_mpi.types import MPI, adds_bfloat16
 
 RANK = int(os.environ.get("PMI_RANK") or os.environ["RANK"])
 SIZE = int(os.environ.get("PMI_SIZE") or os.environ["WORLD_SIZE"])

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from tests.engine.jobs import CLASSES, OPTIONS, make_job
 from tests.engine.models import SPECIAL, VOCABULARY, make_model, make_tokenizer
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import (
+from ftcluster_common.protocol.job import ScriptJob
+from ftcluster_common.protocol.launch import (
     ACCELERATE_CPU_VARIABLE,
     BACKEND_VARIABLE,
     Launch,

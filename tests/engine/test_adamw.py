@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ftcluster_common.recipe import Training
+from ftcluster_kernels import simd
 from ftcluster_train.engine.optim.flat_step import AdamW
-from ftcluster_train.kernels import simd
 
 TRAINING = Training(learning_rate=1e-2)
 STEPS = 4

@@ -17,8 +17,11 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from ftcluster_common.job import EVALUATE, Job
+from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_common.recipe import InstructionTuning
+from ftcluster_kernels import attention_heads, products
+from ftcluster_kernels.cross_entropy import linear_cross_entropy
+from ftcluster_kernels.documents import document_mask
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.adapters import (
     _plus_adapter,
@@ -31,9 +34,6 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels import attention_heads, products
-from ftcluster_train.kernels.cross_entropy import linear_cross_entropy
-from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED

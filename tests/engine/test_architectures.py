@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ftcluster_kernels import simd
 from ftcluster_train import fast
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.kernels import simd
 from ftcluster_train.patching import script_functions
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.architectures import Kind, Size, kinds, make_kind

@@ -11,10 +11,10 @@ import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import attention, attention_heads, simd
-from ftcluster_train.kernels.attention import CAUSAL_BLOCK
-from ftcluster_train.kernels.documents import document_mask
-from ftcluster_train.kernels.simd import Drop
+from ftcluster_kernels import attention, attention_heads, simd
+from ftcluster_kernels.attention import CAUSAL_BLOCK
+from ftcluster_kernels.documents import document_mask
+from ftcluster_kernels.simd import Drop
 from ftcluster_train.patching import attention as patching
 from ftcluster_train.patching.attention import Attention, torch_attention
 from tests import rights

@@ -17,8 +17,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from ftcluster_common.job import Job
-from ftcluster_common.trained_model import read_trained
+from ftcluster_common.models.trained_model import read_trained
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Sample

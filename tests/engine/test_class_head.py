@@ -15,7 +15,7 @@ from transformers import (
     set_seed,
 )
 
-from ftcluster_common.class_report import report_of_classes
+from ftcluster_common.protocol.class_report import report_of_classes
 from ftcluster_common.recipe import TextClassification, TextDistillation, TokenClassification
 from ftcluster_train.engine.class_head import choose_rows, output_weights
 from ftcluster_train.engine.data.token_store import write_inputs

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import BartConfig, BartForSequenceClassification
 
-from ftcluster_common.column_uses import column_uses
-from ftcluster_common.events import is_data
+from ftcluster_common.data.column_uses import column_uses
+from ftcluster_common.data.row_review import RowReview
+from ftcluster_common.protocol.events import is_data
 from ftcluster_common.recipe import TextClassification
-from ftcluster_common.row_review import RowReview
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from tests.engine.models import CHAT, SIZES, VOCABULARY, make_tokenizer

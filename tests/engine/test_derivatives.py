@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from ftcluster_train.kernels import (
+from ftcluster_kernels import (
     attention,
     cross_entropy,
     documents,

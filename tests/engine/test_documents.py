@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels.documents import (
+from ftcluster_kernels.documents import (
     SIMILAR,
     Layout,
     join_documents,

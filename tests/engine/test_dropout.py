@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.elementwise import DROP_LEVELS, MOST_DROPPED, drop_of
-from ftcluster_train.kernels.simd import Drop
+from ftcluster_kernels import simd
+from ftcluster_kernels.elementwise import DROP_LEVELS, MOST_DROPPED, drop_of
+from ftcluster_kernels.simd import Drop
 from ftcluster_train.patching.shared_entries import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors
 

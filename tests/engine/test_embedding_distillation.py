@@ -15,9 +15,9 @@ from tokenizers.processors import BertProcessing
 from torch.nn import functional
 from transformers import AutoModel, PreTrainedTokenizerFast
 
-from ftcluster_common.job import PREDICT, Job
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.embedding_distillation import (

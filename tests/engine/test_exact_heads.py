@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from ftcluster_common.job import EVALUATE, PREDICT, Job
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine.metrics import ranking_metrics
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import FlatWeights

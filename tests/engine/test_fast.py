@@ -27,8 +27,8 @@ from transformers import (
     activations,
 )
 
+from ftcluster_kernels import linear
 from ftcluster_train import fast, host
-from ftcluster_train.kernels import linear
 from ftcluster_train.patching import registry, script_functions
 from ftcluster_train.patching.skipped_rows import FIRST_TOKEN, MASKED_KEYS
 from tests.engine.architectures import FEW, long_but, make_kind

@@ -15,9 +15,9 @@ import torch
 from pyarrow import parquet
 from transformers import AutoConfig
 
-from ftcluster_common.job import Job, Purpose
+from ftcluster_common.models.trained_model import read_trained
+from ftcluster_common.protocol.job import Job, Purpose
 from ftcluster_common.recipe import TextClassification
-from ftcluster_common.trained_model import read_trained
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, pipeline
 
-from ftcluster_common.job import EVALUATE, GENERATE, Job
+from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
 from ftcluster_train.engine import generation
 from ftcluster_train.engine.checkpoints import save_model
 from ftcluster_train.engine.tasks.registry import make_task

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ftcluster_common.job import EVALUATE, Job
+from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
 from ftcluster_train.engine.data.text_samples import learned_tokens

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels import linear as module
-from ftcluster_train.kernels.linear import linear, rows_with_gradient
+from ftcluster_kernels import linear as module
+from ftcluster_kernels.linear import linear, rows_with_gradient
 from tests.engine.models import make_model
 
 

@@ -16,9 +16,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import cross_entropy as kernel
-from ftcluster_train.kernels import products
-from ftcluster_train.kernels.cross_entropy import (
+from ftcluster_kernels import cross_entropy as kernel
+from ftcluster_kernels import products
+from ftcluster_kernels.cross_entropy import (
     ALIGNMENT,
     ROWS,
     linear_cross_entropy,

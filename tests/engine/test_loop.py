@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel, get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import LabelSmoother
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Sample

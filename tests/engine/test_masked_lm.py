@@ -12,13 +12,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import DataCollatorForLanguageModeling
 
+from ftcluster_kernels import cross_entropy as kernel
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.masking import BEGINS, GOES_ON, SPECIAL, Masks, kinds_of
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.step import Batches
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels import cross_entropy as kernel
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.jobs import (
     make_job,

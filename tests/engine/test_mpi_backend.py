@@ -16,9 +16,9 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import DistBackendError
 
-from ftcluster_train.comm.mpi_job import ALGORITHMS, Member, check, check_shared_memory
+from ftcluster_mpi.job import ALGORITHMS, Member, check, check_shared_memory
 from ftcluster_train.comm.torch_backends import register
-from ftcluster_train.host.script import STARTUP
+from ftcluster_train.rank.script import STARTUP
 from tests.engine.ranks import on_ranks as on_forked_ranks
 from tests.programs import ROOT, free_ports
 

@@ -11,12 +11,12 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.recipe import InstructionTuning
+from ftcluster_kernels.linear import dense
 from ftcluster_train.engine import models
 from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear_layers
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear import dense
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import unit
 from tests.engine.jobs import make_job, run_rank

@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_finite_changes_nothing(
 
 def test_weights_that_were_given_back_get_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a kernel computes them in the dtype of the optimizer's sums."""
-    monkeypatch.setattr("ftcluster_train.kernels.linear.MUCH_WORK", 0)
+    monkeypatch.setattr("ftcluster_kernels.linear.MUCH_WORK", 0)
     layer = nn.Linear(32, 64)
     optimizer = FlatOptimizerStep(layer, Training(), torch.float32, 1)
     optimizer.detach()

@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ftcluster_kernels import simd
+from ftcluster_kernels.linear import torch_linear
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.linear import torch_linear
 from ftcluster_train.patching import shared_entries
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, always, computes_same

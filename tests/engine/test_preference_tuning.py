@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import PreferenceTuning
+from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import evaluation
 from ftcluster_train.engine.adapters import add_adapters, linear_layers
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.cross_entropy import token_losses
 from ftcluster_train.patching.patch_model import disable_dropout
 from tests.engine import architectures
 from tests.engine.beside import COMPARED

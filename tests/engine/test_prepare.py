@@ -15,7 +15,7 @@ import datasets
 import pytest
 from huggingface_hub import constants
 
-from ftcluster_common.launch import LAUNCH_FILE, PLANNED_FILE
+from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_train.engine import prepare as prepare_module
 from ftcluster_train.engine.data.download import commit_of, fetch_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs

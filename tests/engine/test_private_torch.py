@@ -3,14 +3,14 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ftcluster_train.health.probe import cpu_flags
-from ftcluster_train.kernels.private_torch import (
+from ftcluster_kernels.private_torch import (
     has_memory,
     has_onednn_linear,
     has_step_hooks,
     is_transformed,
     version_of,
 )
+from ftcluster_train.health.probe import cpu_flags
 
 
 def test_the_version_of_a_tensor() -> None:

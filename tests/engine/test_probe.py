@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health.consistency import expected_kernel
 from ftcluster_train.health.host_benchmark import kernel_used, measure_speed, share_of_peak
 from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
 from ftcluster_train.health.probe import Request, cpu_flags, examine
-from ftcluster_train.host.supervisor import free_port
+from ftcluster_train.supervisor.supervisor import free_port
 from tests.engine.forks import start
 
 

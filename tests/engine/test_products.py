@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftcluster_train.kernels import products, simd
-from ftcluster_train.kernels.linear import linear
+from ftcluster_kernels import products, simd
+from ftcluster_kernels.linear import linear
 from tests.engine.drawn import check_near, tensors, unit
 
 BF16 = torch.bfloat16

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ftcluster_common.job import EVALUATE, Job
+from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import write_inputs

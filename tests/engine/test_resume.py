@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import checkpoints, loop, snapshots, state_files

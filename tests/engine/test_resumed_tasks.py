@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine import rank as rank_module
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ftcluster_common.job import Job
-from ftcluster_common.sentence_modules import SentenceModules, module_files
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, AutoTokenizer
 
-from ftcluster_common.job import EVALUATE, PREDICT, Job
-from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare

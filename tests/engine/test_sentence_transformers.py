@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ftcluster_common.job import EVALUATE, PREDICT, Job, Purpose
-from ftcluster_common.trained_model import read_trained
+from ftcluster_common.models.trained_model import read_trained
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job, Purpose
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of
 from tests.engine.runs import WORDS, Row, make_whole_job, triplets, write_data, write_model

@@ -18,7 +18,7 @@ from transformers import (
     Seq2SeqTrainingArguments,
 )
 
-from ftcluster_common.job import EVALUATE, PREDICT, Job
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.evaluation import evaluate

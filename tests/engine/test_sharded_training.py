@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.world import World, check_equal_on_ranks
 from ftcluster_train.engine import checkpoints, loop, state_files

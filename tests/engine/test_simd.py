@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.elementwise import activate, drop_of
-from ftcluster_train.kernels.simd import Drop
+from ftcluster_kernels import simd
+from ftcluster_kernels.elementwise import activate, drop_of
+from ftcluster_kernels.simd import Drop
 from tests.engine.drawn import DTYPES, LIBRARIES, check_near, dtypes, seeds, unit
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then

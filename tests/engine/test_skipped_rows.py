@@ -17,7 +17,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from ftcluster_train.kernels import linear
+from ftcluster_kernels import linear
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.skipped_rows import SKIPPED_ROWS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ftcluster_common.rank_times import RankTimes, interval_between
+from ftcluster_common.protocol.rank_times import RankTimes, interval_between
 from ftcluster_train.comm.collectives import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.step_times import StepTimes

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from ftcluster_common.job import EVALUATE, Job
+from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load

@@ -21,7 +21,7 @@ from transformers import (
     TokenClassificationPipeline,
 )
 
-from ftcluster_common.tagged_words import Tagged, scheme_of
+from ftcluster_common.data.tagged_words import Tagged, scheme_of
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.tag_windows import label_tokens
 from ftcluster_train.engine.data.token_store import Samples

@@ -16,8 +16,8 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ftcluster_train.kernels import attention_heads
-from ftcluster_train.kernels.documents import document_mask
+from ftcluster_kernels import attention_heads
+from ftcluster_kernels.documents import document_mask
 from ftcluster_train.patching import unpadding
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode

@@ -14,12 +14,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from ftcluster_kernels import cross_entropy, products, simd
+from ftcluster_kernels import linear as module
+from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
+from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.kernels import cross_entropy, products, simd
-from ftcluster_train.kernels import linear as module
-from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
-from ftcluster_train.kernels.gradient_sums import make_sums
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import check_near, tensors, unit
 

@@ -13,8 +13,8 @@ import pytest
 from ftcluster_train.comm import world
 from ftcluster_train.comm.world import gather_over_ranks, open_store
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.startup_hooks import RENDEZVOUS, listen_at_one_address
-from ftcluster_train.host.supervisor import free_port
+from ftcluster_train.rank.startup_hooks import RENDEZVOUS, listen_at_one_address
+from ftcluster_train.supervisor.supervisor import free_port
 from tests.engine.ranks import on_ranks
 
 LISTEN = "0A"  # Linux, include/net/tcp_states.h

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftcluster_common.launch import CLUSTER_PORTS
+from ftcluster_common.protocol.launch import CLUSTER_PORTS
 from tests.testbed.settings import GROUP
 
 LISTENS = "0A"  # of a socket in /proc/net/tcp

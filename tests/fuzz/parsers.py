@@ -50,8 +50,8 @@ from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader, read_event_line
 from ftcluster.launch.record import end_of, read_record, recorded_run_hosts
-from ftcluster.operations.facts_file import read_facts
-from ftcluster.operations.report import read_scaling
+from ftcluster.operations.runs.report import read_scaling
+from ftcluster.operations.train.facts_file import read_facts
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view
@@ -62,25 +62,38 @@ from ftcluster.recipe.yaml_loader import read_value
 from ftcluster.stacks.catalog import load_advisories, load_stacks
 from ftcluster.text.printable import printable
 from ftcluster.user_script.requirements import read_requirements
-from ftcluster_common.columns import (
+from ftcluster_common.data.columns import (
     classification_columns,
     embedded_column,
     ranking_columns,
     search_columns,
     text_column,
 )
-from ftcluster_common.conversations import (
+from ftcluster_common.data.conversations import (
     ConversationColumns,
     PreferenceColumns,
     read_conversation,
     read_preference,
 )
-from ftcluster_common.cpu_list import parse_cpus
-from ftcluster_common.data_files import DataError, Table
-from ftcluster_common.events import EVENTS
-from ftcluster_common.given_files import GivenFileError, read_given, read_json
-from ftcluster_common.job import Job, ScriptJob, read_job, read_script_job
-from ftcluster_common.launch import LAUNCH_FILE, Host, Launch, RankCores, RankHost, read_launch
+from ftcluster_common.data.data_files import DataError, Table
+from ftcluster_common.data.row_checks import row_check
+from ftcluster_common.data.source_target import source_target_columns
+from ftcluster_common.data.tagged_words import tagged_columns
+from ftcluster_common.models.sentence_modules import MODULES, read_modules
+from ftcluster_common.protocol.cpu_list import parse_cpus
+from ftcluster_common.protocol.events import EVENTS
+from ftcluster_common.protocol.given_files import GivenFileError, read_given, read_json
+from ftcluster_common.protocol.job import Job, ScriptJob, read_job, read_script_job
+from ftcluster_common.protocol.launch import (
+    LAUNCH_FILE,
+    Host,
+    Launch,
+    RankCores,
+    RankHost,
+    read_launch,
+)
+from ftcluster_common.protocol.run_state import RunState, pack
+from ftcluster_common.protocol.timeouts import Timeouts
 from ftcluster_common.recipe import (
     TASKS,
     CausalLm,
@@ -90,23 +103,17 @@ from ftcluster_common.recipe import (
     TextRanking,
     TokenClassification,
 )
-from ftcluster_common.row_checks import row_check
-from ftcluster_common.run_state import RunState, pack
-from ftcluster_common.sentence_modules import MODULES, read_modules
-from ftcluster_common.source_target import source_target_columns
-from ftcluster_common.tagged_words import tagged_columns
-from ftcluster_common.timeouts import Timeouts
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.engine.data.token_store import read_inputs
 from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.health.probe import MARK, read_answers
-from ftcluster_train.host.heartbeats import Heartbeats
-from ftcluster_train.host.metrics_file import MetricsFile
-from ftcluster_train.host.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
-from ftcluster_train.host.runs import find_jobs, run_there
 from ftcluster_train.io.events import read_events
+from ftcluster_train.io.mpi_output import END_MARKER, MarkedLines, Splitter, read_end
 from ftcluster_train.io.rank_status import rank_of, read_report
+from ftcluster_train.supervisor.heartbeats import Heartbeats
+from ftcluster_train.supervisor.metrics_file import MetricsFile
+from ftcluster_train.supervisor.runs import find_jobs, run_there
 from tests.programs import ROOT
 
 # what JSON's and YAML's readers stumble over, whatever is expected of them

@@ -33,7 +33,7 @@ from ftcluster.text.comments import comments
 from ftcluster.text.streams import Show
 from ftcluster.text.terminal import print_lines
 from ftcluster_common.recipe import TextClassification
-from ftcluster_train.host.metrics_file import text_of
+from ftcluster_train.supervisor.metrics_file import text_of
 from tests.fuzz.markup import elements
 from tests.fuzz.parsers import EVENTS_SEEN, Parser, dumped, of_json
 from tests.unit.clusters import VM, cluster, host

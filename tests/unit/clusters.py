@@ -6,7 +6,7 @@ from typing import Any
 
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
 from ftcluster.stacks.catalog import load_stacks
-from ftcluster_common.launch import Launch, mpirun_command
+from ftcluster_common.protocol.launch import Launch, mpirun_command
 
 STACKS = load_stacks()
 

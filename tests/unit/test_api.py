@@ -17,11 +17,11 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.record import begin_record, record_dir
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations import runs as operations
+from ftcluster.operations.runs import runs as operations
 from ftcluster.progress.notebook import NotebookView
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.run_state import RunState
-from ftcluster_common.sentence_modules import SentenceModules, module_files
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import cluster, host
 
 TWO = cluster(host("node1", cores=64, numa_nodes=2), host("node2", cores=64, numa_nodes=2))

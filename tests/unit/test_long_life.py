@@ -19,15 +19,15 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import M
 from ftcluster.launch.events import EventReader, OutputPipe
 from ftcluster.progress import state
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.launch import Launch, RankCores, RankHost
-from ftcluster_common.timeouts import Timeouts
-from ftcluster_train.host.guardian import _Guardian
-from ftcluster_train.host.heartbeats import Heartbeats
-from ftcluster_train.host.metrics_file import MetricsFile
-from ftcluster_train.host.runs import read_run
-from ftcluster_train.host.slow_hosts import SlowHostWatch
+from ftcluster_common.protocol.launch import Launch, RankCores, RankHost
+from ftcluster_common.protocol.timeouts import Timeouts
 from ftcluster_train.io.events import EVENTS, EventWriter
 from ftcluster_train.io.rank_status import hello_of
+from ftcluster_train.rank.guardian import _Guardian
+from ftcluster_train.supervisor.heartbeats import Heartbeats
+from ftcluster_train.supervisor.metrics_file import MetricsFile
+from ftcluster_train.supervisor.runs import read_run
+from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
 
 MESSAGES, POLLS, WARM_UP = 100_000, 1000, 0.2  # the part before the first look
 MOST_BYTES = 3 << 20  # less than 40 bytes a message

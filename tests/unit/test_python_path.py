@@ -29,17 +29,17 @@ SAFE = ("-I", "-P")
 # modules whose argument lists have -m without -I or -P, and how many: why nothing is imported from
 # another user's folder all the same. Hosts may have Python 3.10, which does not know -P
 IN_ROOTS_FOLDER = {
-    "common/ftcluster_common/launch.py": (
+    "common/ftcluster_common/protocol/launch.py": (
         1,
         "rank_launch.py and the pasted text start mpirun in /",
     ),
     "runner/ftcluster/launch/runs.py": (1, "cwd is /"),
     "train/ftcluster_train/health/verify.py": (2, "ssh enters / and cwd is /"),
-    "train/ftcluster_train/host/background.py": (1, "the unit's WorkingDirectory is /"),
-    "train/ftcluster_train/host/lease.py": (1, "cwd is /, and ssh enters /"),
+    "train/ftcluster_train/supervisor/background.py": (1, "the unit's WorkingDirectory is /"),
+    "train/ftcluster_train/supervisor/lease.py": (1, "cwd is /, and ssh enters /"),
     "plugins/action/node_program.py": (1, "the program that RUN starts has / as cwd"),
     "runner/ftcluster/user_script/requirements.py": (1, "an option of pip's files"),
-    # arguments of the interpreter that common/ftcluster_common/launch.py starts
+    # arguments of the interpreter that common/ftcluster_common/protocol/launch.py starts
     "runner/ftcluster/launch/mpirun.py": (1, "the ranks' program"),
     "runner/ftcluster/launch/script_run.py": (1, "the ranks' program"),
     "runner/ftcluster/benchmark/all_reduce.py": (1, "the ranks' program"),

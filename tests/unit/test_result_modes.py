@@ -24,8 +24,8 @@ UMASKS = (0o000, 0o022, 0o027, 0o077)
 OTHER_WRITERS = {
     "runner/ftcluster/export/exporter.py": 3,  # a lock, and a scratch folder of mkdtemp
     "runner/ftcluster/export/exporters/program.py": 1,  # into that folder
-    "runner/ftcluster/operations/caches.py": 1,  # a lock
-    "runner/ftcluster/operations/generate.py": 1,  # a scratch folder
+    "runner/ftcluster/operations/runs/caches.py": 1,  # a lock
+    "runner/ftcluster/operations/models/generate.py": 1,  # a scratch folder
 }
 
 

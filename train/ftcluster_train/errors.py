@@ -4,8 +4,8 @@ import json
 import os
 import socket
 
-from ftcluster_common.events import is_event
-from ftcluster_common.launch import own_rank
+from ftcluster_common.protocol.events import is_event
+from ftcluster_common.protocol.launch import own_rank
 
 MARKER = "FTCLUSTER-ERROR "
 STOPPED_LINE = "FTCLUSTER-STOPPED"  # of rank 0, once a training has saved its state to be ended

@@ -14,7 +14,6 @@ have nothing but the attention:
 
 from typing import Any
 
-from ftcluster_train.host.startup_hooks import after_import
 from ftcluster_train.patching.patch_model import kernels_in_use
 from ftcluster_train.patching.script_functions import replace_functions
 from ftcluster_train.patching.script_models import (
@@ -22,6 +21,7 @@ from ftcluster_train.patching.script_models import (
     patch_transformers,
     register_attention,
 )
+from ftcluster_train.rank.startup_hooks import after_import
 
 __all__ = ["enable", "kernels_in_use"]
 MODELS = "transformers.modeling_utils"  # a script may set what transformers reads at its import

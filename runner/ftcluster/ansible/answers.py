@@ -15,8 +15,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.errors import FtclusterError
-from ftcluster_common.events import EVENTS, is_data
-from ftcluster_common.run_state import STATES, RunState, is_run_id, run_state_of, unpack
+from ftcluster_common.protocol.events import EVENTS, is_data
+from ftcluster_common.protocol.run_state import STATES, RunState, is_run_id, run_state_of, unpack
 
 SET_FACT = "ansible.builtin.set_fact"
 NODE_PROGRAM = "ftcluster.cluster.node_program"

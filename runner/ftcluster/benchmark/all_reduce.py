@@ -19,7 +19,7 @@ from ftcluster.planning.plan import LaunchPlan, first_hosts, plan
 from ftcluster.progress.view import View
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.user_script.command import Script
-from ftcluster_common.launch import CCL, IMPI, MPI
+from ftcluster_common.protocol.launch import CCL, IMPI, MPI
 
 MODULE = "ftcluster_train.health.bench_all_reduce"
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # as in nccl-tests

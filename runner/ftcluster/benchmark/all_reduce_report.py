@@ -14,7 +14,7 @@ from ftcluster.planning.batch import BUCKET
 from ftcluster.planning.network import host_bytes, nominal_mbits
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
-from ftcluster_common.launch import GLOO, MPI
+from ftcluster_common.protocol.launch import GLOO, MPI
 
 BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
 

@@ -5,7 +5,7 @@ from itertools import product
 from ftcluster.benchmark.scaling_model import Mode
 from ftcluster.errors import UsageError
 from ftcluster.planning.plan import LaunchPlan
-from ftcluster_common.launch import GLOO, IMPI
+from ftcluster_common.protocol.launch import GLOO, IMPI
 from ftcluster_common.recipe import Recipe
 
 WHOLE, SHARDED, LOCAL = "whole", "sharded", "local"

@@ -27,7 +27,7 @@ from itertools import groupby
 from math import inf, log2
 from statistics import linear_regression, mean
 
-from ftcluster_common.launch import GLOO
+from ftcluster_common.protocol.launch import GLOO
 
 UNDECIDED = 1e-9  # of the sum of squares: sizes that differ by rounding alone
 

@@ -20,8 +20,8 @@ from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
-from ftcluster_common.cpu_list import parse_cpus
-from ftcluster_common.launch import CCL
+from ftcluster_common.protocol.cpu_list import parse_cpus
+from ftcluster_common.protocol.launch import CCL
 from ftcluster_common.recipe import Recipe
 
 Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; none: the plan's default

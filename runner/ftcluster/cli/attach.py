@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import add_run_options, connected, one_name
 from ftcluster.cli.output import print_result
-from ftcluster.operations.attach import attach
+from ftcluster.operations.runs.attach import attach
 from ftcluster.progress.view import make_view
 from ftcluster.text.streams import shown_on
 

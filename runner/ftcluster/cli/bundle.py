@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_allowances, add_output
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.bundle import DEFAULT_PYTHON, OLDEST_GLIBC, BundleRequest, bundle
+from ftcluster.operations.setup.bundle import DEFAULT_PYTHON, OLDEST_GLIBC, BundleRequest, bundle
 
 
 def add_parser(commands: Any) -> None:

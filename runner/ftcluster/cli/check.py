@@ -8,8 +8,8 @@ from ftcluster.cli.ansible_options import add_inventories, add_options, inventor
 from ftcluster.cli.arguments import add_accept_new_host_keys, add_output
 from ftcluster.cli.connection import connected
 from ftcluster.cli.output import print_result
-from ftcluster.operations.check import check
 from ftcluster.operations.connection import CONNECTION
+from ftcluster.operations.setup.check import check
 from ftcluster.progress.view import View, make_view
 from ftcluster.text.terminal import print_lines
 

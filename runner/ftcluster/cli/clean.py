@@ -9,9 +9,9 @@ from ftcluster.cli.arguments import add_dry_run, add_output
 from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.operations.caches import caches
-from ftcluster.operations.clean import CleanRequest, remove, select
 from ftcluster.operations.connection import Connection
+from ftcluster.operations.runs.caches import caches
+from ftcluster.operations.runs.clean import CleanRequest, remove, select
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines

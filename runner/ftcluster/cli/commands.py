@@ -60,7 +60,9 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _recipes() -> tuple[str, ...]:
-    from ftcluster.operations.recipes import known_recipes  # which a command with recipes imports
+    from ftcluster.operations.train.recipes import (
+        known_recipes,  # which a command with recipes imports
+    )
 
     return known_recipes()
 

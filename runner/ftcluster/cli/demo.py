@@ -8,9 +8,9 @@ from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import command_line
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import Connection
-from ftcluster.operations.prepare import LaunchOptions
-from ftcluster.operations.setup import SetupRequest, setup
-from ftcluster.operations.train import TrainRequest, train
+from ftcluster.operations.setup.setup import SetupRequest, setup
+from ftcluster.operations.train.prepare import LaunchOptions
+from ftcluster.operations.train.train import TrainRequest, train
 from ftcluster.progress.view import make_view
 from ftcluster.text.terminal import print_lines
 

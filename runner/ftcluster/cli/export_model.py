@@ -9,7 +9,7 @@ from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.export_model import FORMATS, ExportModelRequest, export_model
+from ftcluster.operations.models.export_model import FORMATS, ExportModelRequest, export_model
 from ftcluster.progress.view import make_view
 
 

@@ -8,9 +8,9 @@ from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.push import check_push, push
+from ftcluster.operations.models.push import check_push, push
 from ftcluster.operations.result import Result
-from ftcluster.operations.runs import fetch
+from ftcluster.operations.runs.runs import fetch
 from ftcluster.progress.view import make_view
 
 

@@ -12,7 +12,7 @@ from ftcluster.cli.launch_arguments import add_hub_token, add_sharing, launch_op
 from ftcluster.cli.output import print_plan, print_result, say_error
 from ftcluster.errors import Interrupted, UsageError
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.generate import GenerateRequest, Sampling, dry_run, generate
+from ftcluster.operations.models.generate import GenerateRequest, Sampling, dry_run, generate
 from ftcluster.progress.view import make_view
 from ftcluster.text.printable import printable
 from ftcluster.text.prompts import all_of_stdin, is_terminal, typed_lines

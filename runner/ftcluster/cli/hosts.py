@@ -10,9 +10,9 @@ from ftcluster.cli.connection import connected
 from ftcluster.cli.help import example_lines
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations import hosts
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.result import Result
+from ftcluster.operations.setup import hosts
 from ftcluster.progress.view import View, make_view
 
 OPTIONS = ("--extra-vars", "--forks", *CONNECTION)

@@ -4,9 +4,9 @@ import argparse
 
 from ftcluster.cli.arguments import at_least
 from ftcluster.cli.connection import command_line
-from ftcluster.operations.prepare import LaunchOptions
-from ftcluster_common.launch import GRACE_SECONDS
-from ftcluster_common.timeouts import DEFAULT_SECONDS
+from ftcluster.operations.train.prepare import LaunchOptions
+from ftcluster_common.protocol.launch import GRACE_SECONDS
+from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS
 
 MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
 

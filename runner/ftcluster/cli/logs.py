@@ -5,7 +5,7 @@ from typing import Any
 
 from ftcluster.cli.arguments import at_least
 from ftcluster.cli.connection import add_run_options, connected, one_name
-from ftcluster.operations.runs import LogsRequest, logs
+from ftcluster.operations.runs.runs import LogsRequest, logs
 from ftcluster.progress.view import make_view
 
 

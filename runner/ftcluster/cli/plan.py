@@ -7,9 +7,9 @@ from ftcluster.cli.arguments import add_commands, add_output
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
-from ftcluster.operations.common_hosts import NAMED
-from ftcluster.operations.plan import compare, plan
-from ftcluster.operations.prepare import RecipeRequest
+from ftcluster.operations.train.common_hosts import NAMED
+from ftcluster.operations.train.plan import compare, plan
+from ftcluster.operations.train.prepare import RecipeRequest
 
 
 def add_parser(commands: Any) -> None:

@@ -10,7 +10,7 @@ from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
 from ftcluster.operations.result import Result
-from ftcluster.operations.runs import list_runs, table
+from ftcluster.operations.runs.runs import list_runs, table
 from ftcluster.progress.view import make_view
 from ftcluster.text.plural import counted
 from ftcluster.text.terminal import print_lines

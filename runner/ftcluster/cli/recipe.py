@@ -14,7 +14,7 @@ from ftcluster.cli.arguments import (
 from ftcluster.cli.connection import add_cluster
 from ftcluster.cli.launch_arguments import add_hub_token, add_launch, add_restarts, add_sharing
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.recipe_words import DEFAULT_RECIPE
+from ftcluster.operations.train.recipe_words import DEFAULT_RECIPE
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:

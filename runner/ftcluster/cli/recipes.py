@@ -10,7 +10,8 @@ from rich.text import Text
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.recipes import (
+from ftcluster.operations.result import Result
+from ftcluster.operations.train.recipes import (
     FIELDS_HEAD,
     RECIPE_HEAD,
     all_rows,
@@ -19,7 +20,6 @@ from ftcluster.operations.recipes import (
     rows_of,
     show_recipe,
 )
-from ftcluster.operations.result import Result
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 

@@ -7,7 +7,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
-from ftcluster.operations.report import SEVERAL, ReportRequest, report
+from ftcluster.operations.runs.report import SEVERAL, ReportRequest, report
 from ftcluster.progress.view import make_view
 
 

@@ -19,8 +19,8 @@ from ftcluster.cli.launch_arguments import (
 )
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.run import HANG_SECONDS, USAGE, RunRequest, dry_run
-from ftcluster.operations.run import run as run_script
+from ftcluster.operations.train.run import HANG_SECONDS, USAGE, RunRequest, dry_run
+from ftcluster.operations.train.run import run as run_script
 from ftcluster.progress.view import make_view
 from ftcluster.text.streams import Show
 

@@ -8,7 +8,7 @@ from ftcluster.cli.arguments import add_accept_new_host_keys, add_allowances, ad
 from ftcluster.cli.connection import connected
 from ftcluster.cli.output import print_result
 from ftcluster.operations.connection import SETUP
-from ftcluster.operations.setup import SetupRequest, setup
+from ftcluster.operations.setup.setup import SetupRequest, setup
 from ftcluster.progress.view import make_view
 
 FLAGS = ("--check", "--diff")

@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.stacks import CCL, PARTS, stacks
+from ftcluster.operations.setup.stacks import CCL, PARTS, stacks
 
 NONE = "none"
 

@@ -7,7 +7,7 @@ from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import add_run_options, connected
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.runs import stop
+from ftcluster.operations.runs.runs import stop
 from ftcluster.progress.view import make_view
 
 

@@ -8,7 +8,7 @@ from ftcluster.cli.arguments import add_output
 from ftcluster.cli.connection import connected
 from ftcluster.cli.output import print_result
 from ftcluster.operations.connection import SETUP
-from ftcluster.operations.setup import teardown
+from ftcluster.operations.setup.setup import teardown
 from ftcluster.progress.view import make_view
 
 FLAGS = ("--check", "--diff")

@@ -10,8 +10,8 @@ from ftcluster.cli.launch_arguments import add_detach, add_grace, launch_options
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_running, add_training, recipe_of
 from ftcluster.errors import UsageError
-from ftcluster.operations.slurm_job import current_job, move_to_first_node
-from ftcluster.operations.train import TrainRequest, dry_run, train
+from ftcluster.operations.train.slurm_job import current_job, move_to_first_node
+from ftcluster.operations.train.train import TrainRequest, dry_run, train
 from ftcluster.progress.view import make_view
 
 # options that mean nothing in a Slurm job, and why

@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 
-from ftcluster_common.network import AUTO, HostNetwork, RdmaDevice
+from ftcluster_common.protocol.network import AUTO, HostNetwork, RdmaDevice
 
 MOST_SAID = 3  # of what is wrong with a host
 SETUP, BENCH = "setup", "bench"  # the commands that measure an all-reduce

@@ -22,8 +22,8 @@ from ftcluster.ansible.inventory import LOCALHOST, inventory_path
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, stack_name
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster_common.given_files import parse_json
-from ftcluster_common.launch import SLURM_VARIABLE, SRUN_OPTIONS
+from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.protocol.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
 # they become arguments of srun, lines of a hostfile and commands that messages show

@@ -13,8 +13,8 @@ from ftcluster.export.pods import STACK, VOLUME, Resources
 from ftcluster.launch.mpirun import launch_host, stack_link
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.text.printable import is_plain
-from ftcluster_common.job import Job
-from ftcluster_common.launch import rank_placement
+from ftcluster_common.protocol.job import Job
+from ftcluster_common.protocol.launch import rank_placement
 from ftcluster_common.recipe import Recipe
 
 PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both start torchrun in each pod

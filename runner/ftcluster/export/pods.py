@@ -7,8 +7,8 @@ from ftcluster.planning.memory import USABLE
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.planning.topology import Topology
 from ftcluster.text.host_names import short_names
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
-from ftcluster_common.network import AUTO
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.network import AUTO
 
 STACK = "/opt/ftcluster/stack"  # of the node image
 VOLUME = "/mnt/ftcluster"  # where the pods mount the claim: models, caches, runs

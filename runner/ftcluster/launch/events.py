@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import WHOLE_BYTES, samples
 
 from ftcluster.text.printable import printable
-from ftcluster_common.events import EVENTS, is_event
+from ftcluster_common.protocol.events import EVENTS, is_event
 
 MOST_BYTES = 4 << 20  # of a line; an event is shorter
 PIPE_BYTES = 1 << 20

@@ -47,8 +47,8 @@ from ftcluster.paths import plain_name
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common import __version__
-from ftcluster_common.launch import SLURM_VARIABLE, pack_env
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
+from ftcluster_common.protocol.run_state import RunState
 
 STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
 RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile

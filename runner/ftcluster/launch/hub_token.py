@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftcluster.errors import UsageError
-from ftcluster_common.launch import HUB_TOKEN_FILE
+from ftcluster_common.protocol.launch import HUB_TOKEN_FILE
 
 
 def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-token") -> str:

@@ -8,7 +8,7 @@ from ftcluster.planning.backends import WORKERS
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_line, shell_word
-from ftcluster_common.launch import (
+from ftcluster_common.protocol.launch import (
     BACKEND_VARIABLE,
     CCL,
     MPI_VARIABLES,
@@ -21,7 +21,7 @@ from ftcluster_common.launch import (
     mpirun_command,
     slurm_variables,
 )
-from ftcluster_common.network import PROVIDER_VARIABLE, network_variables
+from ftcluster_common.protocol.network import PROVIDER_VARIABLE, network_variables
 
 FREE_PORT = "from ftcluster_train.host.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need

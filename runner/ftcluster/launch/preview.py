@@ -13,10 +13,10 @@ from ftcluster.text.comments import comments
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
-from ftcluster_common.column_uses import Columns
-from ftcluster_common.job import GENERATE, Purpose
-from ftcluster_common.launch import Launch
-from ftcluster_common.model_package import PACKAGE
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.protocol.job import GENERATE, Purpose
+from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 
 HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")

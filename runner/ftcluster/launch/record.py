@@ -21,7 +21,7 @@ from ftcluster.paths import (
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
-from ftcluster_common.run_state import RunState, is_run_id
+from ftcluster_common.protocol.run_state import RunState, is_run_id
 
 END_LINE = b'\n "end": {'  # as `_write` writes it
 LOOKED_AT = 500  # records, for heads of other runs

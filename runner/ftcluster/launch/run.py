@@ -14,7 +14,7 @@ from ftcluster.progress.format import stopped_line
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import below
 from ftcluster.text.plural import counted
-from ftcluster_common.launch import Launch
+from ftcluster_common.protocol.launch import Launch
 
 if TYPE_CHECKING:  # what follows a run needs no plan of one
     from ftcluster.planning.plan import LaunchPlan

@@ -26,8 +26,8 @@ from ftcluster.errors import FtclusterError, Interrupted
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
 from ftcluster.recipe.recipe import checked_recipe
 from ftcluster.text.printable import printable
+from ftcluster_common.protocol.run_state import RunState
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.run_state import RunState
 
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # a head that never ends its list is hostile

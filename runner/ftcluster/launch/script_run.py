@@ -16,8 +16,8 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
-from ftcluster_common.job import ScriptJob
-from ftcluster_common.launch import (
+from ftcluster_common.protocol.job import ScriptJob
+from ftcluster_common.protocol.launch import (
     ACCELERATE_CPU_VARIABLE,
     FAST_VARIABLE,
     LAYER_VARIABLE,

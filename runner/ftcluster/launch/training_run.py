@@ -14,8 +14,8 @@ from ftcluster.launch.run import Run, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.text.host_names import described
-from ftcluster_common.column_uses import Columns
-from ftcluster_common.job import Job, Purpose
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.protocol.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
 
 LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/runs.md

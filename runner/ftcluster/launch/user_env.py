@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ftcluster.errors import UsageError
-from ftcluster_common.launch import may_hold_credentials
+from ftcluster_common.protocol.launch import may_hold_credentials
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MOST_BYTES = 32 << 10  # of a value; the kernel takes 128 KiB of a variable

@@ -19,7 +19,7 @@ from ftcluster.launch.run_hosts import RunHosts, head_lost_hint, run_hosts_of
 from ftcluster.launch.runs import find_run, list_runs
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.run_state import RunState
 
 WITHOUT_ROOT = (
     "there is no root here, so only a cluster of the login user is seen; for one that was set up "

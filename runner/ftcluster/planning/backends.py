@@ -11,7 +11,7 @@ from ftcluster.cluster.facts import AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack, install_hint
-from ftcluster_common.launch import CCL, GLOO, IMPI
+from ftcluster_common.protocol.launch import CCL, GLOO, IMPI
 from ftcluster_common.recipe import DecoderTuning, Recipe
 
 BITSANDBYTES = "bitsandbytes"

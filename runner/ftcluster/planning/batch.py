@@ -20,7 +20,7 @@ from ftcluster.planning.memory import (
     sharded_bytes,
 )
 from ftcluster.text.plural import counted
-from ftcluster_common.kernel_limits import EVAL_TOKENS
+from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import (
     DecoderTuning,
     LanguageModel,

@@ -9,8 +9,8 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, SYSTEM_FROM, Layout
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
-from ftcluster_common.launch import GLOO, RENDEZVOUS_PORTS
-from ftcluster_common.network import TCP
+from ftcluster_common.protocol.launch import GLOO, RENDEZVOUS_PORTS
+from ftcluster_common.protocol.network import TCP
 from ftcluster_common.recipe import Recipe
 
 Reason = tuple[str, str]

@@ -6,7 +6,7 @@ parameters and 128 to 512 tokens per sample: the peak was within 10 % of the est
 
 from dataclasses import dataclass
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS, LOGITS
+from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS, LOGITS
 
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16

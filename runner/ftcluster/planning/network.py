@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.text.host_names import short_names
-from ftcluster_common.network import AUTO, TCP, best_device, choose_provider, provider_of
+from ftcluster_common.protocol.network import AUTO, TCP, best_device, choose_provider, provider_of
 
 ASKED = "ftcluster_network_provider"  # the inventory's variable
 

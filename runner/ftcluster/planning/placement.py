@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.planning.topology import Domain, Topology, near_groups
-from ftcluster_common.cpu_list import format_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus
 
 # A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
 # all-reduce 100 MB between two ranks, up to twice as much between many (measured); a step needs

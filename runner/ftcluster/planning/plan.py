@@ -29,8 +29,8 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
-from ftcluster_common.launch import CCL
-from ftcluster_common.network import HostNetwork
+from ftcluster_common.protocol.launch import CCL
+from ftcluster_common.protocol.network import HostNetwork
 from ftcluster_common.recipe import Recipe
 
 LOOPBACK = "127.0.0.1"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.protocol.cpu_list import parse_cpus
 
 SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
 LEAST_CORES = 8  # of a rank that is made for a socket of a node, or for a node's part of a quota

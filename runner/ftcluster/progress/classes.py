@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ftcluster.text.table import aligned
-from ftcluster_common.class_report import ClassReport, read_report
+from ftcluster_common.protocol.class_report import ClassReport, read_report
 
 HEAD = ("precision", "recall", "f1", "support")
 SHOWN = 20  # classes

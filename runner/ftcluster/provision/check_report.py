@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcluster.cluster.facts import stack_name
 from ftcluster.provision.check import Found
-from ftcluster_common.finding import Finding
+from ftcluster_common.protocol.finding import Finding
 
 FORMAT = 1
 

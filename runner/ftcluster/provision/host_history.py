@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ftcluster.paths import locked_state, read_state, state_dir, write_atomically
-from ftcluster_common.finding import Finding
+from ftcluster_common.protocol.finding import Finding
 
 FORMAT = 1
 KEPT = 50  # checks of each host

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from ftcluster.recipe.dataset_checks import options_for, used_splits
-from ftcluster_common.column_uses import UNREAD, Columns, column_uses
-from ftcluster_common.data_files import (
+from ftcluster_common.data.column_uses import UNREAD, Columns, column_uses
+from ftcluster_common.data.data_files import (
     PARQUET,
     TRAIN,
     VALIDATION,
@@ -15,7 +15,7 @@ from ftcluster_common.data_files import (
     kind_of,
     texts_of,
 )
-from ftcluster_common.job import PREDICT, Purpose
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import LanguageModel, Recipe
 
 DELIMITED = (".csv", ".tsv")

@@ -9,10 +9,10 @@ from typing import Any
 
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.dataset_checks import used_splits
-from ftcluster_common.class_names import as_word
-from ftcluster_common.column_uses import UNREAD, Columns, unread_texts
-from ftcluster_common.columns import as_flag, is_incomplete
-from ftcluster_common.data_files import (
+from ftcluster_common.data.class_names import as_word
+from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
+from ftcluster_common.data.columns import as_flag, is_incomplete
+from ftcluster_common.data.data_files import (
     PARQUET,
     TRAIN,
     DataError,
@@ -22,9 +22,9 @@ from ftcluster_common.data_files import (
     files_of,
     kind_of,
 )
-from ftcluster_common.job import Purpose
+from ftcluster_common.data.row_review import RowReview
+from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe, TextClassification
-from ftcluster_common.row_review import RowReview
 
 
 def count_rows(

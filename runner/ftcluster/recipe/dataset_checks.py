@@ -7,14 +7,14 @@ from typing import Any
 
 from ftcluster.errors import InputError, raise_together
 from ftcluster.recipe.row_forms import row_form
-from ftcluster_common.class_names import WHOLE, find_labels
-from ftcluster_common.columns import (
+from ftcluster_common.data.class_names import WHOLE, find_labels
+from ftcluster_common.data.columns import (
     classification_columns,
     is_incomplete,
     with_label_columns,
     with_loss,
 )
-from ftcluster_common.data_files import (
+from ftcluster_common.data.data_files import (
     CONLL,
     PARQUET,
     TABLES,
@@ -28,7 +28,8 @@ from ftcluster_common.data_files import (
     kind_of,
     texts_of,
 )
-from ftcluster_common.job import EVALUATE, PREDICT, Purpose
+from ftcluster_common.data.row_checks import CheckRow, is_number, row_check
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_common.recipe import (
     LanguageModel,
     Options,
@@ -37,7 +38,6 @@ from ftcluster_common.recipe import (
     TextClassification,
     TokenClassification,
 )
-from ftcluster_common.row_checks import CheckRow, is_number, row_check
 
 MAX_PROBLEMS = 10  # of a file
 PARQUET_MARK = b"PAR1"  # its first bytes

@@ -17,10 +17,11 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.source_files imp
 from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
-from ftcluster_common.data_files import CONLL, TABLES, TEXT, DataError
-from ftcluster_common.given_files import GivenFileError, read_json
-from ftcluster_common.job import Purpose
-from ftcluster_common.model_package import PACKAGE
+from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
+from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.models.sentence_modules import read_modules
+from ftcluster_common.protocol.given_files import GivenFileError, read_json
+from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import (
     BY_TYPE,
     GENERATED,
@@ -31,7 +32,6 @@ from ftcluster_common.recipe import (
     Seq2SeqLm,
     split_revision,
 )
-from ftcluster_common.sentence_modules import read_modules
 
 NEAR = 0.8  # how alike a name is that is probably meant
 LIKE = 0.75  # how alike an ending is that is probably mistyped: .cvs, .jsn, .paquet

@@ -14,11 +14,11 @@ from typing import Any
 
 from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.text.printable import printable
-from ftcluster_common.data_files import DataError
-from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
+from ftcluster_common.models.trained_model import FILE, ROWS
+from ftcluster_common.protocol.given_files import GivenFileError, read_json
 from ftcluster_common.recipe import split_revision
-from ftcluster_common.sentence_modules import LENGTH, MODULES, read_modules
-from ftcluster_common.trained_model import FILE, ROWS
 
 # of weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read
 KNOWN_ENDS = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from ftcluster.recipe.yaml_loader import read_value
-from ftcluster_common.numbers import read_decimal
+from ftcluster_common.data.numbers import read_decimal
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 QUOTES = "\"'"

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from ftcluster_common.data_files import TABLES, TEXT
+from ftcluster_common.data.data_files import TABLES, TEXT
 from ftcluster_common.recipe import (
     InstructionTuning,
     LanguageModel,

@@ -11,8 +11,8 @@ from typing import Any
 
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.text.printable import printable
+from ftcluster_common.models.trained_model import FILE, LEFT_OUT, read_trained
 from ftcluster_common.recipe import TASKS
-from ftcluster_common.trained_model import FILE, LEFT_OUT, read_trained
 
 MOST_NAMES = 8  # that a note lists
 MOST_LETTERS = 60  # of a value in a note

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from ftcluster_common.rank_times import Interval, straggler_scores
+from ftcluster_common.protocol.rank_times import Interval, straggler_scores
 
 OPERATIONS = 6  # a weight and token: 2 forward, 4 backward
 

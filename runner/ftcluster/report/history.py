@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ftcluster_common.rank_times import Interval, RankTimes, interval_between
+from ftcluster_common.protocol.rank_times import Interval, RankTimes, interval_between
 
 STARTING, LOADING, TRAINING = "starting", "loading", "training"
 EVALUATING, SAVING, DOWN = "evaluating", "saving", "restarting"

@@ -15,8 +15,8 @@ from ftcluster.report.charts import svg_of
 from ftcluster.report.run_page import RunPage
 from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
-from ftcluster_common.rank_times import Interval, RankTimes
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.rank_times import Interval, RankTimes
 
 MANY = 32  # bars of a picture; more ranks are shown as hosts
 METRICS = 6  # pictures of metrics

@@ -19,10 +19,10 @@ from ftcluster.report.analysis import (
 )
 from ftcluster.report.files import RunFiles
 from ftcluster.report.history import History, history_of, totals
-from ftcluster_common.class_report import ClassReport
-from ftcluster_common.launch import TAGS_VARIABLE
-from ftcluster_common.rank_times import Interval
-from ftcluster_common.run_state import name_of_run
+from ftcluster_common.protocol.class_report import ClassReport
+from ftcluster_common.protocol.launch import TAGS_VARIABLE
+from ftcluster_common.protocol.rank_times import Interval
+from ftcluster_common.protocol.run_state import name_of_run
 
 SECTIONS = ("options", "training")  # of a recipe
 MOST_VARIED, MOST_LABEL = 2, 40  # fields in a run's label, and its characters

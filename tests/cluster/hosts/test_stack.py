@@ -71,7 +71,7 @@ BUNDLE = """
 import sys
 from pathlib import Path
 from ftcluster.cli import main
-from ftcluster.operations import bundle
+from ftcluster.operations.setup import bundle
 folder = Path(sys.argv.pop(1))
 bundle.collection = lambda: folder
 sys.exit(main.main())

@@ -17,7 +17,7 @@ from ftcluster.ansible.playbook import TaskEvent, read_event
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.record import record_dir
 from ftcluster.provision.stages import StagesResult
-from ftcluster_common.run_state import MOST_ROWS_BYTES, RunState, pack
+from ftcluster_common.protocol.run_state import MOST_ROWS_BYTES, RunState, pack
 from tests.fuzz.parsers import DATA_SAID
 from tests.unit.answers import answer_event
 from tests.unit.shell import Said

@@ -6,7 +6,7 @@ import pytest
 
 from ftcluster.ansible.playbook import Outcome
 from ftcluster.launch.run import Followed
-from ftcluster.operations import attach
+from ftcluster.operations.runs import attach
 from ftcluster.progress.state import RunProgress
 from tests.unit.shell import Shell
 

@@ -13,7 +13,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 
 from ftcluster.cli.main import main
 from ftcluster.errors import UsageError
-from ftcluster.operations import bundle as verb
+from ftcluster.operations.setup import bundle as verb
 from tests.unit.clusters import STACKS
 from tests.unit.shell import Said, Shell
 from tests.unit.wheels import write_wheel

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ftcluster.cli.main import main
-from ftcluster.operations import check
+from ftcluster.operations.setup import check
 
 WARNING = {"host": "a", "what": "port 29500 is open to others", "hint": "", "kind": "open"}
 

@@ -15,8 +15,8 @@ from ftcluster.cli.main import main
 from ftcluster.launch.follow import this_user
 from ftcluster.launch.record import record_dir
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.operations import caches, clean
-from ftcluster_common.run_state import RunState
+from ftcluster.operations.runs import caches, clean
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.shell import Shell
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("head",), "", "/opt/ftcluster")

@@ -12,7 +12,7 @@ from ftcluster.operations import connection
 from ftcluster.operations.connection import Connection
 from ftcluster.progress.view import View, make_view
 from ftcluster.provision.stages import StagesResult
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import host
 
 HOSTS = ("node0", "node1", "node2")

@@ -14,10 +14,12 @@ from ftcluster.launch import follow
 from ftcluster.launch.record import begin_record, record_dir
 from ftcluster.launch.run import Followed
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.operations import check, connection, runs
+from ftcluster.operations import connection
+from ftcluster.operations.runs import runs
+from ftcluster.operations.setup import check
 from ftcluster.paths import state_dir
 from ftcluster.progress.state import RunProgress
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import VM, cluster
 
 RUN = "mrpc-20260131-101500-7f3a"

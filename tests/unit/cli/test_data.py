@@ -8,9 +8,9 @@ import pytest
 
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.operations import data
+from ftcluster.operations.train import data
 from ftcluster.progress.data import set_line
-from ftcluster_common.events import is_data
+from ftcluster_common.protocol.events import is_data
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
 from tests.unit.shell import Shell

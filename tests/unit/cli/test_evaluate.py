@@ -10,11 +10,11 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations import predict
+from ftcluster.operations.models import predict
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster_common.models.trained_model import FILE, trained_document
 from ftcluster_common.recipe import TextClassification
-from ftcluster_common.trained_model import FILE, trained_document
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
 from tests.unit.shell import Said, Shell

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftcluster.export import exporter
-from ftcluster.operations import export_model
+from ftcluster.operations.models import export_model
 from tests.unit.shell import Shell
 
 # writes what it was asked for beside a model, and says how it went

@@ -18,7 +18,7 @@ from ftcluster.launch import training_run
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations import generate
+from ftcluster.operations.models import generate
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host

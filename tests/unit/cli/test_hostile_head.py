@@ -14,7 +14,7 @@ import yaml
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch.record import begin_record, record_dir
-from ftcluster_common.run_state import RunState, pack
+from ftcluster_common.protocol.run_state import RunState, pack
 from tests.fuzz.parsers import EVENTS_SEEN
 from tests.unit.clusters import VM, cluster
 from tests.unit.shell import Shell

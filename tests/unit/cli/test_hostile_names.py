@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.export.kubernetes import quoted
-from ftcluster.operations.export_slurm import SlurmRequest, export_slurm
+from ftcluster.operations.export.export_slurm import SlurmRequest, export_slurm
 from ftcluster.recipe.recipe import checked_recipe, known_recipes, load_recipe
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_line
 from ftcluster.text.streams import Show
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import BY_TYPE
 from tests.fuzz.writers import OBEYED, SGR, File, Terminal
 from tests.programs import ROOT

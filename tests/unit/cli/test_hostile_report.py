@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftcluster.cli.main import main
-from ftcluster.operations import report
+from ftcluster.operations.runs import report
 from ftcluster.report.files import RunFiles
 from tests.unit.report.runs import run_files
 

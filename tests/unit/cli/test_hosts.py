@@ -13,10 +13,10 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.record import Drained, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.operations import hosts, setup
-from ftcluster.operations.prepare import RecipeRequest
+from ftcluster.operations.setup import hosts, setup
+from ftcluster.operations.train.prepare import RecipeRequest
 from ftcluster.provision.stages import StagesResult
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said, Shell
 

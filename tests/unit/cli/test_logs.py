@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.operations import connection, runs
-from ftcluster_common.run_state import RunState
+from ftcluster.operations import connection
+from ftcluster.operations.runs import runs
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.shell import Said, Shell
 
 RUN_HOSTS = RunHosts((), ("head",), "", "/opt/ftcluster", ())

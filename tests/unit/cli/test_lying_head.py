@@ -20,7 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.action import follow, pull
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import MARK
 
 from ftcluster.launch.record import events_file
-from ftcluster_common.run_state import pack
+from ftcluster_common.protocol.run_state import pack
 from tests.unit.cli.test_hostile_head import ROW, RUN, Head, head
 from tests.unit.plugins.test_pull import action_of, lying
 from tests.unit.shell import Shell

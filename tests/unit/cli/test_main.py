@@ -18,7 +18,7 @@ from ftcluster.cli.setup import FLAGS
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import new_run_id
-from ftcluster.operations.prepare import RecipeRequest
+from ftcluster.operations.train.prepare import RecipeRequest
 from tests.programs import ROOT
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.shell import Shell
@@ -168,7 +168,7 @@ def test_teardown_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(paths)
         raise FtclusterError("no host answers")
 
-    monkeypatch.setattr("ftcluster.operations.setup.run_stages", run_stages)
+    monkeypatch.setattr("ftcluster.operations.setup.setup.run_stages", run_stages)
     assert main(["teardown", "localhost"]) == 1
     [[path]] = asked
     assert path.is_file()

@@ -11,7 +11,7 @@ import pytest
 
 from ftcluster.cli import main
 from ftcluster.errors import FtclusterError
-from ftcluster.operations import hosts
+from ftcluster.operations.setup import hosts
 from tests.programs import ROOT
 
 COMMAND = [

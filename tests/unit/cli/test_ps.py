@@ -1,7 +1,7 @@
 from dataclasses import asdict, replace
 
-from ftcluster.operations.runs import table
-from ftcluster_common.run_state import RunState, run_state_of
+from ftcluster.operations.runs.runs import table
+from ftcluster_common.protocol.run_state import RunState, run_state_of
 
 RUN = RunState("mrpc-1", "running", "mrpc", ("n1", "n2"), 2, 3, 9, 0.0, 61.0, "", "", "ops on b")
 

@@ -16,7 +16,7 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import ask, follow
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster_common.launch import label_pattern, unpack_env
+from ftcluster_common.protocol.launch import label_pattern, unpack_env
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.shell import Said, Shell
 from tests.unit.wheels import write_wheel

@@ -12,7 +12,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.operations import setup as verb
+from ftcluster.operations.setup import setup as verb
 from ftcluster.progress.view import make_view
 from ftcluster.provision.stages import StagesResult
 from tests.unit.clusters import cluster, host

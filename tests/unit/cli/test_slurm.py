@@ -17,10 +17,10 @@ from ftcluster.launch.record import begin_record
 from ftcluster.launch.run import Followed
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations import slurm_job, train
+from ftcluster.operations.train import slurm_job, train
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.slurm import Queued
+from ftcluster_common.protocol.slurm import Queued
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Shell
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftcluster.cli.main import main
-from ftcluster.operations.stacks import cautions, install_command
+from ftcluster.operations.setup.stacks import cautions, install_command
 from ftcluster.stacks.catalog import Stack
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS

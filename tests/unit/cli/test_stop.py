@@ -9,8 +9,8 @@ from ftcluster.cli.main import main
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.run_hosts import RunHosts
-from ftcluster.operations import runs
-from ftcluster_common.run_state import RunState
+from ftcluster.operations.runs import runs
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.shell import Shell
 
 RUN_HOSTS = RunHosts((Path("hosts.ini"),), ("node0",), "ftcluster", "/opt/ftcluster")

@@ -19,12 +19,12 @@ from ftcluster.launch import follow, training_run
 from ftcluster.launch.run import Followed
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations import prepare, sweep
-from ftcluster.operations.report import ReportRequest
-from ftcluster.operations.sweep_result import Aim, Row, SweepResult
+from ftcluster.operations.runs.report import ReportRequest
+from ftcluster.operations.train import prepare, sweep
+from ftcluster.operations.train.sweep_result import Aim, Row, SweepResult
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.run_state import INTERRUPTED, RunState
+from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS, cluster, host
 from tests.unit.shell import Said, Shell

@@ -9,7 +9,7 @@ from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.training_run import HeadLost, TrainingRun
-from ftcluster.operations import train
+from ftcluster.operations.train import train
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said, Shell

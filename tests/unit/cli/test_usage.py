@@ -7,7 +7,7 @@ import pytest
 from ftcluster.cli.commands import read_arguments
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
-from ftcluster.operations.prepare import RecipeRequest
+from ftcluster.operations.train.prepare import RecipeRequest
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.shell import Said, Shell
 

@@ -29,7 +29,7 @@ from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.record import recorded_runs
-from ftcluster.operations.prepare import RecipeRequest
+from ftcluster.operations.train.prepare import RecipeRequest
 from ftcluster.progress.view import make_view
 from ftcluster.provision import shared
 from ftcluster.provision.shared import change_record

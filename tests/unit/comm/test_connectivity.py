@@ -15,8 +15,8 @@ from ftcluster_train.comm.connectivity import (
     unconnected_pairs,
 )
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import rank_environment
-from ftcluster_train.host.supervisor import free_port
+from ftcluster_train.supervisor import rank_environment
+from ftcluster_train.supervisor.supervisor import free_port
 from tests.programs import NODE_PATH
 
 HERE = "127.0.0.1"

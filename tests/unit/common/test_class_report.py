@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from ftcluster_common.class_report import (
+from ftcluster_common.protocol.class_report import (
     MOST_CLASSES,
     ClassReport,
     read_report,
     report_of_classes,
     report_of_sets,
 )
-from ftcluster_common.events import is_event
+from ftcluster_common.protocol.events import is_event
 
 LABELS = [0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 0, 1, 4]
 PREDICTED = [0, 0, 1, 0, 2, 1, 0, 1, 2, 0, 2, 2, 0, 0, 1]

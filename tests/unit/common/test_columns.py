@@ -2,8 +2,8 @@
 
 import pytest
 
-from ftcluster_common.columns import search_columns, search_texts
-from ftcluster_common.data_files import DataError
+from ftcluster_common.data.columns import search_columns, search_texts
+from ftcluster_common.data.data_files import DataError
 from ftcluster_common.recipe import SentenceSimilarity
 
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.conversations import (
+from ftcluster_common.data.conversations import (
     conversation_columns,
     preference_columns,
     read_conversation,
     read_preference,
 )
-from ftcluster_common.data_files import DataError
+from ftcluster_common.data.data_files import DataError
 from ftcluster_common.recipe import InstructionTuning, PreferenceTuning
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}

@@ -1,6 +1,6 @@
 import pytest
 
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.columns import classification_columns, find_texts
-from ftcluster_common.data_files import DataError, Table, encoding_of, files_of, texts_of
+from ftcluster_common.data.columns import classification_columns, find_texts
+from ftcluster_common.data.data_files import DataError, Table, encoding_of, files_of, texts_of
 from ftcluster_common.recipe import TextClassification
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.data_files import DataError, Table, files_of
+from ftcluster_common.data.data_files import DataError, Table, files_of
 
 TITLED = {"_id": "t1", "title": "Rain", "text": "It rains."}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import (
+from ftcluster_common.protocol.launch import (
     Launch,
     RankCores,
     RankHost,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.host.processes import is_running
+from ftcluster_train.io.processes import is_running
 from tests.programs import NODE_PATH, wait_for
 
 CONTAINER = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")

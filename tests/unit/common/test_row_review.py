@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_common.class_names import as_word, match_names, name_key
-from ftcluster_common.column_uses import column_uses
+from ftcluster_common.data.class_names import as_word, match_names, name_key
+from ftcluster_common.data.column_uses import column_uses
+from ftcluster_common.data.row_review import RowReview, alike_names, combinations
 from ftcluster_common.recipe import Options, TextClassification, TokenClassification
-from ftcluster_common.row_review import RowReview, alike_names, combinations
 
 
 def notes(rows: Sequence[dict[str, Any]], options: Options | None = None) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.data_files import DataError
-from ftcluster_common.sentence_modules import SentenceModules, module_files, read_modules
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
 
 VERSIONS = {"transformers": "5.23.0", "pytorch": "2.13.0"}
 

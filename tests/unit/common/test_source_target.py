@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.data_files import DataError
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.source_target import source_and_target, source_target_columns
 from ftcluster_common.recipe import Seq2SeqLm
-from ftcluster_common.source_target import source_and_target, source_target_columns
 
 WMT = {"translation": {"de": "Wiederaufnahme der Sitzung", "en": "Resumption of the session"}}
 

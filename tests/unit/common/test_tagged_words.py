@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.data_files import DataError, Table, files_of
+from ftcluster_common.data.data_files import DataError, Table, files_of
+from ftcluster_common.data.row_checks import row_check
+from ftcluster_common.data.tagged_words import read_tagged, tagged_columns
 from ftcluster_common.recipe import TokenClassification
-from ftcluster_common.row_checks import row_check
-from ftcluster_common.tagged_words import read_tagged, tagged_columns
 
 # the first lines of the shared task's page: word, part of speech, chunk, entity
 CONLL_2003 = """-DOCSTART- -X- -X- O

@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from ftcluster_common.class_report import report_of_classes
+from ftcluster_common.protocol.class_report import report_of_classes
 from ftcluster_train.engine.metrics import (
     accuracy,
     best_threshold,

@@ -13,7 +13,7 @@ from kubeflow_trainer_api import models
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.export.kubernetes import PYTORCH, TRAIN
 from ftcluster.export.pods import GIB
-from ftcluster_common.job import recipe_of
+from ftcluster_common.protocol.job import recipe_of
 from tests.unit.clusters import cluster, host
 from tests.unit.export import trainer_schema
 from tests.unit.shell import Shell

@@ -6,7 +6,7 @@ import pytest
 
 from ftcluster.export.pods import GIB, STACK, TCMALLOC, VOLUME, as_pod, resources
 from ftcluster.planning.plan import plan
-from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.protocol.cpu_list import parse_cpus
 from tests.unit.clusters import STACKS, cluster, host, nodes
 
 NODE = host("node1", cores=32, numa_nodes=2, memory_bytes=256 * GIB)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health.consistency import (
     busy_hosts,
     expected_kernel,

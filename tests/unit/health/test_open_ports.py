@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.action import verify
 from ansible_collections.ftcluster.cluster.plugins.filter.verify_table import guard
 
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health.consistency import open_to_outsiders
 from ftcluster_train.health.open_ports import accept_connections
 from tests.programs import free_ports, wait_for

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.finding import Finding
+from ftcluster_common.protocol.finding import Finding
 from ftcluster_train.health.outliers import (
     MAX_LINKS,
     below_peak,

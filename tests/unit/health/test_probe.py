@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health.host_benchmark import kernel_of
 from ftcluster_train.health.probe import (
     MARK,

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.finding import Finding
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.finding import Finding
+from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health import probe, verify
 from ftcluster_train.health.probe import Request
 from ftcluster_train.health.verify import launch, unreachable_hosts
-from ftcluster_train.host import rank_environment
-from ftcluster_train.host.ssh_check import Refusal
+from ftcluster_train.supervisor import rank_environment
+from ftcluster_train.supervisor.ssh_check import Refusal
 from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))

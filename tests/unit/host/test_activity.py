@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ftcluster_train.host.activity import activity, descendants, sockets_of, tcp_bytes
+from ftcluster_train.io.activity import activity, descendants, sockets_of, tcp_bytes
 from tests.programs import wait_for
 
 # a child that a thread has started, which starts one itself

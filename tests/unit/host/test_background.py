@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.launch import read_launch
+from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.protocol.launch import read_launch
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import background
-from ftcluster_train.host import supervisor as supervisor_module
-from ftcluster_train.host.background import supervisor_of, unit_command
-from ftcluster_train.host.runs import read_run
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.supervisor import background
+from ftcluster_train.supervisor import supervisor as supervisor_module
+from ftcluster_train.supervisor.background import supervisor_of, unit_command
+from ftcluster_train.supervisor.runs import read_run
 from tests.programs import wait_for
 from tests.unit.host.test_restarts import started
 from tests.unit.host.test_supervisor import (

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import pack_env
-from ftcluster_train.host import bind
-from ftcluster_train.host.bind import (
+from ftcluster_common.protocol.launch import pack_env
+from ftcluster_train.rank import bind
+from ftcluster_train.rank.bind import (
     MPOL_PREFERRED,
     MPOL_PREFERRED_MANY,
     bind_memory,

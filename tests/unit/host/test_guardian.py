@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.timeouts import Timeouts
-from ftcluster_train.host.activity import process_state
-from ftcluster_train.host.guardian import connect
-from ftcluster_train.host.heartbeats import Heartbeats
+from ftcluster_common.protocol.timeouts import Timeouts
+from ftcluster_train.io.activity import process_state
+from ftcluster_train.rank.guardian import connect
+from ftcluster_train.supervisor.heartbeats import Heartbeats
 from tests.programs import NODE_PATH
 from tests.unit.host.test_heartbeats import HOST
 

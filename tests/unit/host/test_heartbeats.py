@@ -17,14 +17,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ftcluster_common.launch import RENDEZVOUS_PORTS, Host
-from ftcluster_common.timeouts import Timeouts
-from ftcluster_train.host.activity import HostCondition, activity, sleep_of
-from ftcluster_train.host.guardian import connect
-from ftcluster_train.host.heartbeats import UNGREETED, Heartbeats
-from ftcluster_train.host.rank_launch import listen_for_guardians
-from ftcluster_train.host.rank_life import RankLife, find_trouble
+from ftcluster_common.protocol.launch import RENDEZVOUS_PORTS, Host
+from ftcluster_common.protocol.timeouts import Timeouts
+from ftcluster_train.io.activity import HostCondition, activity, sleep_of
 from ftcluster_train.io.rank_status import REPORT, rank_of, read_report
+from ftcluster_train.rank.guardian import connect
+from ftcluster_train.supervisor.heartbeats import UNGREETED, Heartbeats
+from ftcluster_train.supervisor.rank_launch import listen_for_guardians
+from ftcluster_train.supervisor.rank_life import RankLife, find_trouble
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Launch
-from ftcluster_train.host import lease
-from ftcluster_train.host.lease import UNIT, Leases
+from ftcluster_common.protocol.launch import Launch
+from ftcluster_train.supervisor import lease
+from ftcluster_train.supervisor.lease import UNIT, Leases
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
     NODES,
@@ -67,7 +67,7 @@ LAUNCH = Launch("/runs/r-1", (), {}, tuple(NODES[:1]), "", "/stack")
 OPEN_HOST = """
 import sys
 from pathlib import Path
-from ftcluster_train.host import lease
+from ftcluster_train.supervisor import lease
 lease.RULES = Path(sys.argv.pop(1))
 sys.exit(lease.main())
 """

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Host
-from ftcluster_common.timeouts import Timeouts
+from ftcluster_common.protocol.launch import Host
+from ftcluster_common.protocol.timeouts import Timeouts
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.guardian import connect
-from ftcluster_train.host.heartbeats import Heartbeats
-from ftcluster_train.host.lease import _Holder
-from ftcluster_train.host.rank_launch import PAUSE_SECONDS, _read, make_room_for_files
+from ftcluster_train.rank.guardian import connect
+from ftcluster_train.supervisor.heartbeats import Heartbeats
+from ftcluster_train.supervisor.lease import _Holder
+from ftcluster_train.supervisor.rank_launch import PAUSE_SECONDS, _read, make_room_for_files
 
 RANKS = 512
 HOSTS = [Host(f"node{rank // 8}", "127.0.0.1") for rank in range(RANKS)]

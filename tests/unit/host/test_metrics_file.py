@@ -14,8 +14,9 @@ import yaml
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
-from ftcluster_common.launch import Launch, RankCores, RankHost
-from ftcluster_train.host.metrics_file import (
+from ftcluster_common.protocol.launch import Launch, RankCores, RankHost
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.supervisor.metrics_file import (
     GAUGES,
     KEPT_SECONDS,
     STATES,
@@ -24,7 +25,6 @@ from ftcluster_train.host.metrics_file import (
     samples,
     text_of,
 )
-from ftcluster_train.io.events import EventWriter
 from tests.programs import PROMTOOL, ROOT
 
 LAUNCH = Launch(

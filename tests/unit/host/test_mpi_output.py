@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import label_pattern
+from ftcluster_common.protocol.launch import label_pattern
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host.mpi_output import (
+from ftcluster_train.io.mpi_output import (
     FLUSH_SECONDS,
     LAST_LINES,
     MarkedLines,

@@ -9,8 +9,8 @@ from urllib.request import getproxies_environment  # which huggingface_hub and r
 
 import pytest
 
-from ftcluster_common.launch import RENDEZVOUS_PORTS
-from ftcluster_train.host.rank_environment import rank_environment, without_credentials
+from ftcluster_common.protocol.launch import RENDEZVOUS_PORTS
+from ftcluster_train.supervisor.rank_environment import rank_environment, without_credentials
 from tests.programs import NODE_PATH
 
 # as requests/sessions.py has them, and this Python's OpenSSL
@@ -94,9 +94,9 @@ def test_a_url_with_a_password_stays_on_its_host(
 
 HELD = """
 import json, os, pwd, signal, socket
-from ftcluster_common.launch import MPI_PORTS, RENDEZVOUS_PORTS
+from ftcluster_common.protocol.launch import MPI_PORTS, RENDEZVOUS_PORTS
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import rank_environment
+from ftcluster_train.supervisor import rank_environment
 
 sockets = []
 

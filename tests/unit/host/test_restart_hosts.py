@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
-from ftcluster_train.host import restarts
-from ftcluster_train.host.heartbeats import StopRequest
-from ftcluster_train.host.lease import Leases
-from ftcluster_train.host.metrics_file import MetricsFile
-from ftcluster_train.host.monitors import Ending
-from ftcluster_train.host.rank_launch import HostsRefused, Run
-from ftcluster_train.host.restarts import change_notice, hosts_of_restart
-from ftcluster_train.host.runs import read_run
-from ftcluster_train.host.ssh_check import Refusal
+from ftcluster_common.protocol.launch import Launch, RankCores, RankHost, read_launch
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.supervisor import restarts
+from ftcluster_train.supervisor.heartbeats import StopRequest
+from ftcluster_train.supervisor.lease import Leases
+from ftcluster_train.supervisor.metrics_file import MetricsFile
+from ftcluster_train.supervisor.monitors import Ending
+from ftcluster_train.supervisor.rank_launch import HostsRefused, Run
+from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
+from ftcluster_train.supervisor.runs import read_run
+from ftcluster_train.supervisor.ssh_check import Refusal
 from tests.unit.host.test_supervisor import (
     NODES,
     events,

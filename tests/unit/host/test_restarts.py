@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Launch, RankHost
+from ftcluster_common.protocol.launch import Launch, RankHost
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host.monitors import watch_of
-from ftcluster_train.host.rank_life import Trouble
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.supervisor.monitors import watch_of
+from ftcluster_train.supervisor.rank_life import Trouble
 from tests.programs import NODE_PATH
 from tests.unit.host.test_supervisor import (
     CORES,

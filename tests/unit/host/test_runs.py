@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.run_state import RunState, unpack
-from ftcluster_train.host import runs as runs_module
-from ftcluster_train.host.runs import (
+from ftcluster_common.protocol.run_state import RunState, unpack
+from ftcluster_train.io.events import EventWriter, has_ended, read_events
+from ftcluster_train.supervisor import runs as runs_module
+from ftcluster_train.supervisor.runs import (
     clear_caches,
     find_jobs,
     list_runs,
@@ -18,7 +19,6 @@ from ftcluster_train.host.runs import (
     read_run,
     remove_runs,
 )
-from ftcluster_train.io.events import EventWriter, has_ended, read_events
 
 RUN = "quickstart-20260131-101500-7f3a"
 

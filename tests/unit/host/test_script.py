@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.host.mpi_output import RankEnd, read_end
-from ftcluster_train.host.processes import is_running
-from ftcluster_train.host.script import why_not
+from ftcluster_train.io.mpi_output import RankEnd, read_end
+from ftcluster_train.io.processes import is_running
 from ftcluster_train.io.rank_status import ask_for_stacks
+from ftcluster_train.rank.script import why_not
 from tests.programs import NODE_PATH, wait_for
 
 SAYS = "import os, sys; print(os.getcwd(), sys.argv[1:], os.environ['RANK'])"

@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.rank_times import Interval, RankTimes
-from ftcluster_train.host import activity, slow_hosts
-from ftcluster_train.host.activity import HostCondition
-from ftcluster_train.host.rank_life import RankLife
-from ftcluster_train.host.slow_hosts import (
+from ftcluster_common.protocol.rank_times import Interval, RankTimes
+from ftcluster_train.io import activity
+from ftcluster_train.io.activity import HostCondition
+from ftcluster_train.io.events import EventWriter, read_events
+from ftcluster_train.supervisor import slow_hosts
+from ftcluster_train.supervisor.rank_life import RankLife
+from ftcluster_train.supervisor.slow_hosts import (
     WINDOW_SECONDS,
     Behind,
     SlowHosts,
     SlowHostWatch,
     message_of,
 )
-from ftcluster_train.io.events import EventWriter, read_events
 
 STEPS = 10
 IDLE = {"mhz": 2600, "throttled": 0, "stolen": 0.0, "swap": 0, "programs": []}

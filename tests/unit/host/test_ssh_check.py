@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Host
-from ftcluster_train.host.ssh_check import Refusal, refusals, same_stack
+from ftcluster_common.protocol.launch import Host
+from ftcluster_train.supervisor.ssh_check import Refusal, refusals, same_stack
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

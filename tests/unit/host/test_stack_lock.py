@@ -27,15 +27,15 @@ from ansible_collections.ftcluster.cluster.plugins.modules import (
 )
 
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host import stack as stack_lock
-from ftcluster_train.host.stack import hold_stack
+from ftcluster_train.io import stack as stack_lock
+from ftcluster_train.io.stack import hold_stack
 from tests.programs import NODE_PATH
 
 RUN = "quickstart-20260131-101500-7f3a"
 HOLD = """
 import sys, time
 from pathlib import Path
-from ftcluster_train.host.stack import hold_stack
+from ftcluster_train.io.stack import hold_stack
 hold_stack(Path(sys.argv[1]), inherited=True)
 import subprocess
 if "leaves a child" in sys.argv:

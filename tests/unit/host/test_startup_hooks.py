@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.host.startup_hooks import after_import
+from ftcluster_train.rank.startup_hooks import after_import
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ftcluster_train.errors import STOPPED_LINE
-from ftcluster_train.host.heartbeats import Stopped, StopRequest
+from ftcluster_train.supervisor.heartbeats import Stopped, StopRequest
 from tests.programs import wait_for
 from tests.unit.host.test_restarts import started
 from tests.unit.host.test_supervisor import notices, processes_of, supervisor, until_end

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.launch import Launch, RankCores, RankHost, read_launch
-from ftcluster_common.slurm import Queued
+from ftcluster_common.protocol.launch import Launch, RankCores, RankHost, read_launch
+from ftcluster_common.protocol.slurm import Queued
 from ftcluster_train.errors import TrainError, error_line
-from ftcluster_train.host import rank_environment
-from ftcluster_train.host import supervisor as supervisor_module
-from ftcluster_train.host.background import wait_for_space
 from ftcluster_train.io.fsync import has_space
+from ftcluster_train.supervisor import rank_environment
+from ftcluster_train.supervisor import supervisor as supervisor_module
+from ftcluster_train.supervisor.background import wait_for_space
 from tests.programs import NODE_PATH, wait_for
 
 CORES = (RankCores("0", 1),)
@@ -36,7 +36,7 @@ IMPATIENT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from ftcluster_train.host import rank_launch, supervisor
+from ftcluster_train.supervisor import rank_launch, supervisor
 render = rank_launch.mpirun_command
 def script(launch):
     command = render(launch)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.launch import Launch, RankCores, RankHost
-from ftcluster_train.host.monitors import Watch, watch_of
-from ftcluster_train.host.mpi_output import BACKEND_MARKER, RankEnd
-from ftcluster_train.host.rank_life import Trouble
+from ftcluster_common.protocol.launch import Launch, RankCores, RankHost
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.mpi_output import BACKEND_MARKER, RankEnd
+from ftcluster_train.supervisor.monitors import Watch, watch_of
+from ftcluster_train.supervisor.rank_life import Trouble
 from tests.programs import wait_for
 from tests.unit.host import test_supervisor
 from tests.unit.host.test_supervisor import (
@@ -187,7 +187,7 @@ def test_of_a_script_that_hangs_the_rank_in_no_collective_is_named(run_dir: Path
     hung = [Trouble("head", rank, 0, "hung", "hung in script") for rank in (2, 0, 1)]
     impi = (
         '  File "/s/lib/threading.py", line 324 in wait\n'
-        '  File "/s/ftcluster_train/comm/mpi_work.py", line 44 in wait\n'
+        '  File "/s/ftcluster_mpi/work.py", line 44 in wait\n'
     )
     for rank, path, inside in ((0, torch, ""), (1, "/r/data.py", ""), (2, torch, impi)):
         text = STACK.format(path=path, function="f", inside=inside).replace(

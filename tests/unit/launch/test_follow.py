@@ -33,7 +33,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.progress.view import TerminalView, View
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.run_state import RunState
+from ftcluster_common.protocol.run_state import RunState
 from tests.unit.clusters import STACKS, cluster, host
 
 RUN = "quickstart-20260131-101500-7f3a"

@@ -8,9 +8,9 @@ import pytest
 from ftcluster.launch.mpirun import as_shell, render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.launch import Launch, mpirun_command
-from ftcluster_common.network import RdmaDevice
-from ftcluster_train.host.bind import find_place
+from ftcluster_common.protocol.launch import Launch, mpirun_command
+from ftcluster_common.protocol.network import RdmaDevice
+from ftcluster_train.rank.bind import find_place
 from tests.unit.clusters import STACKS, VM, cluster, host, placed
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")

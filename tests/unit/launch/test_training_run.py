@@ -17,7 +17,7 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.planning.plan import plan
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import known_recipes, load_recipe
-from ftcluster_common.job import EVALUATE, Job, Purpose, read_job
+from ftcluster_common.protocol.job import EVALUATE, Job, Purpose, read_job
 from tests.unit.clusters import STACKS, VM, cluster, host
 
 

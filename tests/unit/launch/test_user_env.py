@@ -12,11 +12,11 @@ from ftcluster.launch.mpirun import render
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.launch.user_env import read_env
-from ftcluster.operations.prepare import LaunchOptions
+from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.stacks.catalog import load_stacks
-from ftcluster_common.launch import pack_env, unpack_env
+from ftcluster_common.protocol.launch import pack_env, unpack_env
 from tests.unit.clusters import VM, cluster
 from tests.unit.shell import Said, Shell
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tests.unit.conftest  # noqa: F401 - where the collection's files are
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from tests.unit.machines.machine import Machine, Node, machine
 
 WANTED = re.compile(

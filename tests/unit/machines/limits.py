@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from tests.unit.machines.machine import Machine, Node
 
 GIB = 2**20  # in kB

@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import
 
 from ftcluster.cluster.facts import HostFacts, NumaNode
 from ftcluster.cluster.slurm import host_facts
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import host
 
 CPU = "/sys/devices/system/cpu/cpu"

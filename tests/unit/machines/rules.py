@@ -7,7 +7,7 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster.planning.placement import COMMUNICATION_FROM, lay_out
 from ftcluster.planning.plan import HostPlan
 from ftcluster.planning.topology import SMALL_NODE, Topology
-from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.protocol.cpu_list import parse_cpus
 from tests.unit.machines.machine import Machine
 
 

@@ -17,7 +17,7 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster.planning.placement import lay_out
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.topology import Topology
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.limits import limited_machines
 from tests.unit.machines.machine import Machine

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ftcluster.planning.placement import lay_out
 from ftcluster.planning.plan import plan
 from ftcluster.planning.topology import Topology
-from ftcluster_common.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from tests.unit.clusters import STACKS, cluster
 from tests.unit.machines.machine import Machine, Node, machine
 from tests.unit.machines.rules import broken_rules, spanning_ranks

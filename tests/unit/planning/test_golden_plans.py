@@ -14,7 +14,7 @@ from ftcluster.launch.preview import reasons, table
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.cpu_list import parse_cpus
+from ftcluster_common.protocol.cpu_list import parse_cpus
 from tests.unit.clusters import STACKS
 
 FILES = sorted((Path(__file__).parent / "golden").glob("*.json"))

@@ -9,7 +9,7 @@ from ftcluster.planning.network import choose_network
 from ftcluster.planning.plan import plan
 from ftcluster.planning.spares import plan_with_spares
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.network import (
+from ftcluster_common.protocol.network import (
     EFA,
     PSM2,
     PSM3,

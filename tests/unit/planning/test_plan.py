@@ -10,7 +10,7 @@ from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.plan import Decision, HostPlan, LaunchPlan, first_hosts, plan
 from ftcluster.planning.topology import Topology
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.launch import mpirun_command
+from ftcluster_common.protocol.launch import mpirun_command
 from tests.unit.clusters import STACKS, VM, cluster, host, nodes
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")

@@ -16,7 +16,7 @@ from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.spares import next_hosts, plan_with_spares
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import parse_recipe
-from ftcluster_common.launch import mpirun_command
+from ftcluster_common.protocol.launch import mpirun_command
 from tests.unit.clusters import STACKS, cluster, host, placed
 
 RECIPE = parse_recipe("model: m\ndata: d\ntext_columns: [a]\n", "r.yml")

@@ -19,9 +19,10 @@ from ansible_collections.ftcluster.cluster.plugins.action import follow
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils import samples, typed
 
 from ftcluster.launch.events import EventReader, OutputPipe
-from ftcluster_train.host import monitors, mpi_output
-from ftcluster_train.host.mpi_output import append_to_log
+from ftcluster_train.io import mpi_output
 from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.mpi_output import append_to_log
+from ftcluster_train.supervisor import monitors
 from tests.programs import wait_for
 
 

@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.runs import with
 from ansible_collections.ftcluster.cluster.plugins.modules import environment
 from ansible_collections.ftcluster.cluster.plugins.modules.environment import finish, protect
 
-from ftcluster_train.host.stack import hold_stack
+from ftcluster_train.io.stack import hold_stack
 from tests.rights import PYTHON
 
 pytestmark = pytest.mark.needs("root")

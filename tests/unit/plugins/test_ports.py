@@ -3,7 +3,7 @@ from collections.abc import Callable
 import yaml
 from ansible_collections.ftcluster.cluster.plugins.module_utils.ports import listeners, local_ports
 
-from ftcluster_common.launch import CLUSTER_PORTS, MPI_PORTS, RENDEZVOUS_PORTS
+from ftcluster_common.protocol.launch import CLUSTER_PORTS, MPI_PORTS, RENDEZVOUS_PORTS
 from tests.programs import ROOT
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid\n"

@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.start_supervisor impo
     stack_of,
 )
 
-from ftcluster_common.run_state import RUN_ID
+from ftcluster_common.protocol.run_state import RUN_ID
 from tests.programs import ROOT
 
 STRANGER = pwd.getpwnam("nobody")

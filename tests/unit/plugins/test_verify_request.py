@@ -4,7 +4,7 @@ from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.filter.verify_request import verify_request
 
-from ftcluster_common.network import HostNetwork
+from ftcluster_common.protocol.network import HostNetwork
 
 FACTS: dict[str, Any] = {
     "nics": [{"name": "eth0", "speed_mbits": 1000}, {"name": "veth0", "speed_mbits": None}],

@@ -1,7 +1,7 @@
 """What a terminal shows of classes."""
 
 from ftcluster.progress.classes import class_lines
-from ftcluster_common.class_report import ClassReport, report_of_classes, report_of_sets
+from ftcluster_common.protocol.class_report import ClassReport, report_of_classes, report_of_sets
 
 
 def lines(report: ClassReport) -> list[str]:

@@ -13,7 +13,7 @@ from ftcluster.ansible.playbooks import ClusterVariables
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.operations import check
+from ftcluster.operations.setup import check
 from ftcluster.progress.view import make_view
 from ftcluster.provision import check as collecting
 from ftcluster.provision import stages

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftcluster.cli.main import main
-from ftcluster.operations import check
+from ftcluster.operations.setup import check
 from ftcluster.provision import system_report
 from tests.programs import ROOT
 from tests.unit.check_documents import facts, found

@@ -8,8 +8,8 @@ import pytest
 
 from ftcluster.recipe.data_columns import file_notes, find_columns
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.column_uses import UNREAD
-from ftcluster_common.job import PREDICT
+from ftcluster_common.data.column_uses import UNREAD
+from ftcluster_common.protocol.job import PREDICT
 
 QUESTION = {"question": "When?", "context": "1973", "answers": {"text": [], "answer_start": []}}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ftcluster.errors import InputError, RecipeError
-from ftcluster.operations.recipe_words import on_the_hosts
+from ftcluster.operations.train.recipe_words import on_the_hosts
 from ftcluster.recipe.inputs import check_inputs, check_model_folder, copy_name, on_the_hub
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster_common.job import EVALUATE
+from ftcluster_common.protocol.job import EVALUATE
 from tests.unit.clusters import cluster, host
 from tests.unit.shell import Said
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import ftcluster
-from ftcluster.operations.runs import _fetched_model
+from ftcluster.operations.runs.runs import _fetched_model
 from ftcluster.recipe.model_code import code_problems, unknown_files
-from ftcluster_common.sentence_modules import SentenceModules, module_files
+from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 
 # the names of modules in folders that releases 2, 5 and 6 of sentence-transformers have written
 RELEASES = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import known_recipes, load_recipe
 from ftcluster.recipe.yaml_loader import read_value
-from ftcluster_common.numbers import is_decimal, read_decimal
+from ftcluster_common.data.numbers import is_decimal, read_decimal
 from tests.unit.test_documented_commands import SHOWN
 
 # JSONTestSuite's names of numbers that are none, and forms that Python, C or YAML 1.1 read

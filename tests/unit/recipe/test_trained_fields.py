@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster.operations.recipe_words import trained_recipe
+from ftcluster.operations.train.recipe_words import trained_recipe
 from ftcluster.recipe.names import OTHER_NAMES, OTHER_VALUES
 from ftcluster.recipe.recipe import RECIPES, all_fields, load_recipe
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.text.printable import printable
+from ftcluster_common.models.trained_model import FILE, LEFT_OUT, trained_document
 from ftcluster_common.recipe import TASKS
-from ftcluster_common.trained_model import FILE, LEFT_OUT, trained_document
 
 MINE = ["data=mine.csv"]
 VALUES = st.recursive(

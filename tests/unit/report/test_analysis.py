@@ -6,7 +6,7 @@ import pytest
 
 from ftcluster.report.analysis import host_costs, next_host, rank_hosts, step_parts
 from ftcluster.report.history import history_of, totals
-from ftcluster_common.rank_times import Interval
+from ftcluster_common.protocol.rank_times import Interval
 from tests.unit.report.runs import BATCH, events, record
 
 NAMES = ["node1", "node1", "node2", "node2"]

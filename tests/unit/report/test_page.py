@@ -11,7 +11,7 @@ import pytest
 from ftcluster.report.files import RunFiles
 from ftcluster.report.page import render
 from ftcluster.report.run_page import labels
-from ftcluster_common.class_report import report_of_classes
+from ftcluster_common.protocol.class_report import report_of_classes
 from tests.unit.report.runs import run_files
 
 NOW = datetime(2026, 11, 23, 4, 5, tzinfo=UTC)

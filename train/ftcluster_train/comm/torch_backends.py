@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI
+from ftcluster_common.protocol.launch import BACKEND_VARIABLE, CCL, IMPI
 from ftcluster_train.errors import TrainError
 
 ONECCL = "oneccl_bindings_for_pytorch"
@@ -114,7 +114,7 @@ def register() -> None:
 
 
 def _make_group(*arguments: Any) -> Any:
-    from ftcluster_train.comm.mpi_group import MpiGroup  # loads MPI
+    from ftcluster_mpi.group import MpiGroup  # loads MPI
 
     return MpiGroup(*arguments)
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL, IMPI, own_rank, own_size
-from ftcluster_common.timeouts import timeouts_of
+from ftcluster_common.protocol.launch import BACKEND_VARIABLE, CCL, IMPI, own_rank, own_size
+from ftcluster_common.protocol.timeouts import timeouts_of
 from ftcluster_train.comm import torch_backends
 from ftcluster_train.comm.connectivity import listen
 from ftcluster_train.errors import TrainError
@@ -160,7 +160,7 @@ def leave_world() -> None:
 def abandon_world() -> None:
     """End without the other ranks, which may wait for this one."""
     if dist.is_initialized() and dist.get_backend() == IMPI:
-        from ftcluster_train.comm.mpi_job import abandon  # loads MPI
+        from ftcluster_mpi.job import abandon  # loads MPI
 
         abandon()
 

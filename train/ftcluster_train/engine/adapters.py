@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_common.given_files import read_json
+from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.recipe import (
     Adapters,
     Recipe,
@@ -20,9 +20,9 @@ from ftcluster_common.recipe import (
     TextRanking,
     split_revision,
 )
+from ftcluster_kernels.linear import Adapter, dense
 from ftcluster_train.engine.models import new_weights
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.linear import Adapter, dense
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
-from ftcluster_common.job import Job
-from ftcluster_common.trained_model import FILE, ROWS, trained_document
+from ftcluster_common.models.trained_model import FILE, ROWS, trained_document
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.adapters import (
     adapted_layers,

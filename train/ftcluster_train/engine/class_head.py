@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
-from ftcluster_common.class_names import are_unnamed, few, match_names
+from ftcluster_common.data.class_names import are_unnamed, few, match_names
 from ftcluster_train.engine.models import mismatched_weights, new_weights, plain_config
 from ftcluster_train.errors import TrainError
 

@@ -7,9 +7,9 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.data_files import TRAIN, VALIDATION
+from ftcluster_common.data.data_files import TRAIN, VALIDATION
+from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
 from ftcluster_common.recipe import InstructionTuning
-from ftcluster_common.trained_model import ROWS, hash_of, write_rows
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 

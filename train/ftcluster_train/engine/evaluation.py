@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from ftcluster_common.job import PREDICT, Job
+from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches

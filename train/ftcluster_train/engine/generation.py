@@ -19,7 +19,7 @@ from transformers import (
 from transformers.generation.streamers import TextStreamer
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
 from ftcluster_train.engine.adapters import use_adapters
 from ftcluster_train.engine.data.download import fetch_base

@@ -16,7 +16,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
+from ftcluster_kernels.linear import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_store import Samples
@@ -39,7 +40,6 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.train_state import Intervals, TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
-from ftcluster_train.kernels.linear import shape_of
 from ftcluster_train.patching.patch_model import (
     Optimizations,
     disable_dropout,

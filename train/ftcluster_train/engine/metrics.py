@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ftcluster_common.class_report import ClassReport
+from ftcluster_common.protocol.class_report import ClassReport
 
 HALF = 0.5
 ALIKE = 1e-3  # predictions that differ by less of the labels' range say nothing of a text

@@ -17,11 +17,11 @@ import transformers
 import yaml
 
 from ftcluster_common import __version__
-from ftcluster_common.class_report import ClassReport, read_report
-from ftcluster_common.job import Job
-from ftcluster_common.model_package import PACKAGE
+from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.models.trained_model import pipeline_of
+from ftcluster_common.protocol.class_report import ClassReport, read_report
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, split_revision
-from ftcluster_common.trained_model import pipeline_of
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.io.events import seconds_since_first
 

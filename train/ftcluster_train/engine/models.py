@@ -25,10 +25,10 @@ from transformers import (
 )
 
 from ftcluster_common.recipe import BY_TYPE, Adapters, Recipe
+from ftcluster_kernels.linear import in_nf4
 from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.linear import in_nf4
 from ftcluster_train.patching.exact_heads import with_exact_head
 
 if TYPE_CHECKING:

@@ -37,11 +37,11 @@ import transformers
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_common.data_files import TRAIN, DataError
-from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.job import EVALUATE, GENERATE, Job, read_job
+from ftcluster_common.data.data_files import TRAIN, DataError
+from ftcluster_common.models.trained_model import hash_of, read_rows
+from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
-from ftcluster_common.trained_model import hash_of, read_rows
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
@@ -65,8 +65,8 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
-from ftcluster_train.host.stack import hold_stack, own_stack
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
+from ftcluster_train.io.stack import hold_stack, own_stack
 
 VOCABULARY = 50257  # GPT-2's
 SHOWN_CHARACTERS = 200

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from ftcluster_common.launch import TAGS_VARIABLE
+from ftcluster_common.protocol.launch import TAGS_VARIABLE
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.tracker_packages import missing
 from ftcluster_train.errors import TrainError, first_line
@@ -76,7 +76,7 @@ class ProgressLog:
         self._events, self._trackers = events, trackers
 
     def write(self, event: str, **fields: Any) -> None:
-        """Write an event, see `ftcluster_common.events` for their kinds and fields."""
+        """Write an event, see `ftcluster_common.protocol.events` for their kinds and fields."""
         if self._events:
             try:
                 self._events.write(event, **fields)

@@ -23,14 +23,15 @@ from torch.distributed import DistBackendError
 from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
-from ftcluster_common.class_report import read_report
-from ftcluster_common.cpu_list import format_cpus
-from ftcluster_common.data_files import TRAIN
-from ftcluster_common.given_files import GivenFileError
-from ftcluster_common.job import GENERATE, Job, read_job
-from ftcluster_common.launch import own_rank
+from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.models.trained_model import ROWS
+from ftcluster_common.protocol.class_report import read_report
+from ftcluster_common.protocol.cpu_list import format_cpus
+from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.protocol.job import GENERATE, Job, read_job
+from ftcluster_common.protocol.launch import own_rank
 from ftcluster_common.recipe import Options, TextClassification
-from ftcluster_common.trained_model import ROWS
+from ftcluster_kernels.linear import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
     check_equal_samples,
@@ -75,10 +76,9 @@ from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
-from ftcluster_train.host.bind import memory_nodes
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.io.rank_status import report, write_stacks_on_signal
-from ftcluster_train.kernels.linear import dtype_of, shape_of
+from ftcluster_train.rank.bind import memory_nodes
 
 SHOWN_CLASSES = 8
 DOING = {"evaluate": "evaluating", "predict": "predicting"}

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ftcluster_common.launch import BACKEND_VARIABLE, CCL, GLOO, IMPI, MPI
+from ftcluster_common.protocol.launch import BACKEND_VARIABLE, CCL, GLOO, IMPI, MPI
 from ftcluster_train.comm import torch_backends
 from ftcluster_train.comm.world import gather_over_ranks, host_led, join_world, leave_world
 from ftcluster_train.errors import TrainError, error_line
@@ -212,9 +212,9 @@ def reduction(backend: str) -> Reduce:
 
 def mpi_all_reduce() -> Reduce:
     """MPI_Allreduce, called as a program of MPI would."""
-    from ftcluster_train.comm import mpi_job  # loads MPI
-    from ftcluster_train.comm.mpi_types import MPI as library
-    from ftcluster_train.comm.mpi_types import as_elements
+    from ftcluster_mpi import job as mpi_job  # loads MPI
+    from ftcluster_mpi.types import MPI as library
+    from ftcluster_mpi.types import as_elements
 
     mpi_job.progress()  # initializes MPI
     return lambda tensor: library.COMM_WORLD.Allreduce(library.IN_PLACE, as_elements(tensor))

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ftcluster_common.finding import Finding
-from ftcluster_common.launch import CLUSTER_PORTS, Host
+from ftcluster_common.protocol.finding import Finding
+from ftcluster_common.protocol.launch import CLUSTER_PORTS, Host
 from ftcluster_train.comm.connectivity import unconnected_pairs
 from ftcluster_train.health.open_ports import HostFirewall, firewall_advice
 from ftcluster_train.health.outliers import relative_speeds

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ftcluster_common.launch import Host
+from ftcluster_common.protocol.launch import Host
 
 FIREWALLD, UFW = "firewalld", "ufw"
 POLL_SECONDS = 0.1

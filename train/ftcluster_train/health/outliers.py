@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_high, median_low
 from typing import Any
 
-from ftcluster_common.finding import Finding
+from ftcluster_common.protocol.finding import Finding
 
 SLOW_HOST = 0.8  # of the median of hosts with the same CPU
 SLOW_OF_PEAK = 0.6  # of what fp32 instructions do at most; 0.8 to 0.95 is usual

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ftcluster_kernels import simd
+from ftcluster_kernels.products import has_amx
 from ftcluster_train.io.machine import cpuinfo_field
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.products import has_amx
 
 KERNELS = Path(simd.__file__).parent
 ROUNDS = 20_000  # some 0.5 ms to 5 ms

@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ftcluster_common.launch import GLOO, IMPI, Host
-from ftcluster_common.network import (
+from ftcluster_common.protocol.launch import GLOO, IMPI, Host
+from ftcluster_common.protocol.network import (
     PROVIDER_VARIABLE,
     HostNetwork,
     choose_provider,
@@ -38,8 +38,8 @@ from ftcluster_train.errors import first_line
 from ftcluster_train.health.consistency import KERNELS
 from ftcluster_train.health.host_benchmark import kernel_used, measure_host
 from ftcluster_train.health.open_ports import HostFirewall, accept_connections
-from ftcluster_train.host.processes import run_of
 from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_train.io.processes import run_of
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"
 RUN_PREFIX = "verify-"  # of the run's id, which all of its processes have in their environment

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.finding import Finding
-from ftcluster_common.launch import MPI_VARIABLES, RUN_VARIABLE, mesh_variables
-from ftcluster_common.network import TCP, choose_provider
+from ftcluster_common.protocol.finding import Finding
+from ftcluster_common.protocol.launch import MPI_VARIABLES, RUN_VARIABLE, mesh_variables
+from ftcluster_common.protocol.network import TCP, choose_provider
 from ftcluster_train.comm.connectivity import listen
 from ftcluster_train.errors import TrainError
 from ftcluster_train.health.consistency import (
@@ -48,13 +48,13 @@ from ftcluster_train.health.probe import (
     networks_of,
     read_answers,
 )
-from ftcluster_train.host.processes import end_group, kill_rest
-from ftcluster_train.host.rank_environment import (
+from ftcluster_train.io.processes import end_group, kill_rest
+from ftcluster_train.supervisor.rank_environment import (
     free_port,
     rank_environment,
     without_credentials,
 )
-from ftcluster_train.host.ssh_check import refusals
+from ftcluster_train.supervisor.ssh_check import refusals
 
 LAST_LINES = 12
 

@@ -1,4 +1,4 @@
-"""Writes events.jsonl; `ftcluster_common.events` has the kinds of events and their fields.
+"""Writes events.jsonl; `ftcluster_common.protocol.events` has the kinds of events and their fields.
 
 What a script prints is in OUTPUT instead, in the same form: a log, which does not grow for ever.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ftcluster_common.events import is_event
+from ftcluster_common.protocol.events import is_event
 
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 END = "end"
@@ -27,7 +27,7 @@ def event_line(event: str, **fields: Any) -> bytes:
     """One event with the current time, as a line.
 
     Raises:
-        ValueError: it is not what `ftcluster_common.events` says of its kind.
+        ValueError: it is not what `ftcluster_common.protocol.events` says of its kind.
     """
     if not is_event(event, fields):
         raise ValueError(f"not an event '{event}': {fields}")
@@ -52,7 +52,7 @@ class EventWriter:
 
         Raises:
             OSError: it cannot be written; nothing of it is left in the file.
-            ValueError: it is not what `ftcluster_common.events` says of its kind.
+            ValueError: it is not what `ftcluster_common.protocol.events` says of its kind.
         """
         data = event_line(event, **fields)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch.nn import functional
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.attention import (
+from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
+from ftcluster_kernels import simd
+from ftcluster_kernels.attention import (
     MASKED,
     NO_MASK,
     Masked,
@@ -19,7 +19,7 @@ from ftcluster_train.kernels.attention import (
     attention_of_documents,
     masked,
 )
-from ftcluster_train.kernels.documents import (
+from ftcluster_kernels.documents import (
     CAUSAL,
     DocumentMask,
     Group,
@@ -28,7 +28,7 @@ from ftcluster_train.kernels.documents import (
     layout_of,
     split_row,
 )
-from ftcluster_train.kernels.elementwise import MOST_DROPPED
+from ftcluster_kernels.elementwise import MOST_DROPPED
 from ftcluster_train.patching.registry import FunctionPatch
 
 DTYPES = {torch.bfloat16, torch.float32}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from ftcluster_train.kernels.products import torch_linear
+from ftcluster_kernels.products import torch_linear
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels.elementwise import fits_norm, norm, rounded_output
-from ftcluster_train.kernels.gradient_sums import sums_of
-from ftcluster_train.kernels.linear import (
+from ftcluster_kernels.elementwise import fits_norm, norm, rounded_output
+from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.linear import (
     dtype_of,
     linear,
     linear_in_nf4,
     linear_with_adapter,
 )
-from ftcluster_train.kernels.products import torch_linear
+from ftcluster_kernels.products import torch_linear
 from ftcluster_train.patching.exact_heads import exact_linear, is_exact
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read

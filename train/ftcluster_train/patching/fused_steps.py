@@ -15,8 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ftcluster_train.kernels.private_torch import has_step_hooks
-from ftcluster_train.kernels.simd import is_in_memory
+from ftcluster_kernels.private_torch import has_step_hooks
+from ftcluster_kernels.simd import is_in_memory
 from ftcluster_train.patching.registry import ObjectPatch, say_once
 
 Group = dict[str, Any]

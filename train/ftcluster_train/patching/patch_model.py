@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.private_torch import function_of
+from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
+from ftcluster_kernels import simd
+from ftcluster_kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.shared_entries import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ftcluster_train.kernels.documents import DocumentMask
-from ftcluster_train.kernels.private_torch import computes_directly, is_ordinary
+from ftcluster_kernels.documents import DocumentMask
+from ftcluster_kernels.private_torch import computes_directly, is_ordinary
 
 TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask)  # no other subclass of Tensor
 OPTIONS = (bool, int, float, str, type(None), torch.Size)

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from ftcluster_common.launch import own_rank
-from ftcluster_train.kernels.private_torch import has_global_hooks
+from ftcluster_common.protocol.launch import own_rank
+from ftcluster_kernels.private_torch import has_global_hooks
 
 Place = TypeVar("Place")
 HOOKS = (

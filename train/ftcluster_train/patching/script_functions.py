@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_train.kernels.cross_entropy import cross_entropy
-from ftcluster_train.kernels.elementwise import computes_in_bf16, fits_norm, norm
-from ftcluster_train.kernels.linear import linear
-from ftcluster_train.kernels.private_torch import script_as
-from ftcluster_train.kernels.products import torch_linear
+from ftcluster_kernels.cross_entropy import cross_entropy
+from ftcluster_kernels.elementwise import computes_in_bf16, fits_norm, norm
+from ftcluster_kernels.linear import linear
+from ftcluster_kernels.private_torch import script_as
+from ftcluster_kernels.products import torch_linear
 from ftcluster_train.patching.attention import Attention, cast_as_torch
 from ftcluster_train.patching.fp32_residuals import torch_layer_norm
 from ftcluster_train.patching.fused_steps import fuse_steps

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.elementwise import (
+from ftcluster_kernels import simd
+from ftcluster_kernels.elementwise import (
     MOST_DROPPED,
     TORCH,
     Turned,

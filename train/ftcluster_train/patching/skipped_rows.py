@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftcluster_train.kernels.linear import MANY_ROWS
+from ftcluster_kernels.linear import MANY_ROWS
 from ftcluster_train.patching.registry import HOOKS, ObjectPatch
 
 # model types in which only masked attention mixes tokens, and whose classifier looks at the first

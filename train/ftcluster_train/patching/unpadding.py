@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ftcluster_common.kernel_limits import ATTENTION_TOKENS
-from ftcluster_train.kernels.documents import document_mask
+from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
+from ftcluster_kernels.documents import document_mask
 from ftcluster_train.patching.attention import takes_documents
 from ftcluster_train.patching.registry import ObjectPatch
 from ftcluster_train.patching.skipped_rows import Rows, present_rows

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from ftcluster_common.conversations import Conversation
-from ftcluster_common.data_files import DataError
-from ftcluster_common.messages import Message
+from ftcluster_common.data.conversations import Conversation
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.messages import Message
 from ftcluster_train.engine.data.text_samples import (
     LearnedText,
     Render,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_common.conversations import Conversation
-from ftcluster_common.data_files import DataError
-from ftcluster_common.messages import Message, read_messages
+from ftcluster_common.data.conversations import Conversation
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.messages import Message, read_messages
 from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.text_samples import Render, learned_texts
 

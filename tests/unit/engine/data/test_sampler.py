@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_common.kernel_limits import EVAL_TOKENS
+from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.data.sampler import (
     BatchSampler,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.class_names import find_labels
-from ftcluster_common.data_files import DataError
+from ftcluster_common.data.class_names import find_labels
+from ftcluster_common.data.data_files import DataError
 from ftcluster_common.recipe import CausalLm, Recipe, TextClassification
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,

@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ftcluster_common.conversations import Conversation
-from ftcluster_common.data_files import DataError
-from ftcluster_common.messages import ASSISTANT, Message
+from ftcluster_common.data.conversations import Conversation
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.messages import ASSISTANT, Message
 from ftcluster_train.engine.data.text_samples import (
     MARK,
     THOUGHTS,

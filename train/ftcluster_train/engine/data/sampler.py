@@ -5,7 +5,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 
-from ftcluster_common.kernel_limits import EVAL_TOKENS
+from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Training
 
 # Samples of this many batches are sorted by length together, but at most a quarter of all, so that

@@ -7,9 +7,9 @@ import random
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ftcluster_common.columns import is_incomplete
-from ftcluster_common.data_files import TRAIN, VALIDATION, Row
-from ftcluster_common.job import EVALUATE, PREDICT, Purpose
+from ftcluster_common.data.columns import is_incomplete
+from ftcluster_common.data.data_files import TRAIN, VALIDATION, Row
+from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
 from ftcluster_train.engine.data.sources import Rows, places
 from ftcluster_train.errors import TrainError
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ftcluster_common.columns import text_column
-from ftcluster_common.data_files import (
+from ftcluster_common.data.columns import text_column
+from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
     TRAIN,
@@ -22,9 +22,9 @@ from ftcluster_common.data_files import (
     kind_of,
     texts_of,
 )
-from ftcluster_common.given_files import parse_json
+from ftcluster_common.data.row_checks import CheckRow, row_check
+from ftcluster_common.protocol.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, LanguageModel, Options, split_revision
-from ftcluster_common.row_checks import CheckRow, row_check
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.synthetic_pairs import generate
 from ftcluster_train.engine.data.text_samples import Piece, pieces

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from ftcluster_common.tagged_words import OUTSIDE, Tagged, parts
+from ftcluster_common.data.tagged_words import OUTSIDE, Tagged, parts
 
 Place = tuple[int, int]  # the first character and the one behind the last
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from ftcluster_common.conversations import Conversation
-from ftcluster_common.data_files import DataError
-from ftcluster_common.messages import ASSISTANT, Message
+from ftcluster_common.data.conversations import Conversation
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.messages import ASSISTANT, Message
 
 PIECE = 1 << 18  # characters of a text that are tokenised at once
 OPEN_BINS = 256  # that may still get a document

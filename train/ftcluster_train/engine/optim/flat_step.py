@@ -20,12 +20,12 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
+from ftcluster_kernels import simd
 from ftcluster_train.comm.collectives import all_reduce_quantized, wire_bytes
 from ftcluster_train.comm.world import make_worker
 from ftcluster_train.engine.optim.base import OptimizerStep, State
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
-from ftcluster_train.kernels import simd
 
 NORM_BLOCK = 1 << 16  # elements whose squares are summed at once
 

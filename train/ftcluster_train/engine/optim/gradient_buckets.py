@@ -6,10 +6,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ftcluster_kernels import simd
+from ftcluster_kernels.gradient_sums import GradientSums, make_sums
 from ftcluster_train.comm.collectives import Bf16AllReduces, Traffic, all_gather
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
-from ftcluster_train.kernels import simd
-from ftcluster_train.kernels.gradient_sums import GradientSums, make_sums
 
 CONTROL_FLAGS = 2  # numbers that are summed with the gradients
 FP32_PER_MIB = 1 << 18

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, get_scheduler
 from transformers import __version__ as transformers_version
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 
-from ftcluster_common.job import Job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import split_by_decay

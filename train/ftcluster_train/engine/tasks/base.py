@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ftcluster_common.class_report import ClassReport
-from ftcluster_common.column_uses import Columns
-from ftcluster_common.job import Purpose
-from ftcluster_common.kernel_limits import EVAL_TOKENS, LOGITS
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.protocol.class_report import ClassReport
+from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sources import Rows
 from ftcluster_train.engine.data.token_store import Sample, Samples

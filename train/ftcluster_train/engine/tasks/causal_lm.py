@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.text_samples import Packer, Piece
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
@@ -19,7 +20,6 @@ from ftcluster_train.engine.tasks.documents import router_coefficient
 from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
-from ftcluster_common.class_report import ClassReport, read_report
+from ftcluster_common.protocol.class_report import ClassReport, read_report
 from ftcluster_train.engine.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:

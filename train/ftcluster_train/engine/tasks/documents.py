@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PretrainedConfig
 
+from ftcluster_kernels.documents import document_mask
 from ftcluster_train.engine.data.token_store import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.kernels.documents import document_mask
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.columns import (
+from ftcluster_common.data.columns import (
     SearchColumns,
     embedded_column,
     score_of,
@@ -14,8 +14,8 @@ from ftcluster_common.columns import (
     search_texts,
     with_loss,
 )
-from ftcluster_common.data_files import TRAIN, short
-from ftcluster_common.job import PREDICT
+from ftcluster_common.data.data_files import TRAIN, short
+from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import SCORE_LOSSES, SentenceSimilarity
 from ftcluster_train.engine.data.prompted_texts import PromptedText, Prompts, Search
 from ftcluster_train.engine.data.sources import (

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ftcluster_common.class_report import ClassReport, ClassScores, report_of_classes
-from ftcluster_common.tagged_words import Entity, Scheme, entities, whole_entities
+from ftcluster_common.data.tagged_words import Entity, Scheme, entities, whole_entities
+from ftcluster_common.protocol.class_report import ClassReport, ClassScores, report_of_classes
 
 Rows = Sequence[Sequence[str]]  # the tags of each row's words
 

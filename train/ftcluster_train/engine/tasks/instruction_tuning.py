@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from ftcluster_common.conversations import conversation_columns, read_conversation
+from ftcluster_common.data.conversations import conversation_columns, read_conversation
 from ftcluster_common.recipe import InstructionTuning
+from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.text_samples import DocumentPacker, LearnedText
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
-from ftcluster_train.kernels.cross_entropy import linear_cross_entropy
 
 
 class InstructionTuningTask(DecoderTuningTask):

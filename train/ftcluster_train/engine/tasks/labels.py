@@ -4,16 +4,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftcluster_common.class_names import (
+from ftcluster_common.data.class_names import (
     WHOLE,
     are_unnamed,
     as_word,
     few,
     match_names,
 )
-from ftcluster_common.columns import as_flag
-from ftcluster_common.data_files import TRAIN, short
-from ftcluster_common.numbers import is_decimal
+from ftcluster_common.data.columns import as_flag
+from ftcluster_common.data.data_files import TRAIN, short
+from ftcluster_common.data.numbers import is_decimal
 from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import MaskedLm, Recipe
+from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.masking import SPECIAL, Masks, kinds_of
 from ftcluster_train.engine.data.sets import SEED
 from ftcluster_train.engine.data.sources import Texts
@@ -19,7 +20,6 @@ from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document
 from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Tasks by their name in a recipe."""
 
-from ftcluster_common.job import Purpose
+from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.causal_lm import CausalLmTask

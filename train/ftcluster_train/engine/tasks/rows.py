@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.column_uses import UNREAD, Columns, column_uses, unread_texts
-from ftcluster_common.columns import is_incomplete
-from ftcluster_common.data_files import TRAIN, VALIDATION, DataError
-from ftcluster_common.job import PREDICT, Purpose
-from ftcluster_common.row_review import RowReview
+from ftcluster_common.data.column_uses import UNREAD, Columns, column_uses, unread_texts
+from ftcluster_common.data.columns import is_incomplete
+from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
+from ftcluster_common.data.row_review import RowReview
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import (
     Rows,

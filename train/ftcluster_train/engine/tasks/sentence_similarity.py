@@ -13,16 +13,16 @@ import transformers
 from torch.nn import functional
 from transformers import AutoModel
 
-from ftcluster_common.data_files import DataError
-from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import SCORE_LOSSES
-from ftcluster_common.sentence_modules import (
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.models.sentence_modules import (
     DOCUMENTS,
     QUERY,
     SentenceModules,
     module_files,
     read_modules,
 )
+from ftcluster_common.protocol.job import PREDICT
+from ftcluster_common.recipe import SCORE_LOSSES
 from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples

@@ -11,21 +11,21 @@ import torch
 from torch.nn.functional import cross_entropy as smoothed_cross_entropy
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
-from ftcluster_common.data_files import TRAIN
-from ftcluster_common.job import PREDICT
+from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.source_target import source_and_target, source_target_columns
+from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import Recipe, Seq2SeqLm
-from ftcluster_common.source_target import source_and_target, source_target_columns
+from ftcluster_kernels.cross_entropy import (
+    cross_entropy,
+    linear_cross_entropy,
+    token_losses,
+)
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
 from ftcluster_train.engine.tasks.target_review import TargetReview, read_generation_settings
 from ftcluster_train.engine.tasks.text_overlap import overlap
 from ftcluster_train.errors import TrainError
-from ftcluster_train.kernels.cross_entropy import (
-    cross_entropy,
-    linear_cross_entropy,
-    token_losses,
-)
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:

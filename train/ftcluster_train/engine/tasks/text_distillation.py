@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from ftcluster_common.class_names import as_word
-from ftcluster_common.class_report import ClassReport, report_of_classes
-from ftcluster_common.columns import distilled_columns
+from ftcluster_common.data.class_names import as_word
+from ftcluster_common.data.columns import distilled_columns
+from ftcluster_common.protocol.class_report import ClassReport, report_of_classes
 from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import (

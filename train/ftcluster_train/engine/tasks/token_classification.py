@@ -10,11 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForTokenClassification
 
-from ftcluster_common.class_report import ClassReport
-from ftcluster_common.data_files import TRAIN
-from ftcluster_common.job import PREDICT
-from ftcluster_common.recipe import TokenClassification
-from ftcluster_common.tagged_words import (
+from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.data.tagged_words import (
     OUTSIDE,
     Scheme,
     TagCheck,
@@ -25,6 +22,9 @@ from ftcluster_common.tagged_words import (
     scheme_of,
     tagged_columns,
 )
+from ftcluster_common.protocol.class_report import ClassReport
+from ftcluster_common.protocol.job import PREDICT
+from ftcluster_common.recipe import TokenClassification
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,

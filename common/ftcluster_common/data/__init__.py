@@ -1,0 +1,1 @@
+"""Rows of data files: how they are read, checked and shown."""

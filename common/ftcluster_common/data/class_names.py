@@ -1,0 +1,142 @@
+"""The names of classes: how labels are read, compared and matched. Standard library only."""
+
+import math
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.numbers import is_decimal
+
+MOST_CLASSES = 1000
+SHOWN = 8
+WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
+DECIMAL = re.compile(r"[-+]?\d+,\d+")  # with a comma
+GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
+LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
+
+
+def as_word(label: Any) -> str:
+    """Return a label as the name of its class; "" if it is empty.
+
+    >>> as_word(" good "), as_word(True), as_word(2.0), as_word(None)
+    ('good', 'true', '2', '')
+    """
+    if label is None or (isinstance(label, float) and math.isnan(label)):
+        return ""
+    if isinstance(label, bool):
+        return str(label).lower()
+    whole = isinstance(label, float) and label.is_integer()  # of pandas, where others are missing
+    return str(int(label)) if whole else str(label).strip()
+
+
+def name_key(name: str) -> str:
+    """Return what a name has in common with names that people take for the same.
+
+    These differ in case, in blanks, in their Unicode form, or in characters without a width.
+
+    >>> name_key("New\\u00a0York ") == name_key("new york") == name_key("\\u200bNEW  YORK")
+    True
+    """
+    plain = unicodedata.normalize("NFKC", name)
+    visible = "".join(letter for letter in plain if unicodedata.category(letter) != "Cf")
+    return unicodedata.normalize("NFKC", " ".join(visible.split()).casefold())
+
+
+def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:
+    """Return for each wanted name the number of the same one of `names`, None where none is.
+
+    A name that differs only as `name_key` ignores is the same, if no other one is as near.
+
+    >>> match_names(["Neutral", "entailment"], ["ENTAILMENT", "NEUTRAL", "CONTRADICTION"])
+    [1, 0]
+    >>> match_names(["a", "A"], ["a", "b"])
+    [0, None]
+    """
+    exact = {name: number for number, name in reversed([*enumerate(names)])}
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(names):
+        alike[name_key(name)].append(number)
+    asked: defaultdict[str, int] = defaultdict(int)
+    for name in wanted:
+        asked[name_key(name)] += 1
+    found: list[int | None] = []
+    for name in wanted:
+        near = alike.get(name_key(name), [])
+        unique = len(near) == 1 and asked[name_key(name)] == 1
+        found.append(exact[name] if name in exact else near[0] if unique else None)
+    return found
+
+
+def are_unnamed(names: Sequence[str]) -> bool:
+    """Return True if classes have numbers or transformers' LABEL_0 and so on instead of names.
+
+    >>> are_unnamed(["LABEL_0", "LABEL_1"]), are_unnamed(["0", "1"]), are_unnamed(["1", "2"])
+    (True, True, False)
+    """
+    numbers = [str(number) for number in range(len(names))]
+    return all(map(GENERIC.fullmatch, names)) or sorted(names) == sorted(numbers)
+
+
+def few(names: Sequence[str]) -> str:
+    """Return the first names as a list for a message."""
+    return ", ".join(names[:SHOWN]) + (" ..." if len(names) > SHOWN else "")
+
+
+def is_list_as_text(word: str) -> bool:
+    """Return True if a label is a list that was written into a cell as text.
+
+    >>> is_list_as_text("['a', 'b']"), is_list_as_text("[SEP]"), is_list_as_text("{'a': 1}")
+    (True, False, True)
+    """
+    inside = word[1:-1].strip()
+    quoted = inside[:1] in ("'", '"') or "," in inside or not inside or inside.isdigit()
+    return bool(LIST.fullmatch(word)) and quoted
+
+
+def flat_labels(cells: Iterable[Any]) -> Iterator[Any]:
+    """Return the labels of cells that have a label or a list of them each."""
+    return (label for cell in cells for label in (cell if isinstance(cell, list) else [cell]))
+
+
+def find_labels(labels: Iterable[Any], column: str, trains: bool = True) -> list[str]:
+    """Return the different labels of a column, numbers by their size and words by their letters.
+
+    Args:
+        labels: of each row one, or a list.
+        trains: whether a training is for these labels; else a trained model decides what they are.
+
+    Raises:
+        DataError: they are too many to be classes, are numbers with fractions, or some of them
+            are words, or lists, and others are not. Has the problem and the remedy.
+    """
+    rows, kinds, words, lists = 0, set(), set(), set()
+    for label in labels:
+        rows += 1
+        lists.add(isinstance(label, list))
+        for item in label if isinstance(label, list) else [label]:
+            words.add(as_word(item))
+            kinds.add(isinstance(item, str | bool))
+    if "" in words:
+        raise DataError(
+            f"a row has no label in column {column}; leave it out: skip_incomplete=true"
+        )
+    if len(lists) > 1:
+        raise DataError(f"some rows have a list of labels in column {column}, and others do not")
+    if words and all(map(is_list_as_text, words)):
+        raise DataError(
+            f"the labels in column {column} are lists written as texts, such as {min(words)}; "
+            "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
+        )
+    if len(kinds) > 1:
+        raise DataError(f"some labels in column {column} are words, and others are not")
+    name = "name the column of the class: label_column=NAME"
+    name += "; for numbers: regression=true" * trains
+    numbers = all(map(is_decimal, words))
+    if numbers and not all(map(WHOLE.fullmatch, words)):
+        raise DataError(f"the labels in column {column} are numbers, not classes; {name}")
+    if len(words) > min(MOST_CLASSES, max(rows / 2, SHOWN)):
+        raise DataError(f"column {column} has {len(words)} different labels in {rows} rows; {name}")
+    return sorted(words, key=lambda word: (float(word) if numbers else 0, word))

@@ -1,0 +1,299 @@
+"""Conversations in rows of data: messages, or a prompt with its completion.
+
+The forms are those of OpenAI's and Anthropic's files, ShareGPT (from, value), Alpaca (instruction,
+input, output), Dolly (instruction, context, response) and hh-rlhf (texts with Human: and
+Assistant:).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.messages import (
+    ASSISTANT,
+    Message,
+    is_dialogue,
+    read_dialogue,
+    read_messages,
+    read_tools,
+    text_message,
+)
+from ftcluster_common.recipe import InstructionTuning, PreferenceTuning
+
+MESSAGES = ("messages", "conversation", "conversations", "chat")
+PROMPTS = (
+    ("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
+    ("instruction", "response"), ("question", "answer"), ("question", "response"),
+    ("query", "response"), ("input", "output"),
+)  # fmt: skip
+CONTEXTS = ("input", "context")  # what an instruction is about
+SYSTEM = ("system", "system_prompt")
+# Where one of these is not read, what is learned may lack a part of its prompt.
+QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
+
+
+class ConversationColumns(NamedTuple):
+    """The column with messages; or those of a prompt and a completion, and "" for messages.
+
+    Attributes:
+        context: what the prompt is about, written behind it; may be "", as may its cells.
+        system: a message to begin with; likewise.
+    """
+
+    messages: str
+    prompt: str = ""
+    completion: str = ""
+    context: str = ""
+    system: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
+        return tuple(filter(None, self))
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages, and which of them are learned.
+
+    Attributes:
+        first: the number of the first message that may be learned, from 0.
+        tools: descriptions of functions, for the chat template.
+    """
+
+    messages: Sequence[Message]
+    first: int = 0
+    tools: Any = None
+
+    @property
+    def learned(self) -> list[int]:
+        """The numbers of the messages that are learned.
+
+        Those are not that have `weight: 0` (OpenAI) or `train: false` (axolotl).
+        """
+        return [
+            number
+            for number, message in enumerate(self.messages)
+            if number >= self.first
+            and message["role"] == ASSISTANT
+            and message.get("weight", 1) != 0
+            and message.get("train", True) is not False
+        ]
+
+
+def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> ConversationColumns:
+    """The columns with conversations.
+
+    Raises:
+        DataError: there are none such, or another one may belong to them; has the columns and how
+            they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    prompt, completion = options.prompt_column, options.completion_column
+    messages = options.messages_column
+    named = not (messages is None and prompt is None and completion is None)
+    if not named:
+        messages = next((names[name] for name in MESSAGES if name in names), None)
+    system = next((names[name] for name in SYSTEM if name in names), "")
+    context = ""
+    if messages is not None:
+        chosen = ConversationColumns(messages, system=system)
+    else:
+        for known_pair in PROMPTS:
+            pair = [names.get(name, "") for name in known_pair]
+            if all(pair) and prompt in (None, pair[0]) and completion in (None, pair[1]):
+                prompt, completion = pair
+                if known_pair[0] == "instruction" and not named:
+                    context = next((names[name] for name in CONTEXTS if name in names), "")
+                break
+        chosen = ConversationColumns("", prompt or "", completion or "", context, system)
+    missing = [name for name in chosen.names if name not in columns]
+    if missing or not (chosen.messages or (chosen.prompt and chosen.completion)):
+        what = (
+            f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
+        )
+        raise DataError(
+            f"{what}; found {', '.join(columns) or 'none'}; name them: messages_column=NAME, or "
+            f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
+        )
+    if not named and not chosen.messages:  # with messages some files have their first one again
+        _ask_for_unread(
+            chosen.names,
+            names,
+            f"prompt_column={chosen.prompt} completion_column={chosen.completion}",
+        )
+    return chosen
+
+
+def _ask_for_unread(read: Sequence[str], names: Mapping[str, str], way: str) -> None:
+    """Raise where a column is not read that may belong to the prompt."""
+    unread = [names[name] for name in QUESTIONS if name in names and names[name] not in read]
+    if unread:
+        raise DataError(
+            f"{', '.join(unread)} may belong to the prompt, and only {', '.join(read)} are read; "
+            f"leave out what does not belong to it, or say what is read: {way}"
+        )
+
+
+def read_conversation(
+    row: Row, columns: ConversationColumns, chat_template: bool = True
+) -> Conversation:
+    """The conversation of a row.
+
+    Args:
+        chat_template: False: a prompt and a completion have to be texts.
+
+    Raises:
+        DataError: a column is missing, a message is not one or is empty, or there is no message to
+            learn; says which one.
+    """
+    _need(row, columns.names)
+    if not chat_template and columns.messages:
+        raise DataError(f"{columns.messages} needs a chat template: chat_template=true")
+    tools = read_tools(row)
+    if columns.messages:
+        messages = [
+            *_system(row, columns.system), *read_messages(columns.messages, row[columns.messages])
+        ]  # fmt: skip
+        conversation = Conversation(messages, 0, tools)
+    else:
+        prompt = _prompt(row, columns, chat_template)
+        cell = row[columns.completion]
+        read = (
+            text_message
+            if isinstance(row[columns.prompt], str) or not chat_template
+            else read_messages
+        )
+        conversation = Conversation(
+            [*prompt, *read(columns.completion, cell, ASSISTANT)], len(prompt), tools
+        )
+    if not conversation.learned:
+        raise DataError(
+            f"{columns.messages or columns.completion} has no message of the role {ASSISTANT} "
+            "that is learned"
+        )
+    return conversation
+
+
+def _need(row: Row, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in row]
+    if missing:
+        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+
+
+def _prompt(
+    row: Row, columns: "ConversationColumns | PreferenceColumns", chat_template: bool
+) -> list[Message]:
+    """The messages before the answer; without a template, one text."""
+    cell = row[columns.prompt]
+    if not isinstance(cell, str) and chat_template:
+        return [*_system(row, columns.system), *read_messages(columns.prompt, cell)]
+    [message] = text_message(columns.prompt, cell, "user")
+    text = message["content"]
+    if columns.context and row[columns.context] not in ("", None):
+        [context] = text_message(columns.context, row[columns.context], "user")
+        text = f"{text}\n\n{context['content']}"
+    system = _system(row, columns.system)
+    if system and not chat_template:
+        text, system = f"{system[0]['content']}\n\n{text}", []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _system(row: Row, column: str) -> list[Message]:
+    cell = row[column] if column else None
+    return [] if cell in ("", None) else text_message(column, cell, "system")
+
+
+class PreferenceColumns(NamedTuple):
+    """The columns of two answers, and that of their prompt, or "" where the answers have it.
+
+    Attributes:
+        context: see `ConversationColumns`.
+        system: likewise.
+    """
+
+    chosen: str
+    rejected: str
+    prompt: str = ""
+    context: str = ""
+    system: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that there are."""
+        return tuple(filter(None, self))
+
+
+def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> PreferenceColumns:
+    """The columns with prompts and answers.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    prompt, context = options.prompt_column, ""
+    if prompt is None:
+        prompt = next((names[name] for name, _ in PROMPTS if name in names), "")
+        if prompt.lower() == "instruction":
+            context = next((names[name] for name in CONTEXTS if name in names), "")
+    system = next((names[name] for name in SYSTEM if name in names), "")
+    named = PreferenceColumns(
+        options.chosen_column, options.rejected_column, prompt, context, system
+    )
+    missing = [name for name in named.names if name not in columns]
+    if missing:
+        raise DataError(
+            f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
+            "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
+        )
+    if options.prompt_column is None:
+        _ask_for_unread(named.names, names, f"prompt_column={prompt or 'NAME'}")
+    return named
+
+
+def read_preference(
+    row: Row, columns: PreferenceColumns, chat_template: bool = True
+) -> tuple[Conversation, Conversation]:
+    """The conversations of a row with the chosen and with the rejected answer.
+
+    Answers that are lists of messages may begin with their prompt: it is what they have in common.
+
+    Args:
+        chat_template: False: prompt and answers have to be texts.
+
+    Raises:
+        DataError: a column is missing, a message is not one or is empty, or an answer has no
+            message of the assistant; says which one.
+    """
+    _need(row, columns.names)
+    answers = columns[:2]
+    cells = [row[name] for name in answers]
+    pair: list[Sequence[Message]]
+    if not columns.prompt and chat_template and all(map(is_dialogue, cells)):
+        pair = [read_dialogue(cell) for cell in cells]
+    else:
+        read = text_message if isinstance(cells[0], str) or not chat_template else read_messages
+        pair = [read(name, cell, ASSISTANT) for name, cell in zip(answers, cells, strict=True)]
+    prompt: Sequence[Message] = []
+    first = 0
+    if pair[0][0]["role"] != ASSISTANT:  # the answers begin with their prompt
+        while first < min(map(len, pair)) - 1 and pair[0][first] == pair[1][first]:
+            first += 1
+        prompt = _system(row, columns.system) if first else []
+    elif columns.prompt:
+        prompt = _prompt(row, columns, chat_template)
+    first += len(prompt)
+    if not first:
+        raise DataError(
+            f"{columns.chosen} and {columns.rejected} have no prompt: name its column, "
+            "prompt_column=NAME; or begin both with the same messages, or with the same lines "
+            "Human: and Assistant:"
+        )
+    tools = read_tools(row)
+    conversations = [Conversation([*prompt, *answer], first, tools) for answer in pair]
+    for name, conversation in zip(answers, conversations, strict=True):
+        if not conversation.learned:
+            raise DataError(f"{name} has no message of the role {ASSISTANT} of its own")
+    chosen, rejected = conversations
+    return chosen, rejected

@@ -1,0 +1,413 @@
+"""Files of data: the split that each belongs to, and their rows. Standard library only.
+
+Rows of Parquet are read in `ftcluster_train.engine.data.sources`.
+"""
+
+import codecs
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+from ftcluster_common.data.conll import looks_like_conll, sentences
+from ftcluster_common.protocol.given_files import parse_json
+
+PARQUET, TEXT = ".parquet", ".txt"
+CONLL = ".conll"
+TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
+SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # where they are in the form of CoNLL
+TRAIN, VALIDATION = "train", "validation"
+WORDS = {  # in names of files, as `datasets` knows them
+    "train": TRAIN, "training": TRAIN,
+    "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
+    "test": "test", "testing": "test", "eval": "test",
+}  # fmt: skip
+# BEIR's folder: texts, queries, and in qrels/*.tsv which texts belong to which queries
+CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
+INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
+SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
+BLOCK = 1 << 20  # bytes read at a time
+# a half of what UTF-16 writes as a pair; as escapes of JSON
+HALF = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
+
+WESTERN = "cp1252"
+ACCENTED = bytes(range(0xC0, 0x100))  # its letters beside those of ASCII
+LETTERS = ascii_letters.encode()
+MOST_ACCENTED = 0.25  # of all letters; in French and German texts it is below 0.05
+CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
+
+SHOWN = 60  # characters of a value
+
+Row = Mapping[str, Any]
+Files = tuple[Path, ...]
+
+
+class DataError(ValueError):
+    """A file or a row cannot be used; says which one, with its line, and why."""
+
+
+def short(value: Any) -> str:
+    """A value as messages show it: a cell may have a whole file."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+
+
+def kind_of(path: Path) -> str:
+    """The ending of a file's name, which says what it holds, in small letters."""
+    return path.suffix.lower()
+
+
+def files_of(path: Path) -> dict[str, Files]:
+    """The files with rows of each split.
+
+    Files with names that are no split's (reviews.csv) are those of `train` where no other file is.
+    Of BEIR's folders, validation are the judgements dev.tsv, or else test.tsv.
+
+    Args:
+        path: a file; or a folder, with the files in it or in its folder `data`.
+
+    Raises:
+        DataError: a split has files of several formats.
+    """
+    if path.is_file():
+        return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
+    tables = sorted(file for file in path.glob("*") if file.is_file() and _has_rows(file))
+    if not tables and (path / "data").is_dir():
+        return files_of(path / "data")
+    splits: dict[str, Files] = {}
+    if {CORPUS, QUERIES} <= {file.name for file in tables} and (path / JUDGEMENTS).is_dir():
+        tables = [file for file in tables if file.name not in (CORPUS, QUERIES)]
+        judged = {_split_of(file): (file,) for file in sorted((path / JUDGEMENTS).glob("*.tsv"))}
+        found = {TRAIN: judged.get(TRAIN), VALIDATION: judged.get(VALIDATION, judged.get("test"))}
+        splits = {split: files for split, files in found.items() if files}
+    for file in tables:
+        splits[_split_of(file)] = (*splits.get(_split_of(file), ()), file)
+    if TRAIN not in splits:
+        nameless = [name for name in splits if not name.startswith((VALIDATION, "test"))]
+        if nameless:
+            splits = {TRAIN: sum((splits.pop(name) for name in nameless), ())} | splits
+    for name, files in splits.items():
+        if len(set(map(kind_of, files))) > 1:
+            names = ", ".join(file.name for file in files)
+            raise DataError(f"{path} has several formats of {name}: {names}; leave one of them")
+    return splits
+
+
+def texts_of(path: Path) -> dict[str, Files]:
+    """The files of text of each split; none where the data are rows.
+
+    Args:
+        path: a file, or a folder: all texts are those of `train` but those whose name says that
+            they are for validation or tests, such as validation.txt and wiki.test.txt.
+    """
+    if path.is_file():
+        return {TRAIN: (path,)} if kind_of(path) == TEXT else {}
+    texts = sorted(file for file in path.glob("*") if kind_of(file) == TEXT)
+    if any(_split_of(file) == TRAIN for file in path.glob("*") if kind_of(file) in TABLES):
+        texts = []
+    splits: dict[str, Files] = {}
+    for file in texts:
+        split = WORDS.get(file.stem.lower().rpartition(".")[2], TRAIN)
+        splits[split] = (*splits.get(split, ()), file)
+    return splits
+
+
+def _split_of(file: Path) -> str:
+    """The split that a file's name says; else the name.
+
+    >>> [_split_of(Path(name)) for name in ("imdb_Train.csv", "dev-00000-of-00002.parquet")]
+    ['train', 'validation']
+    >>> [_split_of(Path(name)) for name in ("validation_matched.jsonl", "reviews.csv")]
+    ['validation_matched', 'reviews']
+    """
+    name = SHARD.sub("", file.stem)
+    if name.startswith((f"{VALIDATION}_", "test_")):
+        return name
+    said = {WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS}
+    return said.pop() if len(said) == 1 else name
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of files, which can be gone through several times; not of Parquet."""
+
+    paths: Files
+
+    def __iter__(self) -> Iterator[Row]:
+        for _, row in self.with_places():
+            if isinstance(row, DataError):
+                raise row
+            yield row
+
+    def with_places(self) -> Iterator[tuple[str, Row | DataError]]:
+        """Each row, or what is wrong with it, and where it is, such as train.csv:7.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        for path in self.paths:
+            try:
+                for where, row in _reader_of(path)(path):
+                    usable = isinstance(row, dict | DataError)
+                    yield where, row if usable else DataError(f"{where}: not a JSON object")
+            except UnicodeDecodeError as error:
+                what = f"not UTF-8: {error.reason} at byte {error.start}"
+                raise DataError(f"{path}: {what}; {CONVERT}") from error
+            except OSError as error:
+                raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def encoding_of(path: Path) -> str:
+    """The encoding of a file of CSV or TSV: UTF-8, UTF-16 with its mark, or else Windows-1252.
+
+    Any text in one byte a character can be read as Windows-1252, and only texts of western Europe
+    mean that: where most letters would be accented ones, it is another alphabet's.
+
+    Raises:
+        DataError: it is none of these; says the line, where one does not fit.
+        OSError: it cannot be read.
+    """
+    lines = 1
+    decoders = {name: codecs.getincrementaldecoder(name)() for name in ("utf-8-sig", WESTERN)}
+    with path.open("rb") as content:
+        if content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            return "utf-16"
+        content.seek(0)
+        while decoders and (block := content.readline(BLOCK)):
+            for name in list(decoders):
+                try:
+                    decoders[name].decode(block)
+                except UnicodeDecodeError:
+                    del decoders[name]
+            lines += decoders.keys() != set() and block.endswith(b"\n")
+    if not decoders:
+        raise DataError(f"{path}:{lines}: neither UTF-8 nor Windows-1252; {CONVERT}")
+    encoding = next(iter(decoders))
+    if encoding == WESTERN and _accented(path) > MOST_ACCENTED:
+        raise DataError(f"{path}: not UTF-8, and its alphabet is not known; {CONVERT}")
+    return encoding
+
+
+def _accented(path: Path) -> float:
+    """The share of accented letters among the letters of a file in Windows-1252."""
+    counts = {ACCENTED: 0, LETTERS: 0}
+    with path.open("rb") as content:
+        while block := content.read(BLOCK):
+            for letters in counts:
+                counts[letters] += len(block) - len(block.translate(None, letters))
+    return counts[ACCENTED] / max(1, sum(counts.values()))
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a file whose first line has the names of the columns.
+
+    In TSV a quote is a character like others, as in GLUE's files.
+    """
+    csv.field_size_limit(sys.maxsize)
+    with path.open(encoding=encoding_of(path), newline="") as lines:
+        first = lines.readline()
+        said = SEPARATOR.match(first)  # for Excel
+        if not said:
+            lines.seek(0)
+        others = [mark for mark in ("\t", ";") if mark in first and "," not in first]
+        delimiter = said[1] if said else "\t" if kind_of(path) == ".tsv" else [*others, ","][0]
+        reader = csv.reader(
+            lines,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
+        header: list[str] = []
+        begin = 1
+        try:
+            for cells in reader:
+                where, begin = f"{path}:{begin + bool(said)}", reader.line_num + 1
+                if not cells:
+                    continue
+                if not header:
+                    header = _header(cells, where)
+                    continue
+                nameless = cells[len(header) :]
+                if len(cells) < len(header) or any(cell.strip() for cell in nameless):
+                    have = f"{len(cells)} values for {len(header)} columns"
+                    yield where, DataError(f"{where}: {have} ({', '.join(header)})")
+                else:
+                    yield where, dict(zip(header, cells, strict=False))
+        except csv.Error as error:
+            what = f"{error}; the row begins at line {begin + bool(said)}"
+            way = "in CSV a quote within quotes is written twice"
+            raise DataError(f"{path}:{reader.line_num + bool(said)}: {what}; {way}") from error
+
+
+def _header(cells: Sequence[str], where: str) -> list[str]:
+    """The names of columns; those at the end without a name are left out."""
+    header = [cell.strip() for cell in cells]
+    while header and not header[-1]:
+        header.pop()
+    if header:
+        header[0] = header[0] or INDEX
+    if "" in header or not header:
+        raise DataError(f"{where}: names of columns are needed, not {cells}")
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise DataError(f"{where}: there are several columns {', '.join(twice)}; rename them")
+    return header
+
+
+def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                yield f"{path}:{number}", _json_value(line, path, number)
+
+
+def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of one document: a list, or the only list in an object; or those of JSON lines."""
+    text = path.read_text(encoding="utf-8-sig")
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        if text.lstrip().startswith("["):
+            line = getattr(error, "lineno", 1)
+            said = getattr(error, "msg", error)
+            if half := HALF.search(text):
+                line, said = text.count("\n", 0, half.start()) + 1, f"{said} ({half[0]})"
+            raise DataError(f"{path}:{line}: not valid JSON: {said}") from error
+        yield from _json_lines(path)
+        return
+    if isinstance(document, dict):
+        lists = [value for value in document.values() if isinstance(value, list)]
+        document = lists[0] if len(lists) == 1 else _by_columns(document)
+    try:
+        for number, row in enumerate(_flat(document), start=1):
+            yield f"{path}: row {number}", row
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not as SQuAD has its paragraphs: {error!r}") from error
+
+
+def _by_columns(document: dict[str, Any]) -> list[Any]:
+    """The rows of a document with the cells of each column by their rows, as pandas writes them.
+
+    >>> _by_columns({"text": {"0": "a", "1": "b"}, "label": {"0": 1, "1": 0}})
+    [{'text': 'a', 'label': 1}, {'text': 'b', 'label': 0}]
+    """
+    columns = list(document.values())
+    if not columns or not all(isinstance(column, dict) for column in columns):
+        return [document]
+    numbers = columns[0].keys()
+    if not all(number.isdecimal() for number in numbers):
+        return [document]
+    if any(column.keys() != numbers for column in columns):
+        return [document]
+    return [{name: column[number] for name, column in document.items()} for number in numbers]
+
+
+def _flat(rows: Iterable[Any]) -> Iterator[Any]:
+    """Rows; of articles, as SQuAD's own files have them, a row for each question."""
+    for row in rows:
+        if not isinstance(row, dict) or "paragraphs" not in row:
+            yield row
+            continue
+        for paragraph in row["paragraphs"]:
+            for asked in paragraph["qas"]:
+                answers = asked.get("answers") or []
+                yield {
+                    "id": asked.get("id", ""),
+                    "question": asked["question"],
+                    "context": paragraph["context"],
+                    "answers": {
+                        name: [answer[name] for answer in answers]
+                        for name in ("text", "answer_start")
+                    },
+                }
+
+
+def _judged(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows of a query and a text that belongs to it, from judgements of BEIR.
+
+    Where they are not for training, the first row has all texts of the corpus as its negatives:
+    that is where queries look for theirs.
+    """
+    queries, corpus = (_by_id(path.parents[1] / name) for name in (QUERIES, CORPUS))
+    others = None if _split_of(path) == TRAIN else [text for text in corpus.values() if text]
+    for where, row in _csv(path):
+        if isinstance(row, DataError):
+            yield where, row
+            continue
+        query, text, score = (row.get(name, "") for name in ("query-id", "corpus-id", "score"))
+        missing = [f"{QUERIES} has no _id {query}"] if query not in queries else []
+        missing += [f"{CORPUS} has no _id {text}"] if text not in corpus else []
+        if not score.strip().lstrip("-").isdigit():
+            missing.append(f"score is {short(score)}, not a whole number")
+        if missing:
+            yield where, DataError(f"{where}: {'; '.join(missing)}")
+        elif int(score) > 0:
+            row = {"query": queries[query], "positive": corpus[text]}
+            yield where, row if others is None else {**row, "negative": others}
+            others = others and []
+
+
+def _by_id(path: Path) -> dict[str, str]:
+    """Titles and texts of a file of BEIR.
+
+    Raises:
+        DataError: a line has no _id or text; says which one.
+    """
+    found: dict[str, str] = {}
+    for where, row in _json_lines(path):
+        if isinstance(row, DataError):
+            raise row
+        if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
+            raise DataError(f"{where}: not an object with _id and text")
+        found[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
+    return found
+
+
+def _json_value(line: str, path: Path, number: int) -> Any:
+    try:
+        return parse_json(line)
+    except json.JSONDecodeError as error:
+        what = f"{error.msg} at column {error.colno}"
+    except ValueError as error:
+        what = str(error)
+    return DataError(f"{path}:{number}: not valid JSON: {what}")
+
+
+def _has_rows(path: Path) -> bool:
+    kind = kind_of(path)
+    return kind in (*TABLES, CONLL) or (kind in SENTENCES and is_conll(path))
+
+
+def is_conll(path: Path) -> bool:
+    """Whether a file has sentences in the form of CoNLL, by its first lines."""
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            return looks_like_conll(lines)
+    except (OSError, ValueError):
+        return False
+
+
+def _conll(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, found in sentences(lines):
+            where = f"{path}:{number}"
+            yield where, DataError(f"{where}: {found}") if isinstance(found, str) else found
+
+
+def _reader_of(path: Path) -> Callable[[Path], Iterator[tuple[str, Any]]]:
+    if path.parent.name == JUDGEMENTS:
+        return _judged
+    if kind_of(path) == ".tsv" and is_conll(path):
+        return _conll
+    return _READERS.get(kind_of(path), _conll)
+
+
+_READERS = {".csv": _csv, ".tsv": _csv, ".json": _json, ".jsonl": _json_lines}

@@ -1,0 +1,152 @@
+"""Messages of conversations, in each form that files have, as chat templates read them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.protocol.given_files import parse_json
+
+ASSISTANT = "assistant"
+ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}  # ShareGPT's
+SPEAKERS = re.compile(r"\n\n(Human|Assistant):")
+
+Message = Mapping[str, Any]  # role and content, and what else the chat template reads
+
+
+def read_tools(row: Row) -> Any:
+    """Descriptions of functions, also as the text of a JSON document, as TRL's files have them.
+
+    Raises:
+        DataError: they are something else.
+    """
+    tools = row.get("tools") or None
+    if isinstance(tools, str):
+        tools = _json("tools", tools)
+    if tools is not None and not (isinstance(tools, list) and all(map(_is_object, tools))):
+        raise DataError(f"tools is {short(tools)}, not a list of descriptions of functions")
+    return _without_nulls(tools) or None
+
+
+def text_message(column: str, cell: Any, role: str) -> list[Message]:
+    """A text as the one message of a role.
+
+    Raises:
+        DataError: it is none, or is empty.
+    """
+    if not isinstance(cell, str):
+        raise DataError(f"{column} is {short(cell)}, not a text")
+    if not cell.strip():
+        raise DataError(f"{column} is empty")
+    return [{"role": role, "content": cell}]
+
+
+def is_dialogue(cell: Any) -> bool:
+    """Whether a text begins with the line Human: or Assistant:."""
+    return isinstance(cell, str) and bool(SPEAKERS.match(f"\n\n{cell.lstrip()}"))
+
+
+def read_dialogue(text: str) -> list[Message]:
+    """The messages of a text with the lines "Human:" and "Assistant:", as hh-rlhf has them.
+
+    >>> [message["role"] for message in read_dialogue("Human: Hi.\\n\\nAssistant: Hello.")]
+    ['user', 'assistant']
+    """
+    _, *parts = SPEAKERS.split(f"\n\n{text.lstrip()}")
+    roles = {"Human": "user", "Assistant": ASSISTANT}
+    return [
+        {"role": roles[speaker], "content": said.strip()}
+        for speaker, said in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def read_messages(column: str, cell: Any, _role: str = "") -> list[Message]:
+    """The messages of a cell: a list, or the text of a JSON document with one.
+
+    Raises:
+        DataError: it is none, or one of them is not a message or is empty; says which one.
+    """
+    if isinstance(cell, str) and cell.lstrip().startswith("["):
+        cell = _json(column, cell)
+    if not isinstance(cell, list):
+        raise DataError(f"{column} is {short(cell)}, not a list of messages")
+    if not cell:
+        raise DataError(f"{column} is empty")
+    return [
+        _message(f"message {number} of {column}", message)
+        for number, message in enumerate(cell, start=1)
+    ]
+
+
+def _message(which: str, given: Any) -> Message:
+    """A message as chat templates read it: role, content as a text, arguments as objects."""
+    if not _is_object(given):
+        raise DataError(f"{which} is {short(given)}, not an object with role and content")
+    message = dict(given)
+    if "role" not in message and "from" in message:  # ShareGPT
+        message["role"], message["content"] = message.pop("from"), message.pop("value", None)
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise DataError(f"{which} is {short(given)}, not an object with role and content")
+    message["role"] = ROLES.get(role, role)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = message["content"] = _joined(which, content)
+    if content is not None and not isinstance(content, str):
+        raise DataError(f"{which} has the content {short(content)}, not a text")
+    for key, allowed in {"weight": (0, 1), "train": (True, False)}.items():
+        if message.get(key) is None:
+            message.pop(key, None)
+        elif message[key] not in allowed:
+            raise DataError(f"{which} has the {key} {short(message[key])}: it is learned or not")
+    if calls := message.get("tool_calls"):
+        message["tool_calls"] = _calls(which, calls)
+    elif not (content or "").strip() and role != "tool":  # a tool may have nothing to say
+        raise DataError(f"{which}, of the role {role}, is empty")
+    return message
+
+
+def _joined(which: str, parts: Sequence[Any]) -> str:
+    """The text of content in parts, as OpenAI and Anthropic have it."""
+    for part in parts:
+        if not (_is_object(part) and isinstance(part.get("text"), str)):
+            kind = part.get("type") if _is_object(part) else part
+            raise DataError(f"{which} has a part {short(kind)}, and only texts are learned")
+    return "".join(part["text"] for part in parts)
+
+
+def _calls(which: str, calls: Any) -> list[Any]:
+    """Tool calls with arguments as objects: OpenAI's files have them as texts of JSON."""
+    if not (isinstance(calls, list) and all(map(_is_object, calls))):
+        raise DataError(f"{which} has the tool_calls {short(calls)}, not a list of objects")
+    read = []
+    for call in calls:
+        function = call.get("function", call)
+        if not _is_object(function):
+            raise DataError(f"{which} calls {short(function)}, not a function")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = _json(f"the arguments of {which}", arguments or "{}")
+        function = {**function, "arguments": _without_nulls(arguments)}
+        read.append({**call, "function": function} if "function" in call else function)
+    return read
+
+
+def _json(what: str, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{what} is {short(text)}, not JSON: {error}") from error
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value without the keys that Parquet filled, because other rows have them."""
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return value

@@ -1,0 +1,263 @@
+"""Counts what is probably wrong with the classes of rows, and rows that an annotator rejected.
+
+The control node and the hosts review rows with the same code. Standard library only.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ftcluster_common.data.class_names import (
+    DECIMAL,
+    as_word,
+    flat_labels,
+    is_list_as_text,
+    name_key,
+)
+from ftcluster_common.data.column_uses import UNREAD, Columns
+from ftcluster_common.data.columns import as_flag
+from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.tagged_words import (
+    OUTSIDE,
+    TaggedColumns,
+    parts,
+    read_tagged,
+    tagged_columns,
+)
+from ftcluster_common.recipe import (
+    Options,
+    TextClassification,
+    TextDistillation,
+    TokenClassification,
+)
+
+SHOWN = 4  # examples in a note
+NO_LABEL = frozenset(
+    ("n/a", "na", "#n/a", "#na", "<na>", "n.a.", "n.a", "none", "null", "nil", "nan", "undefined",
+     "missing", "unlabeled", "unlabelled", "unannotated", "tbd", "todo", "to do", "no label",
+     "not labeled", "not labelled", "not annotated")
+)  # fmt: skip
+SEPARATORS = re.compile(r"\s*[,;|]\s*")  # in one cell, of classes that recur
+ANY_SEPARATORS = re.compile(r"\s*[,;|/+&]\s*")  # of classes that other rows have alone
+REJECTED = frozenset(
+    ("reject", "rejected", "ignore", "ignored", "discard", "discarded", "skip", "skipped",
+     "cancelled", "canceled")
+)  # fmt: skip
+FLAGS = re.compile(
+    r"(is_?|was_?)?(reject|ignor|discard|skipp?|cancell?|exclud|delet)(e?d)?", re.IGNORECASE
+)
+MEDIA = re.compile(r"(image|audio|video|picture|photo)s?(_(path|url|file)s?)?", re.IGNORECASE)
+ALIKE = "with classes that look alike, learned as different ones"
+LISTS = "a row's classes are a list in JSON, JSONL or Parquet, or columns of 0 and 1"
+
+
+class RowReview:
+    """Counts what is odd in the rows of a set.
+
+    Args:
+        options: the fields of the task.
+        uses: columns by what they are for.
+        names: class names by number, if the data have them.
+    """
+
+    def __init__(self, options: Options, uses: Columns, names: Sequence[str] = ()) -> None:
+        self._options, self._names = options, names
+        self._labels = tuple(uses.get("label", ())) if _has_classes(options) else ()
+        self._unread = tuple(uses.get(UNREAD, ()))
+        self._tagged: TaggedColumns | None = None
+        self._classes: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
+        self._media: Counter[str] = Counter()
+        self._padded: Counter[str] = Counter()
+        self._repeated: Counter[str] = Counter()
+
+    @property
+    def is_needed(self) -> bool:
+        """True if rows have classes, or columns that are not read."""
+        return bool(self._unread) or _has_classes(self._options)
+
+    def add(self, row: Row) -> None:
+        """Count a row."""
+        for name in self._unread:
+            if _is_rejection(name, row.get(name)):
+                self._rejected[f"{name}: {as_word(row[name])}"] += 1
+            if MEDIA.fullmatch(name) and row.get(name) not in (None, "", [], {}):
+                self._media[name] += 1
+        labels = [label for label in self._labels_of(row) if as_word(label)]
+        words = [self._name(label) for label in labels]
+        self._classes.update({*words})
+        padded = {str(one) for one in labels if isinstance(one, str) and one != one.strip()}
+        self._padded.update(padded)
+        self._repeated.update(word for word, count in Counter(words).items() if count > 1)
+
+    def _labels_of(self, row: Row) -> list[Any]:
+        if isinstance(self._options, TokenClassification):
+            return self._types_of(row, self._options)
+        if len(self._labels) > 1:  # columns of 0 and 1
+            return [name for name in self._labels if as_flag(row.get(name))]
+        return [*flat_labels(row.get(name) for name in self._labels)]
+
+    def _types_of(self, row: Row, options: TokenClassification) -> list[Any]:
+        """Return the types of entities that a row has, or its tags without a scheme."""
+        try:
+            self._tagged = self._tagged or tagged_columns(options, list(row), True)
+            tagged = read_tagged(row, self._tagged, options.tag_names)
+        except DataError:  # who reads the rows reports it
+            return []
+        kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
+        return sorted(kinds | {kind for kind, _, _ in tagged.spans})
+
+    def _name(self, label: Any) -> str:
+        word = as_word(label)
+        number = int(word) if word.isascii() and word.isdecimal() and len(word) < SHOWN else -1
+        return self._names[number] if 0 <= number < len(self._names) else word
+
+    def notes(self, split: str) -> list[str]:
+        """Return a line for each kind of problem, with counts and the remedy."""
+        found = self._classes
+        kinds = [
+            (
+                self._rejected,
+                "that an annotator rejected, used like all others",
+                "remove them from the data if that is not meant",
+            ),
+            *(
+                (
+                    group,
+                    ALIKE,
+                    "write them alike",
+                )
+                for group in alike_names(found)
+            ),
+            (
+                self._padded,
+                "with blanks around the label, which are not read",
+                "remove the blanks if other programs read the data",
+            ),
+            (
+                _only(found, no_labels(found)),
+                "with a class that looks like no label",
+                "remove these rows if they have none",
+            ),
+            (
+                _only(found, decimal_commas(found)),
+                "with a number with a decimal comma as class",
+                "write a decimal point; to learn numbers: regression=true",
+            ),
+            (
+                _only(found, filter(is_list_as_text, found)),
+                "with a list written as text, learned as one class",
+                LISTS,
+            ),
+            (
+                _only(found, combinations(found)),
+                "with several classes in one text, learned as a class of its own",
+                LISTS,
+            ),
+            (
+                self._repeated,
+                "with the same class twice, which counts once",
+                "remove the second",
+            ),
+        ]
+        return [
+            f"{split}: {_rows(counts.total())} {what}: {_shown(counts)}; {remedy}"
+            for counts, what, remedy in kinds
+            if counts
+        ]
+
+
+def _has_classes(options: Options) -> bool:
+    if isinstance(options, TextClassification):
+        return not options.regression
+    return isinstance(options, TextDistillation | TokenClassification)
+
+
+def _is_rejection(column: str, cell: Any) -> bool:
+    if isinstance(cell, str) and cell.strip().lower() in REJECTED:
+        return True
+    return bool(FLAGS.fullmatch(column)) and as_flag(cell) is True
+
+
+def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
+    """Return the groups of classes that people take for the same, with their rows.
+
+    >>> alike_names({"Good": 2, "good": 1, "bad": 4})
+    [Counter({'Good': 2, 'good': 1})]
+    """
+    groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for name, count in counts.items():
+        groups[name_key(name)][name] = count
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def no_labels(names: Iterable[str]) -> list[str]:
+    """Return the names that say that a row has no label.
+
+    Names without a letter or a digit count if other classes have some: + and - may be classes.
+
+    >>> no_labels(["good", "N/A", "?"]), no_labels(["+", "-"])
+    (['N/A', '?'], [])
+    """
+    every = list(names)
+    lettered = [name for name in every if any(map(str.isalnum, name))]
+    plain = [name for name in every if name.isascii() and name not in lettered] if lettered else []
+    return [name for name in every if name.lower() in NO_LABEL or name in plain]
+
+
+def decimal_commas(names: Iterable[str]) -> list[str]:
+    """Return the names that are numbers with a decimal comma.
+
+    >>> decimal_commas(["3,5", "4,0", "a"]), decimal_commas(["1,2", "1", "2"])
+    (['3,5', '4,0'], [])
+    """
+    every = {*names}
+    numbers = [name for name in every if DECIMAL.fullmatch(name)]
+    return sorted(name for name in numbers if not {*name.split(",")} <= every)
+
+
+def combinations(names: Iterable[str]) -> list[str]:
+    """Return the names that are made of the names of several classes.
+
+    >>> combinations(["a", "b", "a, b", "toys, games", "and/or"])
+    ['a, b']
+    >>> combinations(["a; b", "b; c", "c; a"])
+    ['a; b', 'b; c', 'c; a']
+    """
+    every = {*names}
+    numbers = {*decimal_commas(every)}
+    split = {name: SEPARATORS.split(name) for name in every if not is_list_as_text(name)}
+    uses = Counter(part for name, some in split.items() if name not in numbers for part in {*some})
+    found = []
+    for name, some in split.items():
+        alone = [part for part in ANY_SEPARATORS.split(name) if part]
+        recur = len(some) > 1 and all(some) and (
+            any(part in every for part in some) or all(uses[part] > 1 for part in some)
+        )  # fmt: skip
+        if name not in numbers and (recur or (len(alone) > 1 and {*alone} <= every - {name})):
+            found.append(name)
+    return sorted(found)
+
+
+def _only(counts: Counter[str], names: Iterable[str]) -> Counter[str]:
+    return Counter({name: counts[name] for name in names})
+
+
+def _rows(count: int) -> str:
+    return f"{count} row{'s' * (count != 1)}"
+
+
+def _shown(counts: Counter[str]) -> str:
+    """Return the most frequent names with their counts; what cannot be seen as its number."""
+    first = ", ".join(f"{quoted(name)} {count}" for name, count in counts.most_common(SHOWN))
+    return first + (", ..." if len(counts) > SHOWN else "")
+
+
+def quoted(name: str) -> str:
+    """Return a name in quotes, with escapes if it holds letters that another name may print as.
+
+    >>> print(quoted("good"), quoted("good\\u200b"))
+    'good' 'good\\u200b'
+    """
+    return ascii(name)

@@ -1,0 +1,332 @@
+"""Words with their tags: the rows of token classification, and the schemes of tags.
+
+An entity is a run of words of one type. IOB2 begins each with B- and goes on with I-; IOB1 has a B-
+only between two neighbours of a type; IOBES also has E- for the last word and S- for a single one.
+BILOU and BMES are read as IOBES. Tags without such prefixes are plain ones, as of parts of speech.
+Standard library only.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.recipe import TokenClassification
+
+TOKENS = ("tokens", "words")
+TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
+TEXT = ("text", "sentence", "content", "document")
+SPANS = ("spans", "entities", "labels", "label", "annotations")
+OUTSIDE = "O"
+PREFIXED = re.compile(r"([BILOUESM])-(.+)")
+AS_IOBES = {"L": "E", "U": "S", "M": "I"}
+
+Scheme = Literal["", "plain", "IOB1", "IOB2", "IOBES"]
+Entity = tuple[str, int, int]  # its type, the first of its words or characters, the one behind
+
+
+class TaggedColumns(NamedTuple):
+    """The columns of words and their tags, or of a text and its spans; "" for what is not there."""
+
+    tokens: str
+    text: str
+    label: str
+
+
+def tagged_columns(
+    options: TokenClassification, columns: Sequence[str], labelled: bool = True
+) -> TaggedColumns:
+    """The columns that are named, or known.
+
+    Args:
+        labelled: whether tags or spans are needed; if not, neither is returned.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+
+    def find(wanted: str | None, known: Iterable[str]) -> str:
+        if wanted is not None and (wanted in columns or labelled):
+            return wanted if wanted in columns else ""
+        return next((names[name] for name in known if name in names), "")
+
+    tokens, text = find(options.tokens_column, TOKENS), find(options.text_column, TEXT)
+    tags, spans = find(options.tags_column, TAGS), find(options.spans_column, SPANS)
+    of_words, of_text = TaggedColumns(tokens, "", tags), TaggedColumns("", text, spans)
+    said = options.text_column or options.spans_column
+    for found in (of_text, of_words) if said else (of_words, of_text):
+        if (found.tokens or found.text) and (found.label or not labelled):
+            return found if labelled else found._replace(label="")
+    if tokens and len(columns) == 1:
+        raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
+    have = f"found {', '.join(columns) or 'none'}; name them: "
+    raise DataError(
+        f"no columns of words and their tags, or of a text and its spans; {have}"
+        "tokens_column=NAME tags_column=NAME, or text_column=NAME spans_column=NAME"
+    )
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A row.
+
+    Attributes:
+        text: of words, joined by spaces.
+        words: the characters of each; () of a text, whose words the tokenizer finds.
+        tags: of each word; () where there are none.
+        spans: the entities of a text, by its characters, in their order.
+    """
+
+    text: str
+    words: tuple[tuple[int, int], ...] = ()
+    tags: tuple[str, ...] = ()
+    spans: tuple[Entity, ...] = ()
+
+
+def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> Tagged:
+    """The words or the text of a row, with its tags or spans.
+
+    Args:
+        names: of tags that are numbers.
+
+    Raises:
+        DataError: it is not as it should be; says in which column.
+
+    >>> columns = TaggedColumns("tokens", "", "tags")
+    >>> read_tagged({"tokens": ["New", "York"], "tags": ["B-LOC", "L-LOC"]}, columns).tags
+    ('B-LOC', 'E-LOC')
+    """
+    for name in filter(None, columns):
+        if name not in row:
+            raise DataError(f"no column {name}; found {', '.join(map(str, row)) or 'none'}")
+    if columns.text:
+        text = row[columns.text]
+        if not isinstance(text, str):
+            raise DataError(f"{columns.text} is {short(text)}, not a text")
+        return Tagged(text, spans=_spans(row[columns.label], text) if columns.label else ())
+    words, tags = row[columns.tokens], row[columns.label] if columns.label else []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise DataError(f"{columns.tokens} is {short(words)}, not a list of words")
+    if not isinstance(tags, list):
+        raise DataError(f"{columns.label} is {short(tags)}, not a list of tags")
+    if columns.label and len(tags) != len(words):
+        raise DataError(f"{len(words)} words in {columns.tokens}, {len(tags)} in {columns.label}")
+    begin, places = 0, []
+    for word in words:
+        places.append((begin, begin + len(word)))
+        begin += len(word) + 1
+    return Tagged(" ".join(words), tuple(places), tuple(_tag(tag, names) for tag in tags))
+
+
+def _tag(tag: Any, names: Sequence[str]) -> str:
+    if isinstance(tag, int) and not isinstance(tag, bool):
+        if not names:
+            raise DataError(
+                f"the tag {short(tag)} is a number, and nothing names it: tag_names=O,B-PER,I-PER"
+            )
+        if not 0 <= tag < len(names):
+            raise DataError(f"the tag {short(tag)} is not one of {len(names)} (tag_names)")
+        tag = names[tag]
+    if not isinstance(tag, str) or not tag.strip():
+        raise DataError(f"{short(tag)} is no tag")
+    return plain_tag(tag)
+
+
+def plain_tag(tag: str) -> str:
+    """A tag as IOB and IOBES write it.
+
+    >>> plain_tag("U-PER"), plain_tag("o"), plain_tag("NN")
+    ('S-PER', 'o', 'NN')
+    """
+    found = PREFIXED.fullmatch(tag.strip())
+    return f"{AS_IOBES.get(found[1], found[1])}-{found[2]}" if found else tag.strip()
+
+
+def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
+    """Spans as objects with start, end and label, or as lists of these three."""
+    if not isinstance(cell, list):
+        raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
+    found: list[Entity] = []
+    for one in cell:
+        given: list[Any]
+        if isinstance(one, Mapping):
+            given = [one.get("start"), one.get("end"), one.get("label")]
+        else:
+            given = one if isinstance(one, list) and len(one) == 3 else [None] * 3
+        start, end, label = given
+        if not _is_place(start) or not _is_place(end) or not isinstance(label, str) or not label:
+            raise DataError(f"the span {short(one)} has not the numbers start and end, and a label")
+        if not start < end <= len(text) or not text[start:end].strip():
+            raise DataError(f"the span {short(one)} is no part of the text, of {len(text)} letters")
+        part = text[start:end]
+        start, end = start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip())
+        found.append((label.strip(), start, end))
+    found.sort(key=lambda span: span[1])
+    for (_, _, end), (label, start, _) in pairwise(found):
+        if start < end:
+            raise DataError(f"the span of {label} at {start} begins within another one")
+    return tuple(found)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def parts(tag: str) -> tuple[str, str]:
+    """A tag's prefix and type; of a plain one `I`, or `O` for none, and the tag.
+
+    >>> parts("B-PER"), parts("O"), parts("NN")
+    (('B', 'PER'), ('O', ''), ('I', 'NN'))
+    """
+    if tag == OUTSIDE:
+        return OUTSIDE, ""
+    found = PREFIXED.fullmatch(tag)
+    return (found[1], found[2]) if found else ("I", tag)
+
+
+def entities(tags: Iterable[str]) -> list[Entity]:
+    """The entities of a row as conlleval finds them, which also takes tags of no scheme.
+
+    >>> entities(["I-PER", "O", "I-LOC", "B-LOC"])
+    [('PER', 0, 1), ('LOC', 2, 3), ('LOC', 3, 4)]
+    """
+    found: list[Entity] = []
+    last, last_kind, begin = OUTSIDE, "", 0
+    number = -1
+    for number, (prefix, kind) in enumerate(map(parts, tags)):
+        if last != OUTSIDE and (last in "ES" or prefix in "BSO" or kind != last_kind):
+            found.append((last_kind, begin, number))
+        if prefix in "BS" or (prefix in "IE" and (last in "OES" or kind != last_kind)):
+            begin = number
+        last, last_kind = prefix, kind
+    return [*found, (last_kind, begin, number + 1)] if last != OUTSIDE else found
+
+
+def whole_entities(tags: Iterable[str]) -> list[Entity]:
+    """The entities of a row whose tags are as IOBES has them: S-, or B-, any I- and E-.
+
+    >>> whole_entities(["B-PER", "I-PER", "S-LOC", "B-LOC", "E-LOC"])
+    [('LOC', 2, 3), ('LOC', 3, 5)]
+    """
+    found: list[Entity] = []
+    begin, open_kind = 0, ""
+    for number, (prefix, kind) in enumerate(map(parts, tags)):
+        if prefix in "BS":
+            begin, open_kind = number, kind
+        elif prefix not in "IE" or kind != open_kind:
+            open_kind = ""
+        if prefix in "ES" and open_kind:
+            found.append((kind, begin, number + 1))
+            open_kind = ""
+    return found
+
+
+def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
+    """The tags of `count` words with these entities, in IOB1, IOB2 or IOBES.
+
+    >>> tags_of([("A", 0, 3), ("B", 3, 4)], 5, "IOBES")
+    ['B-A', 'I-A', 'E-A', 'S-B', 'O']
+    >>> tags_of([("A", 0, 2), ("A", 2, 3), ("B", 3, 4)], 4, "IOB1")
+    ['I-A', 'I-A', 'B-A', 'I-B']
+    """
+    tags = [OUTSIDE] * count
+    before: tuple[str, int] = ("", -1)
+    for kind, begin, end in found:
+        first = "I" if scheme == "IOB1" and before != (kind, begin) else "B"
+        before = (kind, end)
+        tags[begin:end] = [f"{first}-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+        if scheme == "IOBES":
+            tags[end - 1] = f"{'E' if end - begin > 1 else 'S'}-{kind}"
+    return tags
+
+
+def names_of_tags(tags: Iterable[str], scheme: Scheme) -> list[str]:
+    """The tags of a model: all of each type, whether or not the data have them.
+
+    >>> names_of_tags(["I-B", "B-A"], "IOB2"), names_of_tags(["VB", "NN"], "plain")
+    (['O', 'B-A', 'I-A', 'B-B', 'I-B'], ['NN', 'VB'])
+    """
+    if scheme == "plain":
+        return sorted(set(tags))
+    kinds = sorted({kind for _, kind in map(parts, tags) if kind})
+    prefixes = "BIES" if scheme == "IOBES" else "BI"
+    return [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in prefixes)]
+
+
+def scheme_of(names: Iterable[str]) -> Scheme:
+    """The scheme of a model's tags; IOB1 only where a type has no B-, for else it cannot be told.
+
+    >>> scheme_of(["O", "B-A", "I-A"]), scheme_of(["O", "I-A"]), scheme_of(["O", "S-A"])
+    ('IOB2', 'IOB1', 'IOBES')
+    """
+    named = {name for name in names if name != OUTSIDE}
+    if not all(map(PREFIXED.fullmatch, named)):
+        return "plain"
+    if any(name[0] in "ES" for name in named):
+        return "IOBES"
+    return "IOB2" if all(f"B-{kind}" in named for _, kind in map(parts, named)) else "IOB1"
+
+
+class TagCheck:
+    """Finds the scheme of tags row by row, and what is not as that has it.
+
+    Attributes:
+        scheme: "" as long as no row has an entity.
+    """
+
+    def __init__(self) -> None:
+        self.scheme: Scheme = ""
+        self._example = ""
+
+    def problem(self, tags: Sequence[str], words: Callable[[int], str]) -> str:
+        """What is wrong with a row, or "".
+
+        Args:
+            words: the word with a number, from 0.
+        """
+        prefixed = [tag for tag in tags if tag != OUTSIDE and PREFIXED.fullmatch(tag)]
+        if not prefixed:
+            found: Scheme = "plain" if any(tag != OUTSIDE for tag in tags) else ""
+            return self._same(found, tags, words, 0) if found else ""
+        if mixed := [tag for tag in tags if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]:
+            return f"{mixed[0]} has no prefix such as B- or I-, and {prefixed[0]} has one"
+        if any(tag[0] in "ES" for tag in prefixed):
+            wrong = next(_breaks_of_iobes(tags), None)
+            if wrong is not None:
+                return _said(tags, words, wrong, "which IOBES (BILOU) does not have there")
+            return self._same("IOBES", tags, words, 0)
+        before = (OUTSIDE, "")
+        for number, (prefix, kind) in enumerate(map(parts, tags)):
+            continues = before[0] in "BI" and before[1] == kind
+            if prefix != OUTSIDE and not continues:
+                found = "IOB1" if prefix == "I" else "IOB2"
+                if problem := self._same(found, tags, words, number):
+                    return problem
+            before = (prefix, kind)
+        return ""
+
+    def _same(
+        self, found: Scheme, tags: Sequence[str], words: Callable[[int], str], number: int
+    ) -> str:
+        self._example = self._example or f"{tags[number]} of {short(words(number))}"
+        self.scheme = self.scheme or found
+        if found == self.scheme:
+            return ""
+        what = f"as {found} has it, and the data are {self.scheme} before ({self._example})"
+        return _said(tags, words, number, what) + "; read it as it is meant: repair_tags=true"
+
+
+def _said(tags: Sequence[str], words: Callable[[int], str], number: int, what: str) -> str:
+    return f"word {number + 1}, {short(words(number))}, has {tags[number]}, {what}"
+
+
+def _breaks_of_iobes(tags: Sequence[str]) -> Iterator[int]:
+    before = (OUTSIDE, "")
+    for number, (prefix, kind) in enumerate([*map(parts, tags), (OUTSIDE, "")]):
+        is_open = before[0] in "BI"
+        if (prefix in "IE") != is_open or (is_open and kind != before[1]):
+            yield min(number, len(tags) - 1)
+        before = (prefix, kind)

@@ -1,0 +1,169 @@
+"""The files by which sentence-transformers knows how a model makes embeddings of its tokens.
+
+Read in a model's folder, and written into one. Standard library only.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.protocol.given_files import read_json
+
+MODULES = "modules.json"
+ABOUT = "config_sentence_transformers.json"
+POOLING = "1_Pooling"
+LENGTH = "sentence_bert_config.json"
+# what pooling_mode was before release 6: a flag for each mode
+FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+# names of prompts by which encode_query and encode_document know them (release 5)
+QUERY, DOCUMENTS = "query", ("document", "passage", "corpus")
+KNOWN = ("mean", "cls")
+KINDS = {"Transformer", "Pooling", "Normalize"}
+_CLASS = re.compile(r"sentence_transformers(?:\.[A-Za-z_]\w*)*\.([A-Za-z]+)", re.ASCII)
+_PATH = re.compile(r"\w[\w-]*", re.ASCII)
+READS_SIMILARITY = "3.0.0"  # the first release that reads similarity_fn_name
+
+
+@dataclass(frozen=True)
+class SentenceModules:
+    """What follows a transformer.
+
+    Attributes:
+        pooling: mean or cls.
+        normalize: whether embeddings get length 1.
+        prompts: that sentence-transformers puts before texts, if it is asked to.
+        default_prompt: the name of the one that it puts there anyway.
+        pools_prompt: whether an embedding is also made of the prompt's tokens.
+    """
+
+    pooling: str
+    normalize: bool
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    pools_prompt: bool = True
+
+    @property
+    def prompt(self) -> str:
+        """What `encode` puts before each text."""
+        return self.prompts.get(self.default_prompt or "", "")
+
+    @property
+    def search_prompts(self) -> tuple[str, str]:
+        """What `encode_query` and `encode_document` put before a query and before a text."""
+        texts = (self.prompts[name] for name in DOCUMENTS if name in self.prompts)
+        return self.prompts.get(QUERY, self.prompt), next(texts, self.prompt)
+
+
+def read_modules(folder: Path) -> SentenceModules | None:
+    """What a model's folder says; None if sentence-transformers has not written it.
+
+    Raises:
+        DataError: it cannot be read, or has modules that cannot be trained here.
+    """
+    if not (folder / MODULES).is_file():
+        return None
+    try:
+        modules = read_json(folder / MODULES)
+        kinds = {_kind(module["type"]): _below(folder, module["path"]) for module in modules}
+        unknown = sorted(kinds.keys() - KINDS)
+        if unknown or "Pooling" not in kinds:
+            what = f"the module {ascii(unknown[0][:100])[1:-1]}" if unknown else "no module Pooling"
+            raise DataError(
+                f"{folder / MODULES} has {what}; trained are Transformer, Pooling and Normalize"
+            )
+        config = read_json(kinds["Pooling"] / "config.json")
+        pooling = _pooling(config)
+        about = read_json(folder / ABOUT) if (folder / ABOUT).is_file() else {}
+        return SentenceModules(
+            pooling,
+            "Normalize" in kinds,
+            {name: str(text or "") for name, text in about.get("prompts", {}).items()},
+            about.get("default_prompt_name"),
+            config.get("include_prompt") is not False,
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"{folder / MODULES} cannot be used: {error!r}") from error
+
+
+def _kind(class_name: str) -> str:
+    """The module that a class's name means; the whole name if it is none of sentence-transformers.
+
+    Other classes may be a file of the folder, which sentence-transformers 5 executes.
+
+    >>> _kind("sentence_transformers.models.Pooling"), _kind("evil.Pooling")
+    ('Pooling', 'evil.Pooling')
+    """
+    match = _CLASS.fullmatch(class_name)
+    return match[1] if match else class_name
+
+
+def _below(folder: Path, path: str) -> Path:
+    """The folder of a module.
+
+    Raises:
+        DataError: its path leads out of the model's folder.
+    """
+    if path and not _PATH.fullmatch(path):
+        raise DataError(f"{folder / MODULES} has the path {path[:100]!a}, which is no folder in it")
+    return folder / path
+
+
+def _pooling(config: Mapping[str, Any]) -> str:
+    chosen = config.get("pooling_mode")
+    if chosen is None:
+        chosen = [mode for mode, flag in FLAGS.items() if config.get(flag)] or "mean"
+    modes = [chosen] if isinstance(chosen, str) else list(chosen)
+    if len(modes) > 1 or modes[0] not in KNOWN:
+        raise DataError(
+            f"the model's pooling is {', '.join(modes)}; pooling=mean or pooling=cls trains another"
+        )
+    return str(modes[0])
+
+
+def module_files(
+    modules: SentenceModules, width: int, length: int, versions: Mapping[str, str]
+) -> dict[str, Any]:
+    """The documents by their names, in the form that all releases from 3 on read.
+
+    Args:
+        width: numbers in an embedding.
+        length: tokens of a text, at most.
+        versions: those of transformers and pytorch.
+    """
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if modules.normalize else [])]
+    return {
+        MODULES: [
+            {
+                "idx": number,
+                "name": str(number),
+                "path": f"{number}_{kind}" if number else "",
+                "type": f"sentence_transformers.models.{kind}",
+            }
+            for number, kind in enumerate(kinds)
+        ],
+        LENGTH: {"max_seq_length": length, "do_lower_case": False},
+        ABOUT: {
+            "__version__": {"sentence_transformers": READS_SIMILARITY, **versions},
+            "model_type": "SentenceTransformer",
+            "prompts": dict(modules.prompts),
+            "default_prompt_name": modules.default_prompt,
+            "similarity_fn_name": "cosine",
+        },
+        f"{POOLING}/config.json": {
+            "word_embedding_dimension": width,
+            **{flag: mode == modules.pooling for mode, flag in FLAGS.items()},
+            "include_prompt": modules.pools_prompt,
+        },
+    }

@@ -1,0 +1,90 @@
+"""What a trained model's folder says of its training. Standard library only.
+
+ftcluster.json: how the model reads data. ftcluster.rows: the hashes of what it was trained on.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.recipe import Recipe
+
+FILE = "ftcluster.json"
+# the Hub's names of tasks, by ours; others are the same
+PIPELINES = {
+    "causal-lm": "text-generation",
+    "instruction-tuning": "text-generation",
+    "masked-lm": "fill-mask",
+    "preference-tuning": "text-generation",
+    "seq2seq-lm": "summarization",
+    "text-distillation": "text-classification",
+}
+ROWS = "ftcluster.rows"
+HASH_BYTES = 8
+# of a task's fields, those that say nothing of how the model reads a row
+LEFT_OUT = (
+    "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
+    "validation_splits", "validation_split_percentage", "vocab_size", "predict_with_generate",
+    "hard_negatives", "relative_margin", "absolute_margin", "max_score", "min_score", "range_min",
+    "range_max",
+    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
+)  # fmt: skip
+
+
+def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
+    """The name that transformers and the Hub have for what a model does.
+
+    Args:
+        options: fields of the task.
+    """
+    if task == "seq2seq-lm" and options.get("source_lang"):
+        return "translation"
+    return PIPELINES.get(task, task)
+
+
+def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """What the file has: recipe, task, and the task's fields that later uses need.
+
+    Args:
+        recipe: of the training, or by which the model is used from then on.
+        columns: fields with the columns that were found by their names.
+    """
+    options = {**asdict(recipe.options), **columns}
+    kept = {name: value for name, value in options.items() if name not in LEFT_OUT}
+    return {"recipe": recipe.name, "task": recipe.task, "options": kept}
+
+
+def hash_of(ids: Sequence[int]) -> int:
+    """What a document is known by: a hash of its tokens."""
+    digest = hashlib.blake2b(array("q", ids).tobytes(), digest_size=HASH_BYTES).digest()
+    return int.from_bytes(digest, "little")
+
+
+def write_rows(path: Path, hashes: Collection[int]) -> None:
+    """Write the hashes of documents that a model is trained on."""
+    path.write_bytes(array("Q", sorted(hashes)).tobytes())
+
+
+def read_rows(folder: Path) -> set[int]:
+    """The hashes in a model's folder; none where they are not known."""
+    try:
+        content = (folder / ROWS).read_bytes()
+        return set(array("Q", content[: len(content) // HASH_BYTES * HASH_BYTES]))
+    except OSError:
+        return set()
+
+
+def read_trained(folder: Path) -> dict[str, Any]:
+    """What the file of a model's folder has; empty where there is none that can be read."""
+    try:
+        document = read_json(folder / FILE)
+        recipe, task, options = (document[name] for name in ("recipe", "task", "options"))
+    except (ValueError, KeyError, TypeError):
+        return {}
+    if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(options, dict)):
+        return {}
+    return {"recipe": recipe, "task": task, "options": options}

@@ -1,0 +1,1 @@
+"""Documents and values that the control node and the hosts exchange."""

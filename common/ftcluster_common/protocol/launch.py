@@ -1,0 +1,374 @@
+"""launch.json in a run's folder, and the variables of a launch. Standard library only.
+
+Variables of Hydra and Intel MPI: Intel MPI Developer Reference, Hydra Environment Variables.
+"""
+
+import base64
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.protocol.given_files import read_form
+from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
+
+# TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
+# and its ranks. The last two are for the cluster's account only, so they do not have the ports that
+# torch and accelerate take by default for other local users.
+CLUSTER_PORTS = range(29500, 30000)
+RENDEZVOUS_PORTS = range(29550, 29600)
+MPI_PORTS = range(29600, 29800)
+
+RUN_VARIABLE = "FTCLUSTER_RUN"  # the run's id, by which its processes are known
+RESTART_VARIABLE = "FTCLUSTER_RESTART"  # how often the ranks were started again
+CHECKPOINT_VARIABLE = "FTCLUSTER_CHECKPOINT"  # from which a restarted script may resume
+BACKEND_VARIABLE = "FTCLUSTER_BACKEND"  # of torch.distributed
+ACCELERATE_CPU_VARIABLE = "ACCELERATE_USE_CPU"  # Accelerate's own
+PLACEMENT_VARIABLE = "FTCLUSTER_PLACEMENT"  # see `rank_placement`
+SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
+LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
+TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
+FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
+GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
+GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
+CCL = "ccl"  # the backend of oneccl_bind_pt
+MPI = "mpi"  # MPI_Allreduce itself, where it is measured beside backends
+
+# in the run's folder on each host: what a guardian proves to the supervisor that it is one
+GUARD_FILE = "guard"
+LAUNCH_FILE = "launch.json"
+PLANNED_FILE = "planned.json"  # its name until model and data are there
+HUB_TOKEN_FILE = "hub_token"  # in the run's folder, while its ranks are running
+SECRET_ENV_FILE = "secret_env"  # likewise, see `pack_env`
+SECRET_ENV_VARIABLE = "FTCLUSTER_SECRET_ENV"  # names it to the ranks
+CREDENTIAL = re.compile("TOKEN(?!_PATH)|PASSWORD|SECRET|KEY")  # in names of variables
+# srun(1): beside the job's own script, with all of the job's CPUs
+SRUN_OPTIONS = "--overlap --cpu-bind=none"
+# ftcluster sets the ranks' affinity by itself
+MPI_VARIABLES = {
+    "I_MPI_PIN": "0",
+    "I_MPI_PORT_RANGE": f"{MPI_PORTS.start}:{MPI_PORTS.stop - 1}",
+}
+
+
+def may_hold_credentials(name: str, value: str) -> bool:
+    """Return True if a variable's name is that of a credential, or its value is a URL with more
+    than scheme, host and path: user information, a query or a fragment. A proxy needs no scheme.
+
+    >>> may_hold_credentials("MLFLOW_TRACKING_URI", "https://me:secret@tracking/")
+    True
+    >>> may_hold_credentials("HF_ENDPOINT", "https://mirror.site/hub")
+    False
+    """
+    if CREDENTIAL.search(name):
+        return True
+    is_url = "://" in value or name.lower().endswith("_proxy")
+    return is_url and any(mark in value for mark in "@?#")
+
+
+def mesh_variables(ssh_config: str, interface: str) -> dict[str, str]:
+    """Variables that make Hydra start other hosts over the mesh.
+
+    Args:
+        interface: the head's network interface, or "". Without it Hydra gives the hosts the head's
+            name to call back, which they may not be able to resolve.
+    """
+    if not ssh_config:
+        return {}
+    variables = {
+        "I_MPI_HYDRA_BOOTSTRAP": "ssh",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": f"-F {ssh_config}",
+        # the head starts every host itself: no other host has the key
+        "I_MPI_HYDRA_BRANCH_COUNT": "4096",
+    }
+    return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
+
+
+def slurm_variables(job: str, interface: str) -> dict[str, str]:
+    """Variables that make Hydra start the hosts of a Slurm job by srun; none where `job` is "".
+
+    Args:
+        interface: as for `mesh_variables`.
+    """
+    if not job:
+        return {}
+    variables = {
+        SLURM_VARIABLE: job,
+        "I_MPI_HYDRA_BOOTSTRAP": "slurm",
+        "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS": SRUN_OPTIONS,
+    }
+    return {**variables, **({"I_MPI_HYDRA_IFACE": interface} if interface else {})}
+
+
+def pack_env(variables: Mapping[str, str]) -> str:
+    """Variables as one word, in which nothing is a template; "" of none."""
+    return base64.b64encode(json.dumps(variables).encode()).decode() if variables else ""
+
+
+def unpack_env(text: str) -> dict[str, str]:
+    """The inverse of `pack_env`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        found = json.loads(base64.b64decode(text, validate=True))
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+        raise ValueError("no variables")
+    return found
+
+
+def head_variables(stack: str, path: str, port: str) -> dict[str, str]:
+    """What the head adds to a launch's variables.
+
+    Args:
+        stack: the stack's folder; mpirun finds its own programs on PATH.
+    """
+    return {"PATH": f"{stack}/bin{os.pathsep}{path}", "MASTER_PORT": port}
+
+
+def own_rank(environ: Mapping[str, str]) -> int:
+    """The rank of this process: `bind` and torchrun set RANK, Hydra sets PMI_RANK.
+
+    Raises:
+        KeyError: neither is set.
+    """
+    return int(environ["RANK"] if "RANK" in environ else environ["PMI_RANK"])
+
+
+def own_size(environ: Mapping[str, str]) -> int:
+    """The number of ranks, from the same sources.
+
+    Raises:
+        KeyError: it is not set.
+    """
+    return int(environ["WORLD_SIZE"] if "WORLD_SIZE" in environ else environ["PMI_SIZE"])
+
+
+def label_pattern(run: str) -> str:
+    """mpirun's -prepend-pattern, which labels the output of the ranks: %r is the rank."""
+    return f"[{run} %r] "
+
+
+@dataclass(frozen=True)
+class RankCores:
+    """Where one rank runs on its host.
+
+    Attributes:
+        cpus: the kernel's list of CPUs, such as 0-31.
+        threads: OpenMP threads.
+        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
+    """
+
+    cpus: str
+    threads: int
+    memory: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a cluster.
+
+    Attributes:
+        name: the inventory's name.
+        address: the address that the head reaches it by.
+    """
+
+    name: str
+    address: str
+
+
+@dataclass(frozen=True)
+class RankHost(Host):
+    """One host of a launch.
+
+    Attributes:
+        ranks: where each of its ranks runs, by local rank.
+        preload: libraries for LD_PRELOAD; a relative path is below the stack.
+        env: further variables of its ranks.
+    """
+
+    ranks: tuple[RankCores, ...] = ()
+    preload: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the supervisor on the head starts; `mpirun_command` renders it.
+
+    Attributes:
+        program: arguments of the stack's Python: what each rank becomes once it is bound.
+        env: variables of mpirun and all ranks.
+        hosts: those with ranks, the head first.
+        stack: the link to the stack in use, or the stack's folder.
+        script: whether the ranks run a user's script; else it is a training.
+        restarts: how often the ranks have been started again so far.
+        max_restarts: how often the ranks are started again after a failure that is not theirs.
+        idle: hosts that are prepared but have no ranks: spares, and those that a restart left out.
+        spares: how many hosts have no ranks when all of them answer.
+        min_nodes: a restart leaves out hosts that are lost while this many are left; 0: it waits.
+        wait: whether it waits for other runs that use its hosts; else it is refused.
+        share_hosts: whether it starts on hosts that other runs use.
+        timeout_seconds: see Timeouts.
+        hang_seconds: how long no rank may do anything; 0: for ever; None: timeout_seconds.
+        slurm_job: the Slurm job that has the hosts, which share the run's folder; "" for none.
+        grace_seconds: for the step that the ranks are in and its checkpoint, once they are asked
+            to stop.
+        started_by: who started it, such as `ops on bastion`.
+    """
+
+    run_dir: str
+    program: tuple[str, ...]
+    env: dict[str, str]
+    hosts: tuple[RankHost, ...]
+    ssh_config: str
+    stack: str
+    script: bool = False
+    restarts: int = 0
+    max_restarts: int = 0
+    idle: tuple[RankHost, ...] = ()
+    spares: int = 0
+    min_nodes: int = 0
+    wait: bool = False
+    share_hosts: bool = False
+    timeout_seconds: float = DEFAULT_SECONDS
+    hang_seconds: float | None = None
+    slurm_job: str = ""
+    grace_seconds: float = GRACE_SECONDS
+    started_by: str = ""
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return Path(self.run_dir).name
+
+    @property
+    def hostfile_path(self) -> str:
+        """Where mpirun finds the hostfile."""
+        return f"{self.run_dir}/hostfile"
+
+    @property
+    def supervised_variables(self) -> dict[str, str]:
+        """Variables of ranks whose hosts are prepared: a training has model and data there."""
+        offline = {} if self.script else {"HF_HUB_OFFLINE": "1"}
+        return {TIMEOUT_VARIABLE: f"{self.timeout_seconds:g}", **offline}
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """How long something is waited for."""
+        return Timeouts(self.timeout_seconds)
+
+    @property
+    def nodes(self) -> int:
+        """How many hosts have ranks when all of them answer."""
+        return len(self.hosts) + len(self.idle) - self.spares
+
+    @property
+    def rank_hosts(self) -> list[RankHost]:
+        """The host of each rank: they are numbered in the order of `hosts`."""
+        return [host for host in self.hosts for _ in host.ranks]
+
+    def on(self, hosts: Sequence[RankHost]) -> "Launch":
+        """The same launch with ranks on these of `hosts` and `idle`, the head first."""
+        idle = (host for host in (*self.idle, *self.hosts) if host not in hosts)
+        return replace(self, hosts=tuple(hosts), idle=tuple(idle))
+
+    def shown(self) -> dict[str, Any]:
+        """What `--json` shows of it."""
+        return {
+            **asdict(mpirun_command(self)),
+            "hosts": [{"name": host.name, "address": host.address} for host in self.hosts],
+            "ssh_config": self.ssh_config,
+            "stack": self.stack,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of launch.json, which `read_launch` reads."""
+        data = asdict(self)
+        del data["run_dir"]
+        return data
+
+
+@dataclass(frozen=True)
+class MpirunCommand:
+    """What starts the ranks of a launch; no shell is involved.
+
+    Attributes:
+        hostfile: the content of the file at `Launch.hostfile_path`.
+    """
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    hostfile: str
+
+
+def mpirun_command(launch: Launch) -> MpirunCommand:
+    """Render the command that starts a launch's ranks on its hosts."""
+    python = f"{launch.stack}/bin/python"
+    argv = (
+        f"{launch.stack}/bin/mpirun",
+        "-machinefile", launch.hostfile_path,  # -f fills the first host, whatever its count says
+        "-n", str(len(launch.rank_hosts)),
+        "-prepend-pattern", label_pattern(launch.run),
+        python, "-m", "ftcluster_train.host.bind",
+        python, *launch.program,
+    )  # fmt: skip
+    placement = json.dumps(rank_placement(launch.hosts, launch.stack), separators=(",", ":"))
+    lines = (
+        f"{host.name if launch.slurm_job else host.address}:{len(host.ranks)}\n"  # as srun does
+        for host in launch.hosts
+    )
+    return MpirunCommand(argv, {**launch.env, PLACEMENT_VARIABLE: placement}, "".join(lines))
+
+
+def rank_placement(hosts: Sequence[RankHost], stack: str) -> dict[str, Any]:
+    """The placement of all ranks, which `ftcluster_train.host.bind` reads on the hosts.
+
+    Hosts that are alike share an entry, because a variable has a limit (128 KiB, MAX_ARG_STRLEN):
+
+        {"kinds": [{"env": {"LD_PRELOAD": "/usr/lib/..."}, "ranks":
+            [{"cpus": "0-31", "threads": 31, "memory": [0]}, ...]}, ...],
+         "hosts": [[0, 7], [1, 1]]}
+
+    are seven hosts of the first kind and then one of the second.
+    """
+    kinds: list[dict[str, Any]] = []
+    numbers = []
+    for host in hosts:
+        libraries = ":".join(str(Path(stack, library)) for library in host.preload)
+        preload = {"LD_PRELOAD": libraries} if libraries else {}
+        kind = {"env": {**preload, **host.env}, "ranks": [asdict(rank) for rank in host.ranks]}
+        if kind not in kinds:
+            kinds.append(kind)
+        numbers.append(kinds.index(kind))
+    in_a_row = [[kind, len(list(same))] for kind, same in itertools.groupby(numbers)]
+    return {"kinds": kinds, "hosts": in_a_row}
+
+
+def read_launch(run_dir: Path) -> Launch:
+    """Read `run_dir`/launch.json.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+
+    def host(data: Any) -> RankHost:
+        ranks = tuple(
+            RankCores(rank["cpus"], rank["threads"], tuple(rank["memory"]))
+            for rank in data.pop("ranks")
+        )
+        preload = tuple(os.fspath(library) for library in data.pop("preload"))
+        return RankHost(ranks=ranks, preload=preload, env=dict(data.pop("env")), **data)
+
+    def launch(data: Any) -> Launch:
+        hosts: dict[str, Any] = {key: tuple(map(host, data.pop(key))) for key in ("hosts", "idle")}
+        return Launch(str(run_dir), tuple(data.pop("program")), **hosts, **data)
+
+    return read_form(run_dir / LAUNCH_FILE, launch)

@@ -1,0 +1,1 @@
+"""Write a training for another scheduler."""

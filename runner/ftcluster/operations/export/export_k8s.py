@@ -1,0 +1,252 @@
+"""A training as manifests for Kubeflow. Starts nothing."""
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError, PlanError, UsageError
+from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
+from ftcluster.export.node_image import files_of_image, why_no_image
+from ftcluster.export.pods import as_pod, resources, uneven
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.train.facts_file import facts_of
+from ftcluster.operations.train.prepare import RecipeRequest, headline_of
+from ftcluster.operations.train.recipe_words import split_words
+from ftcluster.paths import SHARED_FILE, write_atomically
+from ftcluster.planning.backends import stack_of
+from ftcluster.planning.plan import first_hosts
+from ftcluster.stacks.catalog import Stack, load_stacks
+from ftcluster.text.comments import comments
+from ftcluster_common.protocol.launch import GLOO
+
+KINDS = (PYTORCH, TRAIN)
+CLAIM = "ftcluster"
+IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] of an IPv6 address
+LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
+DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
+DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
+NAMES = {  # by option: the form of its name, in words as well
+    "namespace": (re.compile(DNS_LABEL), "at most 63 of a-z, 0-9 and -"),
+    "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
+    "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
+}
+LONGEST_NAME = 40  # operators add to it: -node-0-99, -worker-99; a pod's name has 63 letters
+# "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
+OF_LABEL = (
+    "each at most 63 letters, digits, dots, dashes and underscores, from a letter or digit on"
+)
+LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+SELECTOR = re.compile(
+    rf"((?=[^/]{{1,253}}/){DNS_LABEL}(\.{DNS_LABEL})*/)?{LABEL_PART}=({LABEL_PART})?", re.ASCII
+)
+
+
+@dataclass(frozen=True)
+class KubernetesRequest(RecipeRequest):
+    """A training, and where Kubernetes is to run it.
+
+    Attributes:
+        facts: a file that describes the nodes, as `plan` takes it; None: the cluster's hosts.
+        kind: the job's, one of KINDS.
+        image: the node image, with its tag.
+        name: that of the job and its run; "": the recipe's.
+        namespace: that of all objects; "": kubectl's.
+        claim: the PersistentVolumeClaim for models, data and runs, which all pods mount.
+        node_selector: labels that the nodes have, as KEY=VALUE.
+        token_secret: a Secret whose key HF_TOKEN is a token for the Hugging Face Hub, or "".
+        min_nodes: the training goes on without lost pods while so many are left; 0: it waits.
+        max_restarts: how often it is started again after a failure.
+    """
+
+    facts: str | None = None
+    kind: str = PYTORCH
+    image: str = ""
+    name: str = ""
+    namespace: str = ""
+    claim: str = CLAIM
+    node_selector: tuple[str, ...] = ()
+    token_secret: str = ""
+    min_nodes: int = 0
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse several recipes; what else is wrong is reported together.
+
+        Raises:
+            UsageError: that is so.
+        """
+        split_words(self.words)
+
+    @property
+    def job_name(self) -> str:
+        """The name of the job."""
+        return self.name or default_name(split_words(self.words)[0])
+
+
+@dataclass(frozen=True)
+class Manifests:
+    """What Kubernetes is given.
+
+    Attributes:
+        kind: see KubernetesRequest.
+        text: the manifests, as YAML.
+        stack: the node image's.
+        folders: files and folders of this machine, and where they have to be on the volume.
+    """
+
+    kind: str
+    text: str
+    stack: Stack
+    folders: tuple[tuple[str, str], ...]
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the manifests and the files of the node image; returns their paths.
+
+        Raises:
+            FtclusterError: this is a checkout, which has no package for the image.
+        """
+        files = {f"{self.kind}.yaml": self.text.encode(), **files_of_image(self.stack)}
+        for path, content in files.items():
+            write_atomically(folder / path, content, SHARED_FILE)
+        return [folder / path for path in files]
+
+
+def export_k8s(request: KubernetesRequest) -> Manifests:
+    """Plan a training for pods on these nodes.
+
+    Raises:
+        UsageError: the request is not valid; names all that is wrong.
+        FtclusterError: no such training is possible.
+    """
+    problems = _wrong(request)
+    try:
+        cluster = facts_of(request.facts)
+        stack, run = _planned(request, cluster)
+        pods = _pods(request, cluster, run)
+    except FtclusterError as error:
+        if not problems:
+            raise
+        problems.append(str(error))
+    if problems:
+        text = "\n".join(problems)
+        if len(problems) > 1:
+            text = f"{len(problems)} problems\n{text}".replace("\n", "\n  ")
+        raise UsageError(text)
+    text = _comment(request.kind, run) + manifests(request.kind, pods)
+    return Manifests(request.kind, text, stack, run.folders)
+
+
+def default_name(recipe: str) -> str:
+    """A name for Kubernetes from that of a recipe or its file.
+
+    >>> default_name("recipes/My_recipe.yml"), default_name("gpt2-shakespeare")
+    ('my-recipe', 'gpt2-shakespeare')
+    """
+    return re.sub("[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")
+
+
+def _wrong(request: KubernetesRequest) -> list[str]:
+    """What is wrong with the request by itself, a sentence each."""
+    name = request.job_name
+    problems = []
+    if not request.image:
+        problems.append("--image is missing: the node image, such as registry/ftcluster-node:1")
+    elif not IMAGE.fullmatch(request.image):
+        problems.append(
+            f"--image: {request.image!r} is not the name of an image: at most 255 letters, digits "
+            "and ./:@_-"
+        )
+    if not LABEL.fullmatch(name) or len(name) > LONGEST_NAME:
+        problems.append(
+            f"--name: {name!r} is not at most {LONGEST_NAME} of a-z, 0-9 and -, from a letter on"
+        )
+    for option, (form, words) in NAMES.items():
+        value = getattr(request, option)
+        if (value or option == "claim") and not form.fullmatch(value):
+            flag = f"--{option.replace('_', '-')}"
+            problems.append(f"{flag}: {value!r} is not a name of Kubernetes: {words}")
+    for text in request.node_selector:
+        if not SELECTOR.fullmatch(text):
+            problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")
+    keys = [text.partition("=")[0] for text in request.node_selector]
+    problems += [
+        f"--node-selector: {key} has several values" for key in dict.fromkeys(keys)
+        if keys.count(key) > 1
+    ]  # fmt: skip
+    if request.spares:
+        problems.append("--spares: Kubernetes itself starts another pod in place of a lost one")
+    if request.min_nodes and request.kind != PYTORCH:
+        problems.append(f"--min-nodes: {request.kind} has no elastic policy, {PYTORCH} has")
+    return problems
+
+
+def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, TrainingRun]:
+    """The stack of the node image, and the training with a plan for pods.
+
+    Raises:
+        FtclusterError: as `ftcluster plan`; there is no node image with the stack; the recipe asks
+            for another backend than gloo, or does not fit what is left of the nodes.
+    """
+    stack = stack_of(cluster.facts, load_stacks())
+    if why := why_no_image(stack):
+        raise PlanError(why, "set the hosts up with the stack native, and export their facts")
+    pods = replace(cluster, facts=ClusterFacts(tuple(map(as_pod, cluster.facts.hosts))))
+
+    def prepared(*more: str, nodes: int | None = request.nodes) -> TrainingRun:
+        return replace(request, chosen=more, nodes=nodes, spares=0).prepared(pods)
+
+    run, more = prepared(), list[str]()
+    asked = run.recipe.training.ddp_backend
+    if asked not in ("auto", GLOO):
+        raise PlanError(
+            f"training.ddp_backend={asked}, but torchrun's ranks in pods have {GLOO}",
+            "leave it out",
+        )
+    if run.plan.backend != GLOO:
+        more = [f"training.ddp_backend={GLOO}"]
+        run = prepared(*more)
+    if differ := uneven(run.plan):
+        raise PlanError(
+            f"{differ} would have other cores or ranks than {run.plan.hosts[0].name}, but the "
+            "pods of a training are all alike",
+            "export it for nodes of one kind, or with another --ranks-per-host",
+        )
+    if 0 < request.min_nodes < len(run.plan.hosts):
+        prepared(*more, nodes=request.min_nodes)  # fits those as well
+    return stack, run
+
+
+def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -> Pods:
+    """What is exported.
+
+    Raises:
+        PlanError: --min-nodes is more than there are nodes.
+    """
+    count = len(prepared.plan.hosts)
+    if request.min_nodes > count:
+        raise PlanError(f"--min-nodes {request.min_nodes}, but the training has {count}")
+    return Pods(
+        name=request.job_name,
+        namespace=request.namespace,
+        image=request.image,
+        claim=request.claim,
+        node_selector=dict(text.partition("=")[::2] for text in request.node_selector),
+        token_secret=request.token_secret,
+        plan=prepared.plan,
+        recipe=prepared.recipe,
+        resources=resources(first_hosts(cluster.facts, count)),
+        min_nodes=request.min_nodes or count,
+        max_restarts=request.max_restarts,
+    )
+
+
+def _comment(kind: str, run: TrainingRun) -> str:
+    """What the manifests are, as the first lines of the file."""
+    lines = [
+        f"ftcluster export k8s: {kind}. How to run it: docs/kubernetes.md of ftcluster",
+        *headline_of(run),
+        *(f"copied to the volume before: {source} to {path}" for source, path in run.folders),
+    ]
+    return "".join(f"{line}\n" for line in comments(lines))

@@ -1,0 +1,89 @@
+"""A training as a script for sbatch. Starts nothing; the plan is made in the job."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftcluster.errors import UsageError
+from ftcluster.export.slurm import BatchJob, batch_script
+from ftcluster.operations.train.prepare import RecipeRequest
+from ftcluster.operations.train.recipe_words import split_words, training_recipe
+from ftcluster.paths import SHARED_FILE, plain_name, write_atomically
+from ftcluster.recipe.inputs import check_inputs
+
+# sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, ...
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}", re.ASCII)
+NAME = re.compile(r"[\w.,+-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SlurmRequest(RecipeRequest):
+    """A training, and what sbatch is told.
+
+    Attributes:
+        name: the job's; "": the recipe's.
+        time: its limit, as in sbatch; "": Slurm's.
+        partition, account: "": Slurm's.
+        program: the path of `ftcluster` on the nodes.
+    """
+
+    name: str = ""
+    time: str = ""
+    partition: str = ""
+    account: str = ""
+    program: str = "ftcluster"
+
+
+def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
+    """The script, which is written to a file as well where one is named.
+
+    Raises:
+        UsageError: the request is not valid; names all that is wrong.
+        FtclusterError: the recipe or its folders are not valid.
+    """
+    if problems := _wrong(request):
+        raise UsageError("\n".join(problems))
+    recipe = training_recipe(request.words, request.data, request.model)
+    check_inputs(recipe, "train")
+    limits = ("time", "partition", "account")
+    job = BatchJob(
+        request.name or plain_name(recipe.name),
+        request.nodes or 1,
+        tuple(f"--{name}={value}" for name in limits if (value := getattr(request, name))),
+        _train_command(request),
+    )
+    text = batch_script(job)
+    if output:
+        write_atomically(Path(output), text, SHARED_FILE)
+    return text
+
+
+def _wrong(request: SlurmRequest) -> list[str]:
+    """What is wrong with the request by itself, a sentence each."""
+    problems = []
+    if request.time and not TIME.fullmatch(request.time):
+        problems.append(f"--time: {request.time!r} is no time of sbatch, such as 4:00:00")
+    for name in ("name", "partition", "account"):
+        value = getattr(request, name)
+        if value and not NAME.fullmatch(value):
+            problems.append(f"--{name}: {value!r} is not a name of Slurm")
+    if request.spares:
+        problems.append("--spares: Slurm ends a job that has lost a node, and requeues it")
+    return problems
+
+
+def _train_command(request: SlurmRequest) -> tuple[str, ...]:
+    """The command of the job, with absolute paths for what is in this folder."""
+    recipe, overrides = split_words(request.words)
+    given = {"--data": _absolute(request.data), "--model": _absolute(request.model)}
+    if request.ranks_per_host is not None:
+        given["--ranks-per-host"] = str(request.ranks_per_host)
+    recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
+    flags = [(name, value) for name, value in given.items() if value is not None]
+    words = (word for flag in flags for word in flag)
+    return (request.program, "train", recipe, *overrides, *words)
+
+
+def _absolute(name: str | None) -> str | None:
+    """The absolute path of a file or folder of this machine; other names as they are."""
+    return str(Path(name).absolute()) if name and Path(name).exists() else name

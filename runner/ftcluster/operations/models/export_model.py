@@ -1,0 +1,278 @@
+"""Exports a trained model for other runtimes, on this machine, and compares it with torch."""
+
+import re
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
+from ftcluster.export.exporter import environment, run_program
+from ftcluster.operations.connection import Connection
+from ftcluster.operations.result import Result
+from ftcluster.operations.runs.runs import fetch
+from ftcluster.paths import keep_private, make_folder
+from ftcluster.progress.view import View
+from ftcluster.recipe.model_code import code_problems
+from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
+from ftcluster_common.data.columns import find_texts
+from ftcluster_common.data.data_files import VALIDATION, DataError, Row, Table, files_of, kind_of
+from ftcluster_common.models.trained_model import FILE
+from ftcluster_common.protocol.given_files import read_json
+
+FORMATS = ("openvino", "onnx", "gguf")
+CLASSIFIERS = ("text-classification", "text-distillation")
+DECODER = "CausalLM"
+# what classes of transformers and of optimum-intel end with, by task
+KINDS = {
+    **dict.fromkeys((*CLASSIFIERS, "text-ranking"), "SequenceClassification"),
+    **dict.fromkeys(("causal-lm", "instruction-tuning", "preference-tuning"), DECODER),
+    "question-answering": "QuestionAnswering",
+    "token-classification": "TokenClassification",
+    "sentence-similarity": "FeatureExtraction",
+    "masked-lm": "MaskedLM",
+}
+PAIRS = ("text-ranking", "question-answering")
+MOST_ROWS = 1000
+TEXTS = (
+    "The service was quick and friendly.",
+    "It broke after two days, and nobody answers.",
+    "How many people live in the capital?",
+    "About two million people live in the city, which lies on a river and has a large harbour.",
+)
+MOST_TOKENS = 512  # of a text, where the training says nothing
+# the largest difference, as a share of the largest output, by --int8. Measured of MiniLM and of
+# a small decoder: 1e-6 without, 0.02 to 0.13 with it
+ALLOWED = {False: 1e-3, True: 0.5}
+GGUF = (
+    "no well-kept package of the index converts to GGUF: gguf has the format alone, and the "
+    "converter is a script of llama.cpp's own repository"
+)
+# what the exported model has in its own form, and what it was trained on
+NOT_COPIED = re.compile(r".*\.(safetensors|bin|index\.json)|ftcluster\.rows")
+MODULE = re.compile(r"\d+_\w+")  # a module's folder of sentence-transformers
+
+
+@dataclass(frozen=True)
+class ExportModelRequest:
+    """What is exported, and how.
+
+    Attributes:
+        format: one of FORMATS.
+        model: a run, whose model is copied here, or a model's folder.
+        output: a new folder; "": the model's name with the format behind it.
+        int8: whether weights are in 8 bits.
+        data: rows that both are compared on: a file with the model's columns, or a folder whose
+            validation is taken; "": a few texts.
+    """
+
+    format: str
+    model: str
+    output: str = ""
+    int8: bool = False
+    data: str = ""
+    connection: Connection = field(default_factory=Connection)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be had.
+
+        Raises:
+            UsageError: that is so.
+        """
+        if self.format not in FORMATS:
+            raise UsageError(f"{self.format} is none of {', '.join(FORMATS)}")
+        if self.format == "gguf":
+            raise UsageError(GGUF, "its convert_hf_to_gguf.py takes the folder of ftcluster fetch")
+
+
+# what is compared: of each row its texts, one or two, and its label, a number or None; and
+# accuracy, pearson or loss, or "" where nothing says what is right
+Compared = tuple[list[dict[str, Any]], str]
+
+
+def export_model(request: ExportModelRequest, view: View) -> Result:
+    """Export a model, and compare what it computes with torch.
+
+    Raises:
+        UsageError, InputError: the model or the data are not of a kind that can be exported.
+        FtclusterError: the exporter's packages cannot be had, it failed, or the exported model
+            computes something else.
+    """
+    name = Path(request.model).absolute().name
+    target = Path(request.output or f"{name}-{request.format}").absolute()
+    if target.exists():
+        raise UsageError(f"{target} exists", "name another folder: --output DIR")
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(request.model).absolute()
+        if not source.is_dir():
+            source = Path(scratch) / "model"
+            fetch(request.connection, request.model, str(source), view)
+        trained = trained_fields(source)
+        check_source(source, trained, request.format)
+        rows, measure = rows_of(request.data, trained, source)
+        python = environment(request.format, view)
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        options = trained.options
+        asked = {
+            "format": request.format, "source": str(source), "target": str(partial),
+            "kind": KINDS[trained.task], "int8": request.int8, "rows": rows, "measure": measure,
+            "max_length": options.get("max_length") or options.get("block_size") or MOST_TOKENS,
+        }  # fmt: skip
+        view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
+        try:
+            make_folder(partial)
+            found = run_program(python, asked, Path(scratch))
+            allowed = ALLOWED[request.int8]
+            if not found["difference"] <= allowed * found["scale"]:
+                raise FtclusterError(
+                    f"the exported model computes something else: {_difference(found)}, and "
+                    f"{allowed:.1%} is allowed",
+                    "nothing was kept; use the model as it is",
+                )
+            copy_rest(source, partial)
+            keep_private(partial)
+            partial.rename(target)
+        except OSError as error:
+            raise FtclusterError(f"{error.filename or target}: {error.strerror}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    document = {"state": "done", "format": request.format, "int8": request.int8, **found}
+    return Result({**document, "model": str(target)}, (*_said(found, measure), f"model: {target}"))
+
+
+def _difference(found: Mapping[str, Any]) -> str:
+    return f"largest difference {found['difference']:.2g} of outputs up to {found['scale']:.2g}"
+
+
+def _said(found: Mapping[str, Any], measure: str) -> Iterator[str]:
+    yield f"compared with torch on {found['rows']} rows: {_difference(found)}"
+    if "agreement" in found:
+        yield f"the same predictions: {found['agreement']:.2%}"
+    if measure:
+        before, after = (found[f"{measure}_{when}"] for when in ("before", "after"))
+        yield f"{measure}: {before:.4f} before, {after:.4f} after"
+
+
+def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
+    """Make sure that a folder has a model that can be exported, and nothing that may run.
+
+    Raises:
+        InputError, UsageError: it has not.
+    """
+    if not trained.task:
+        raise InputError(f"{folder} has no {trained.missing}, which says what the model is for")
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(
+            f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"
+        )
+    if trained.task not in KINDS:
+        raise UsageError(f"a model for {trained.task} is not exported")
+    if kind == "onnx" and KINDS[trained.task] == DECODER:
+        raise UsageError(
+            "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
+            "ftcluster export-model openvino",
+        )
+    raise_together(
+        code_problems(folder),
+        f"{folder} is not exported, as its files may run code or fetch it",
+        "export the folder of a training",
+    )
+
+
+def copy_rest(source: Path, target: Path) -> None:
+    """Copy what belongs to a model beside its weights, and is not there yet.
+
+    These are its tokenizer, card and ftcluster.json, and the modules of sentence-transformers.
+    """
+    for path in source.iterdir():
+        if (
+            path.is_file()
+            and not NOT_COPIED.fullmatch(path.name)
+            and not (target / path.name).exists()
+        ):
+            shutil.copyfile(path, target / path.name)
+    for path in source.iterdir():  # and not what modules.json says: it may lead anywhere
+        if MODULE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+            shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
+
+
+def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
+    """What is compared: rows of a file by the model's columns, or a few texts.
+
+    Raises:
+        UsageError: the task's rows are not read here.
+        InputError: the file has no such columns, no rows, or other classes than the model.
+    """
+    task, options = trained.task, trained.options
+    if not data:
+        texts = [[one, TEXTS[3]] if task in PAIRS else [one] for one in TEXTS]
+        return [{"texts": one, "label": None} for one in texts], ""
+    if task not in (*CLASSIFIERS, "causal-lm"):
+        raise UsageError(
+            f"--data: rows of {task} are not read here", "without it, a few texts are compared"
+        )
+    try:
+        splits = files_of(Path(data))
+        names = sorted(
+            splits, key=lambda name: (not name.startswith(VALIDATION), "test" not in name)
+        )
+        files = splits[names[0]] if names else ()
+        if any(kind_of(path) == ".parquet" for path in files):
+            raise DataError("Parquet is read on hosts alone; give CSV, TSV or JSON lines")
+        rows = list(islice(Table(files), MOST_ROWS))
+        if not rows:
+            raise DataError("there are no rows")
+        if task == "causal-lm":
+            cells = _cells(rows, options["text_column"])
+            return [{"texts": [cell], "label": None} for cell in cells], "loss"
+        columns = options.get("text_columns") or find_texts(list(rows[0]))
+        texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
+        words = [_word(row.get(str(options.get("label_column")))) for row in rows]
+        labels, measure = _labels(words, read_json(folder / "config.json"))
+    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:  # also its files
+        where = f"how the model reads rows is in {folder / FILE}"
+        raise InputError(f"{data}: {error}", where) from error
+    found = zip(texts, labels, strict=True)
+    return [{"texts": one, "label": label} for one, label in found], measure
+
+
+def _cells(rows: Collection[Row], name: str) -> list[str]:
+    if missing := [n for n, row in enumerate(rows, start=1) if row.get(name) is None]:
+        raise DataError(f"row {missing[0]} has no {name}")
+    return [str(row[name]) for row in rows]
+
+
+def _word(label: Any) -> str:
+    """A label as trainings name its class; "" where there is none."""
+    if isinstance(label, bool):
+        return str(label).lower()
+    whole = isinstance(label, float) and label.is_integer()
+    return "" if label is None else str(int(label) if whole else label).strip()
+
+
+def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | None], str]:
+    """The number of each label's class, or the number that it is; and what is measured by it.
+
+    Raises:
+        DataError: some are no classes of the model.
+        ValueError: some are no numbers.
+    """
+    several = config.get("problem_type") == "multi_label_classification"
+    if several or not any(words):
+        return [None] * len(words), ""
+    numbers = {str(name): int(n) for n, name in config.get("id2label", {}).items()}
+    if len(numbers) == 1:
+        return [float(word) if word else None for word in words], "pearson"
+    given, known = {word for word in words if word}, numbers
+    as_numbers = {str(n): n for n in numbers.values()}
+    if not given <= known.keys() and given <= as_numbers.keys():
+        known = known if any(name.isdigit() for name in known) else as_numbers
+    if unknown := sorted(given - known.keys()):
+        raise DataError(
+            f"no classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
+        )
+    return [known.get(word) for word in words], "accuracy"

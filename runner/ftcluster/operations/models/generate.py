@@ -1,0 +1,224 @@
+"""Has a trained language model write texts, on the head of a cluster."""
+
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import InputError, UsageError
+from ftcluster.launch import training_run
+from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import find_job
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import Connection, cluster_of
+from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.prepare import LaunchOptions
+from ftcluster.operations.train.recipe_words import for_trained_model, on_the_hosts, training_recipe
+from ftcluster.planning.model_size import model_size
+from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.spares import plan_with_spares
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.view import View
+from ftcluster.recipe.inputs import TOKENIZERS, check_exists
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster_common.protocol.job import GENERATE
+from ftcluster_common.recipe import CausalLm, DecoderTuning, Recipe
+
+NAME = "generate"
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen.
+
+    Attributes:
+        system: a message before the prompt, or "".
+        max_new_tokens: of an answer, at most.
+        temperature: 0 takes the most probable token each time.
+        top_p: the share of probability that the tokens have which are drawn from.
+        seed: of the draws; the same one gives the same texts on the same host.
+    """
+
+    system: str = ""
+    max_new_tokens: int = 256
+    temperature: float = 0.7
+    top_p: float = 0.95
+    seed: int = 42
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range.
+
+        Raises:
+            UsageError: names all that are.
+        """
+        allowed = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
+            "temperature": (0 <= self.temperature <= 10, "from 0 to 10"),
+            "top_p": (0 < self.top_p <= 1, "above 0, at most 1"),
+            "seed": (0 <= self.seed < 1 << 32, "a whole number from 0"),
+        }
+        wrong = [
+            f"{name}={getattr(self, name)}: it is {meant}"
+            for name, (right, meant) in allowed.items()
+            if not right
+        ]
+        if wrong:
+            raise UsageError("; ".join(wrong))
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """Prompts for a model.
+
+    Attributes:
+        model: a run that has trained it, a folder of this machine, or a name of the Hub.
+        prompts: each is answered by itself, by the model's chat template if it has one.
+        hub_token: whether the head may use the user's token for the Hugging Face Hub.
+        more: gives further prompts, each once the one before is answered. The model stays loaded
+            until it ends.
+    """
+
+    model: str
+    prompts: tuple[str, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    hub_token: bool = False
+    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=0))
+    connection: Connection = field(default_factory=Connection)
+    more: Iterator[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has nothing to answer.
+
+        Raises:
+            UsageError: there is no prompt, or an empty one.
+        """
+        if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
+            raise UsageError("there is no prompt", 'ftcluster generate RUN "a question"')
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """What a model has written; nothing yet where its run goes on without its caller."""
+
+    request: GenerateRequest
+    progress: RunProgress
+
+    @property
+    def answers(self) -> list[str]:
+        """The texts, one for each prompt."""
+        return list(self.progress.result.get("answers", ()))
+
+    def lines(self) -> list[str]:
+        """The texts; of a run that goes on, its id."""
+        return self.answers if self.progress.state != "running" else [self.progress.run]
+
+    def document(self) -> dict[str, Any]:
+        """What `generate --json` prints."""
+        result = self.progress.result
+        running = {"run": self.progress.run, "state": self.progress.state}
+        if self.progress.state == "running":
+            return running
+        return {
+            **running,
+            "model": self.request.model,
+            **asdict(self.request.sampling),
+            "answers": [
+                {"prompt": prompt, "answer": answer}
+                for prompt, answer in zip(self.request.prompts, self.answers, strict=False)
+            ],
+            "tokens": result.get("tokens"),
+            "tokens_per_second": result["samples_per_second"],
+            "seconds": self.progress.seconds,
+        }
+
+
+def dry_run(request: GenerateRequest, view: View) -> PlanResult:
+    """What `generate` would launch. Raises as `generate`."""
+    return PlanResult(_prepared(request, cluster_of(request.connection, view)))
+
+
+def generate(
+    request: GenerateRequest, view: View, take: Callable[[int, str], None] = lambda *_: None
+) -> GenerateResult:
+    """Have a model answer each prompt.
+
+    Args:
+        take: gets the number of a prompt and a piece of its answer, as soon as there is one.
+
+    Raises:
+        FtclusterError: there is no such model, it is no language model, or the run failed.
+    """
+    cluster = cluster_of(request.connection, view)
+    run = _prepared(request, cluster)
+
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] in ("text", "answered"):
+            view.close()  # the live picture would be drawn over the text
+        if event["event"] == "text":
+            take(event["prompt"], event["text"])
+        elif event["event"] == "answered" and request.more:
+            line = json.dumps(next(request.more, None))  # without more: null, the end
+            with typed.open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
+    with tempfile.TemporaryDirectory() as folder:
+        typed = Path(folder) / "prompts"
+        typed.touch()
+        run = replace(run, prompts=str(typed) if request.more else "")
+        progress = training_run.train(run, view, request.connection.to(cluster), on_event=on_event)
+    return GenerateResult(request, progress)
+
+
+def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
+    recipe, folders = _recipe(request, cluster)
+    facts = first_hosts(cluster.usable, 1)
+    size = model_size(Path(request.model))
+    plan = plan_with_spares(
+        facts, (), recipe, load_stacks(), 1, size, False, drained=cluster.drained
+    )
+    run_id = new_run_id(NAME)
+    launch = render(plan, run_id, slurm_job=cluster.slurm_job)
+    generation = {
+        "prompts": list(request.prompts), "more": bool(request.more), **asdict(request.sampling),
+    }  # fmt: skip
+    token = find_token() if request.hub_token else ""
+    run = TrainingRun(
+        run_id, cluster, plan, launch, recipe, folders, purpose=GENERATE, generation=generation,
+        hub_token=token,
+    )  # fmt: skip
+    limit = 0.0 if request.more else request.launch.hang_seconds  # somebody types in between
+    return replace(request.launch, hang_seconds=limit).applied_to(run)
+
+
+def _recipe(
+    request: GenerateRequest, cluster: Cluster
+) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
+    """What the job's recipe says of the model, and the folders to copy for it."""
+    folder, facts = Path(request.model), first_hosts(cluster.usable, 1)
+    if folder.is_dir():
+        if not any((folder / name).is_file() for name in TOKENIZERS):
+            raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
+        return on_the_hosts(_of_model(request.model), facts)
+    if "/" in request.model or "@" in request.model:
+        check_exists("model", request.model)
+        return _of_model(request.model), ()
+    hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
+    job = find_job(hosts, request.model)
+    if not isinstance(job.recipe.options, DecoderTuning | CausalLm):
+        raise UsageError(
+            f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
+            "ftcluster predict, with the model that ftcluster fetch copies here, uses it",
+        )
+    model = f"{facts.head.prefix}/runs/{job.run}/model"
+    return for_trained_model(replace(job.recipe, model=model)), ()
+
+
+def _of_model(model: str) -> Recipe:
+    """The recipe of a language model whose data are of no importance."""
+    return for_trained_model(training_recipe(("clm",), None, model))

@@ -1,0 +1,135 @@
+"""A trained model in this Python, and data of this Python as a file."""
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from ftcluster.errors import FtclusterError, InputError, UsageError, raise_together
+from ftcluster.paths import state_dir, write_atomically
+from ftcluster.recipe.inputs import ADAPTERS
+from ftcluster.recipe.model_code import code_problems
+from ftcluster.recipe.trained_fields import trained_fields
+from ftcluster_common.models.sentence_modules import MODULES
+from ftcluster_common.models.trained_model import pipeline_of
+
+# of transformers, by task
+RANKING = "text-ranking"
+PARTS = {  # it has no pipelines for these since 5.0
+    "question-answering": "AutoModelForQuestionAnswering",
+    "seq2seq-lm": "AutoModelForSeq2SeqLM",
+}
+FRAMES = "frames"  # of the state folder
+PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
+# releases without a known way around trust_remote_code=False (CVE-2026-5241; modules.json)
+SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A table that writes itself as JSON lines, as pandas' DataFrame."""
+
+    def to_json(self, *, orient: str, lines: bool, date_format: str, force_ascii: bool) -> Any:
+        """The rows as text, an object a line."""
+
+
+Data = str | PathLike[str] | Frame | Sequence[Mapping[str, Any]]
+
+
+def data_path(data: Data) -> str:
+    """The file or name of data; rows of this Python are written into a file of the state folder.
+
+    Equal rows are the same file. It stays: a run on this machine reads it where it is.
+
+    Raises:
+        InputError: the rows cannot be written as JSON, or there are none.
+    """
+    if isinstance(data, str | PathLike):
+        return fspath(data)
+    try:
+        if isinstance(data, Frame):
+            text = str(
+                data.to_json(orient="records", lines=True, date_format="iso", force_ascii=False)
+            )
+        else:
+            text = "".join(f"{json.dumps(dict(row), ensure_ascii=False)}\n" for row in data)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"the rows cannot be written as JSON: {error}", "give texts, numbers and lists of these"
+        ) from error
+    if not text.strip():
+        raise InputError("the data have no rows")
+    content = text.encode(errors="surrogatepass")
+    path = state_dir() / FRAMES / f"rows-{hashlib.sha256(content).hexdigest()[:12]}.jsonl"
+    if not path.exists():
+        write_atomically(path, content)
+    return str(path)
+
+
+def load(folder: Path, **options: Any) -> Any:
+    """A model's folder as those use it who know nothing of ftcluster.
+
+    Whatever the library's release does, nothing of the folder runs: it is checked before.
+
+    Returns:
+        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; of
+        PARTS the model and its tokenizer.
+
+    Raises:
+        FtclusterError: there is no such folder, it is of no training, it has what may run as code,
+            or a package is missing.
+        UsageError: the model's own code is to be trusted.
+    """
+    if options.get("trust_remote_code"):
+        raise UsageError(
+            "ftcluster.load runs no code of a model's folder: trust_remote_code=True",
+            "load a model that you trust by transformers' or sentence-transformers' own functions",
+        )
+    trained = trained_fields(folder)
+    task = trained.task
+    if not folder.is_dir():
+        raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
+    if not task and not (folder / MODULES).is_file():
+        raise FtclusterError(
+            f"{folder} has no {trained.missing}, so it is not known what its model does",
+            "give the folder of a training, or load it with transformers' pipeline(TASK, FOLDER)",
+        )
+    adapted = (folder / ADAPTERS).is_file()
+    if task == RANKING and adapted:
+        raise FtclusterError(
+            f"{folder} has adapters, whose head CrossEncoder leaves out",
+            f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
+        )
+    raise_together(
+        code_problems(folder),
+        f"{folder} is not loaded, as its files may run code or fetch it",
+        "give the folder of a training, or load a model that you trust by its library itself",
+    )
+    options["trust_remote_code"] = False
+    if (folder / MODULES).is_file() or task == RANKING:
+        kind = "CrossEncoder" if task == RANKING else "SentenceTransformer"
+        return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
+    if adapted:
+        _package("peft")
+    transformers, name = _package("transformers"), str(folder)
+    if task in PARTS:
+        model = getattr(transformers, PARTS[task]).from_pretrained(name, **options)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return model, tokenizer
+    pipeline = pipeline_of(task, trained.options)
+    return transformers.pipeline(pipeline, model=name, **options)
+
+
+def _package(name: str) -> Any:
+    package = name.replace("_", "-")
+    release = SAFE_RELEASES.get(package)
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise FtclusterError(
+            f"the model needs {package} in this Python: {error}",
+            PACKAGES.format(f"{package}>={release}" if release else package),
+        ) from error

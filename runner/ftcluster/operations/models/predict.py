@@ -1,0 +1,163 @@
+"""Writes what a trained model says of rows of data."""
+
+import csv
+import io
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.answers import json_object
+from ftcluster.errors import UsageError
+from ftcluster.launch import training_run
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import fetch_model
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.models.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.prepare import say_notes
+from ftcluster.operations.train.train import speed
+from ftcluster.paths import write_atomically
+from ftcluster.progress.view import View
+from ftcluster_common.protocol.job import PREDICT
+from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
+
+# also as text, which rows of CSV have
+NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
+FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
+
+
+@dataclass(frozen=True)
+class PredictRequest(TrainedModelRequest):
+    """What rows of data a model predicts.
+
+    Attributes:
+        output: the file for the rows, *.jsonl, *.csv or *.tsv; replaced where it is there.
+    """
+
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse an output that cannot be written.
+
+        Raises:
+            UsageError: that is so.
+        """
+        super().__post_init__()
+        path = Path(self.output).absolute()
+        if path.suffix not in FORMATS:
+            raise UsageError(f"--output {self.output} does not end in {', '.join(FORMATS)}")
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
+
+
+@dataclass(frozen=True)
+class PredictResult(EvaluateResult):
+    """Rows that were written, or that a run predicts which goes on without its caller.
+
+    Attributes:
+        output: the file, as it was asked for.
+        rows: how many.
+    """
+
+    output: str
+    rows: int
+
+    def document(self) -> dict[str, Any]:
+        """What `predict --json` prints."""
+        document = super().document()
+        if self.progress.state == "running":
+            return document
+        return {**document, "output": str(Path(self.output).absolute()), "rows": self.rows}
+
+    def lines(self) -> list[str]:
+        """How many rows, and the speed; of a run that goes on, its id."""
+        if self.progress.state == "running":
+            return super().lines()
+        return [f"{self.rows} predictions: {self.output}", speed(self.progress, self.run)]
+
+
+def dry_run(request: PredictRequest, view: View) -> PlanResult:
+    """What `predict` would launch. Raises as `predict`."""
+    return PlanResult(_prepared(request, view))
+
+
+def predict(request: PredictRequest, view: View) -> PredictResult:
+    """Predict the class, number, answer or embedding of each row, in their order.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        FtclusterError: the request is not valid, or the run failed.
+    """
+    run = _prepared(request, view)
+    say_notes(run, view)
+    connection_options = request.connection.to(run.cluster)
+    progress, model = training_run.train(run, view, connection_options), str(request.model)
+    if progress.state == "running":  # detached from
+        view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
+        return PredictResult(run, progress, model, request.output, 0)
+    run_hosts = replace(run_hosts_of(run.cluster), options=connection_options)
+    with tempfile.TemporaryDirectory() as scratch:
+        copied = Path(scratch) / "predictions"
+        fetch_model(run_hosts, run.id, str(progress.result.get("predictions")), copied)
+        rows = "".join(file.read_text("utf-8", "backslashreplace") for file in copied.iterdir())
+    output = Path(request.output).absolute()
+    if mark := FORMATS[output.suffix]:
+        lines = filter(None, rows.split("\n"))
+        table = as_table(
+            [json_object(run_hosts.head, "a row", line.encode()) for line in lines], mark
+        )
+    text = table if mark else rows
+    write_atomically(output, text.encode("utf-8", "backslashreplace"))
+    return PredictResult(run, progress, model, request.output, rows.count("\n"))
+
+
+def _prepared(request: PredictRequest, view: View) -> TrainingRun:
+    run = request.launchable(PREDICT, view)
+    if isinstance(run.recipe.options, LanguageModel | DecoderTuning):
+        masked = isinstance(run.recipe.options, MaskedLm)
+        pipeline = "fill-mask" if masked else "text-generation"
+        raise UsageError(
+            "a language model predicts nothing of a row",
+            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
+            "model=DIR)",
+        )
+    return run
+
+
+def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
+    """Rows as a table with a mark between columns.
+
+    Texts that a spreadsheet would take for a formula get a ' in front; numbers stay as they are.
+
+    >>> as_table([{"a": "x, y", "b": [1]}], ",")
+    'a,b\\n"x, y",[1]\\n'
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = io.StringIO()
+    writer = csv.writer(table, delimiter=mark, lineterminator="\n")
+    writer.writerow(map(_cell, columns))
+    for row in rows:
+        writer.writerow(_cell(row.get(name, "")) for name in columns)
+    return table.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """A value as a cell of a table.
+
+    >>> [_cell(one) for one in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
+    ['\\'=HYPERLINK("x")', '-1.5', "'-", "'+1 day", -2.5, '["=1"]']
+    """
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    if (
+        isinstance(value, str)
+        and value.lstrip(" ").startswith(FORMULA)
+        and not NUMBER.fullmatch(value)
+    ):
+        return f"'{value}"
+    return value

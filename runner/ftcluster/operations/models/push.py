@@ -1,0 +1,58 @@
+"""Uploads a model's folder to the Hugging Face Hub, by the Hub's own command."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch.hub_token import find_token
+from ftcluster_common.models.trained_model import ROWS
+
+PROGRAM = "hf"  # of huggingface_hub
+NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+
+
+def check_push(repository: str) -> str:
+    """Make sure that an upload can begin, before anything is copied; returns the program's path.
+
+    Raises:
+        UsageError: the name has another form, or there is no program or no token for it.
+    """
+    if not NAME.fullmatch(repository):
+        raise UsageError(f"--push {repository!a:.80}: a model on the Hub is OWNER/NAME")
+    if not (program := shutil.which(PROGRAM)):
+        raise UsageError(
+            f"--push needs the program {PROGRAM}, which is not on PATH",
+            "install the package huggingface_hub in an environment of its own",
+        )
+    find_token(option="--push")
+    return program
+
+
+def push_command(program: str, folder: Path, repository: str, public: bool) -> list[str]:
+    """The command that uploads. It finds the token itself, so that none is in an argument.
+
+    What says which rows were trained on stays here.
+    """
+    return [
+        program, "upload", repository, str(folder), ".", "--repo-type", "model",
+        "--no-private" if public else "--private", "--exclude", ROWS,
+        "--commit-message", "Upload a model trained with ftcluster",
+    ]  # fmt: skip
+
+
+def push(folder: Path, repository: str, public: bool) -> None:
+    """Upload a folder. A repository that is there is added to.
+
+    Raises:
+        UsageError: see `check_push`.
+        FtclusterError: the program failed.
+    """
+    command = push_command(check_push(repository), folder, repository, public)
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        raise FtclusterError(
+            f"{PROGRAM} upload failed: " + "\n  ".join(said), f"the model is here: {folder}"
+        )

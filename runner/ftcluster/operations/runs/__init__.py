@@ -1,0 +1,1 @@
+"""Follow, stop, fetch and report runs."""

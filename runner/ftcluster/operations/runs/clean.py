@@ -1,0 +1,132 @@
+"""Removes what ended runs left on the hosts."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch.follow import this_user
+from ftcluster.launch.record import record_dir, recorded_runs
+from ftcluster.launch.run_hosts import RunHosts
+from ftcluster.launch.runs import clean_runs
+from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts
+from ftcluster.operations.result import Result
+from ftcluster.progress.format import duration
+from ftcluster.progress.view import View
+from ftcluster.text.table import aligned
+from ftcluster_common.protocol.run_state import RunState
+
+COLUMNS = ("run", "state", "ended", "by")
+
+
+@dataclass(frozen=True)
+class CleanRequest:
+    """Which runs are removed; without names, the user's own that have failed or were stopped.
+
+    Attributes:
+        runs: ids of those that are removed, whatever else is asked for.
+        done: also those that have ended well.
+        resumable: also those that can be resumed.
+        all: also those of others.
+        older_than: only those that ended so many seconds ago.
+    """
+
+    connection: Connection = field(default_factory=Connection)
+    runs: tuple[str, ...] = ()
+    done: bool = False
+    resumable: bool = False
+    all: bool = False
+    older_than: float = 0
+
+    def __post_init__(self) -> None:
+        """Refuse names beside a choice.
+
+        Raises:
+            UsageError: that is so.
+        """
+        if self.runs and (self.done or self.resumable or self.all or self.older_than):
+            raise UsageError(
+                "name runs, or say which with --done, --resumable, --all, --older-than"
+            )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Runs that may be removed.
+
+    Attributes:
+        run_hosts: where they are.
+        runs: their ids.
+        unnamed: those of them that the user has not named.
+    """
+
+    run_hosts: RunHosts
+    runs: tuple[str, ...]
+    unnamed: tuple[RunState, ...] = ()
+
+    def table(self) -> list[str]:
+        """A line for each run that the user has not named, below a line of headings."""
+        rows = [(one.run, one.state, _ended(one), one.started_by or "-") for one in self.unnamed]
+        return aligned([COLUMNS, *rows])
+
+    def result(self) -> Result:
+        """Which runs were removed, or would be."""
+        document = {"state": "done", "removed": list(self.runs)}
+        return Result(document, self.runs or ("nothing to remove",))
+
+
+def select(request: CleanRequest, view: View) -> Selection:
+    """The runs that are meant.
+
+    Raises:
+        FtclusterError: the head does not answer, or a run that is named is not there or running.
+    """
+    run_hosts = cluster_run_hosts(request.connection, view)
+    runs = {run.run: run for run in all_runs(run_hosts, view, request.runs)[0]}
+    if request.runs:
+        _check(request.runs, runs, run_hosts.head)
+        return Selection(run_hosts, request.runs)
+    here = set(recorded_runs())
+    chosen = tuple(run for run in runs.values() if _is_meant(run, request, run.run in here))
+    return Selection(run_hosts, tuple(one.run for one in chosen), chosen)
+
+
+def remove(selection: Selection) -> Selection:
+    """Remove runs from all hosts, and their records here; returns those that are gone.
+
+    Raises:
+        FtclusterError: a host does not answer.
+    """
+
+    def forget(run: str) -> None:
+        shutil.rmtree(record_dir(run), ignore_errors=True)
+
+    removed = clean_runs(selection.run_hosts, selection.runs, forget)
+    return Selection(selection.run_hosts, tuple(removed))
+
+
+def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
+    states = ("failed", "stopped", *(("done",) if request.done else ()))
+    is_own = recorded or run.started_by == this_user()
+    # it has ended early, and has trained: `train --resume` may continue it
+    resumable = run.state in ("failed", "stopped") and (run.step or run.checkpoint)
+    return (
+        run.state in states
+        and (request.all or is_own)
+        and (request.resumable or not resumable)
+        and time.time() - run.started - run.seconds >= request.older_than
+    )
+
+
+def _ended(run: RunState) -> str:
+    return f"{duration(max(0.0, time.time() - run.started - run.seconds))} ago"
+
+
+def _check(names: Sequence[str], runs: Mapping[str, RunState], head: str) -> None:
+    problems = [f"there is no run '{name}' on {head}" for name in names if name not in runs]
+    problems += [
+        f"{name} is running" for name in names if name in runs and runs[name].state == "running"
+    ]
+    if problems:
+        raise FtclusterError("\n  ".join(problems), "nothing was removed; list them: ftcluster ps")

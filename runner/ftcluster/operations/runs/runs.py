@@ -1,0 +1,267 @@
+"""The runs of a cluster: lists them, shows their logs, brings models home, ends them."""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch import follow
+from ftcluster.launch.record import complete_from, read_record, recorded_runs
+from ftcluster.launch.run_hosts import RunHosts
+from ftcluster.launch.runs import copy_logs, fetch_model, fetch_outputs, find_run
+from ftcluster.operations.connection import Connection, all_runs, cluster_run_hosts, find
+from ftcluster.operations.result import Result
+from ftcluster.progress.format import duration
+from ftcluster.progress.view import View
+from ftcluster.recipe.model_code import listed, unknown_files
+from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
+from ftcluster.text.printable import printable
+from ftcluster.text.table import aligned
+from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
+
+COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
+# the columns that a narrow terminal does without, in order
+NARROW = ("started", "by", "hosts", "tags")
+ALL_RANKS = "ranks.log"
+PIECE_BYTES = 1 << 20  # of a log, in memory at once
+LISTED = 20  # files of a script that are shown
+
+
+def list_runs(
+    connection: Connection, view: View, most: int = 0, beginnings: Sequence[str] = ()
+) -> tuple[tuple[RunState, ...], int]:
+    """The runs on a cluster, the newest first, whoever started them; and how many were left out.
+
+    Args:
+        most: how many runs at most, running ones before newer ones; 0: all.
+        beginnings: only runs whose ids begin with one of these; none: all.
+
+    Raises:
+        FtclusterError: the head does not answer.
+    """
+    runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
+    here = set(recorded_runs())
+    for run in runs:
+        if run.run in here:
+            complete_from(run)
+    return tuple(runs), left
+
+
+def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
+    """A line a run, below a line of headings, and how those continue that were interrupted.
+
+    Args:
+        width: what a terminal shows; columns that ids and `--json` have too are left out for it.
+    """
+    rows = [COLUMNS, *map(_row, runs)]
+    if not any(one.tags for one in runs):
+        rows = [row[:-1] for row in rows]
+    for name in NARROW:
+        if name in rows[0] and width is not None and max(map(len, aligned(rows))) > width:
+            place = rows[0].index(name)
+            rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+    ask = [f"{INTERRUPTED}: its supervisor is gone; to continue it: ftcluster attach RUN"]
+    return [*aligned(rows), *(ask if any(one.doing == INTERRUPTED for one in runs) else ())]
+
+
+def _row(one: RunState) -> tuple[str, ...]:
+    started = datetime.fromtimestamp(one.started).astimezone()
+    prepares = one.state == "running" and not one.ranks  # downloads and tokenizes
+    return (
+        one.run,
+        one.doing or ("preparing" if prepares else one.state),
+        f"{one.step}/{one.steps}" if one.steps else "-",
+        short_names(one.hosts) or "-",
+        f"{started:%Y-%m-%d %H:%M}",
+        duration(one.seconds),
+        one.started_by or "-",
+        one.tags or "-",
+    )
+
+
+@dataclass(frozen=True)
+class LogsRequest:
+    """What a run's ranks have printed.
+
+    Attributes:
+        run: its id, or how that begins; "": the newest run.
+        rank: the one whose lines are shown; None: all.
+        follow: whether until the run ends.
+    """
+
+    connection: Connection = field(default_factory=Connection)
+    run: str = ""
+    rank: int | None = None
+    follow: bool = False
+
+
+def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
+    """Show what a run's ranks have printed, safe for a terminal.
+
+    Args:
+        show: takes whole lines, as they come; the last one may lack its end.
+
+    Raises:
+        UsageError: there is no such rank.
+        FtclusterError: there is no such run, or its head does not answer.
+        Interrupted: the user stopped it.
+    """
+    rank = request.rank
+    file = ALL_RANKS if rank is None else f"logs/rank-{rank}.log"
+    with tempfile.TemporaryDirectory() as folder:
+        run_hosts, run = find(request.connection, request.run, view)
+        if rank is not None:
+            _check_rank(run, rank, find_run(run_hosts, run).ranks)
+        destination = Path(folder) / "log"
+        destination.touch()
+        with destination.open("rb") as log:
+
+            def take(incomplete: bool = False) -> None:
+                while data := log.read(PIECE_BYTES):
+                    whole = len(data) == PIECE_BYTES
+                    end = data.rfind(b"\n") + 1
+                    # a line may have no end, and the last one none yet
+                    end = len(data) if (incomplete and not whole) or (whole and not end) else end
+                    log.seek(end - len(data), os.SEEK_CUR)
+                    if not end:
+                        return
+                    show(printable(data[:end].decode(errors="replace")))
+
+            copy_logs(run_hosts, run, {file: destination}, request.follow, take)
+            take(incomplete=True)
+
+
+def _check_rank(run: str, rank: int, ranks: int) -> None:
+    if rank >= ranks:
+        numbers = f": 0 to {ranks - 1}" if ranks else ""
+        raise UsageError(f"{run} has no rank {rank}, it has {counted(ranks, 'rank')}{numbers}")
+
+
+def fetch(
+    connection: Connection, run: str, folder: str, view: View, reports: bool = False
+) -> Result:
+    """Copy the model of a run, or what its script has written on the head, to this machine.
+
+    The folder is there only once it is whole.
+
+    Args:
+        run: its id, or how that begins; "": the newest run.
+        folder: a new or empty one; "": the run's id.
+        reports: whether what its trackers have written is meant instead.
+
+    Raises:
+        FtclusterError: there is no such run, it has none of these, or the folder is not empty.
+    """
+    run_hosts, name = find(connection, run, view)
+    record = read_record(name) or {}
+    model = record.get("end", {}).get("model")  # else the head knows: it has ended elsewhere
+    if not model and not reports:
+        state = find_run(run_hosts, name)
+        model = state.model
+        if not model and record.get("kind") == "train":
+            raise FtclusterError(f"run {name} has no model: it is {state.state}")
+    path = Path(folder or name)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FtclusterError(f"{path} is not empty", "name another folder")
+    document = {"state": "done", "run": name}
+    if reports:
+        fetch_model(run_hosts, name, f"{run_hosts.at(name).train_run_dir}/reports", path)
+    elif model:
+        fetch_model(run_hosts, name, str(model), path)
+        return _fetched_model({**document, "model": str(path.absolute())}, path)
+    else:
+        _fetch_outputs(run_hosts, name, path)
+    sizes = {str(one.relative_to(path)): one.stat().st_size for one in _files(path)}
+    return Result(
+        {**document, "model": None, "folder": str(path.absolute()), "files": sizes},
+        (f"{counted(len(sizes), 'file')}, {_size(sum(sizes.values()))}: {path}", *_listing(sizes)),
+    )
+
+
+def _fetched_model(document: dict[str, Any], path: Path) -> Result:
+    """Name files in a fetched model that no training writes: they may be code."""
+    unknown = unknown_files(path)
+    if not unknown:
+        return Result(document, (f"model: {path}",))
+    note = (
+        f"note: the model has files that no training writes: {listed(unknown)}. Open them with "
+        "nothing that executes them; ftcluster.load refuses the folder"
+    )
+    return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))
+
+
+def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
+    try:
+        fetch_outputs(run_hosts, run, path)
+    except FtclusterError as error:
+        raise FtclusterError(
+            f"run {run} has no model, and what its script has written cannot be copied\n  "
+            f"{error.message}",
+            "a script's files are looked for on the head, in the copy of the script's folder, "
+            "where it starts: have rank 0 write them there, by a relative path",
+        ) from error
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.rglob("*") if one.is_file())
+
+
+def _listing(sizes: Mapping[str, int]) -> list[str]:
+    """The largest files, with their sizes."""
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:LISTED]
+    left = len(sizes) - len(largest)
+    rows = aligned((f"  {_size(sizes[name])}", printable(name)) for name in largest)
+    return [*rows, *([f"  and {counted(left, 'smaller file')}"] if left else [])]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 1e5 else f"{count:,} bytes"
+
+
+def stop(connection: Connection, names: Sequence[str], force: bool, view: View) -> Result:
+    """End runs on all their hosts; one that cannot be ended keeps no other from it.
+
+    Args:
+        names: their ids, or how these begin.
+        force: whether to end them at once, with nothing saved.
+
+    Raises:
+        FtclusterError: there is no such run, and none was ended; or some may still be running.
+    """
+    # all of them first: a misspelt one is to stop none
+    meant = dict.fromkeys(find(connection, name, view) for name in names)
+    ended = _end(list(meant), force)
+    documents = [one.to_dict() for _, one in ended]
+    lines = tuple(line for run_hosts, one in ended for line in _ended_lines(run_hosts.head, one))
+    return Result(documents if len(names) > 1 else documents[0], lines)
+
+
+def _end(runs: Sequence[tuple[RunHosts, str]], force: bool) -> list[tuple[RunHosts, RunState]]:
+    ended, failed = [], []
+    for run_hosts, name in runs:
+        try:
+            state = follow.stop(run_hosts, name, force=force) or find_run(run_hosts, name)
+        except FtclusterError as error:
+            failed.append(error)
+            continue
+        complete_from(state)
+        ended.append((run_hosts, state))
+    if failed:
+        message = "\n  ".join(one.message for one in failed)
+        hints = "\n  ".join(dict.fromkeys(one.hint for one in failed if one.hint))
+        stopped = [one.run for _, one in ended]
+        raise FtclusterError(message, hints, {"stopped": stopped} if stopped else {})
+    return ended
+
+
+def _ended_lines(head: str, state: RunState) -> list[str]:
+    said = [f"{state.run}: {state.state}"]
+    if state.state == "stopped" and state.checkpoint:
+        said.append(f"checkpoint on {head}: {state.checkpoint}")
+        said.append(f"continue it: ftcluster train --resume {state.run}")
+    return said

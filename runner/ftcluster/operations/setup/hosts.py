@@ -1,0 +1,302 @@
+"""The hosts of a cluster: lists, adds, removes, drains and returns them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, Inventory, pattern_of, read_inventory
+from ftcluster.ansible.playbooks import Setup, Teardown
+from ftcluster.cluster.record import Drained, with_drained
+from ftcluster.cluster.saved import Cluster, change, recall
+from ftcluster.errors import FtclusterError, InventoryError
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import list_runs
+from ftcluster.operations.connection import Connection
+from ftcluster.operations.result import Result
+from ftcluster.operations.setup.setup import set_up
+from ftcluster.progress.view import View
+from ftcluster.provision.shared import change_record
+from ftcluster.provision.stages import StagesResult, run_stages
+from ftcluster.text.plural import counted
+from ftcluster.text.table import aligned
+
+# as of the last setup: no host is asked
+HEAD, SET_UP, DRAINED, NEW = "head", "set up", "drained", "not set up"
+MOST_RUNNING = 200  # runs at once
+NO_REASON = "no reason was given"
+
+
+@dataclass(frozen=True)
+class HostsRequest:
+    """A change of the hosts of the cluster that was set up last.
+
+    Attributes:
+        names: hosts, as in the inventory.
+        connection: how they are reached besides what the setup has saved.
+        why: for `drain`, the reason that plans show.
+        teardown: for `remove`, whether what setup left on them is removed as well.
+        accept_new_host_keys: for `add`, whether keys of hosts that ssh does not know are stored
+            unasked.
+    """
+
+    names: tuple[str, ...]
+    connection: Connection = field(default_factory=Connection)
+    why: str = NO_REASON
+    teardown: bool = False
+    accept_new_host_keys: bool = False
+
+
+def show() -> Result:
+    """The hosts of the cluster that was set up last, and those of its inventory that are not.
+
+    Raises:
+        FtclusterError: none has been set up from here.
+    """
+    cluster = recall()
+    rows = [*_rows(cluster), *({"name": name, "state": NEW} for name in _not_set_up(cluster))]
+    where = ", ".join(map(str, cluster.inventories))
+    table = [("host", "state", "address", "CPU", "cores", "memory", "stack")]
+    for row in rows:
+        memory = f"{row['memory_bytes'] / 1e9:.0f} GB" if "memory_bytes" in row else ""
+        state = row["state"]
+        if state == DRAINED:
+            state += f" since {row['since']}: {row['why']}"
+        table.append(
+            (row["name"], state, row.get("address", ""), row.get("cpu", ""),
+             str(row.get("cores", "")), memory, row.get("stack", ""))
+        )  # fmt: skip
+    document = {"inventory": where, "hosts": rows, "as_of": cluster.as_of}
+    lines = [*aligned(table), "", f"inventory: {where}"]
+    lines += [f"as of {cluster.as_of}; each launch asks the head"] if cluster.as_of else []
+    return Result(document, tuple(lines))
+
+
+def add(request: HostsRequest, view: View) -> Result:
+    """Set up hosts of the inventory and make them part of the cluster.
+
+    Raises:
+        FtclusterError: one is not in the inventory, or part of the cluster already; or a host
+            failed or does not answer.
+    """
+    names, cluster = list(request.names), recall()
+    given, passwords = request.connection.options, request.connection.passwords
+    members = {host.name for host in cluster.facts.hosts}
+    everyone = _everyone(cluster, given).cluster
+    where = ", ".join(map(str, cluster.inventories))
+    if unknown := [name for name in names if name not in everyone]:
+        raise FtclusterError(
+            f"inventory {where} has no host {', '.join(unknown)}",
+            f"write it there: {unknown[0]} ansible_host=ADDRESS",
+        )
+    if there := [name for name in names if name in members]:
+        raise FtclusterError(
+            f"{', '.join(there)}: part of the cluster already",
+            f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
+            "takes back one that is drained",
+        )
+    hosts = [name for name in everyone if name in members or name in names]
+    arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
+    limit = ("--limit", pattern_of(names))
+    # first, because the new hosts are verified together with the head
+    stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
+    accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
+    set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
+    _tell_all(cluster, "mesh,verify", arguments, view, passwords, stack)
+    text = f"{', '.join(names)}: part of the cluster, which has {counted(len(hosts), 'host')}"
+    return Result({"state": "done", "added": names, "hosts": hosts}, (text,))
+
+
+def remove(request: HostsRequest, view: View) -> Result:
+    """Take hosts out of the cluster; they may be off.
+
+    Raises:
+        FtclusterError: one is not the cluster's, is its head, or a run uses it; or another host
+            failed or does not answer.
+    """
+    cluster = recall()
+    names = _of_cluster(request.names, cluster, "removed")
+    given, passwords = request.connection.options, request.connection.passwords
+    left = [host.name for host in cluster.facts.hosts if host.name not in names]
+    pattern = _pattern(cluster, given, left)
+    connection_options = request.connection.to(cluster)
+    run_hosts = replace(run_hosts_of(cluster), options=connection_options)
+    for run in list_runs(run_hosts, most=MOST_RUNNING)[0]:  # those that are running come first
+        used = [name for name in names if name in run.hosts]
+        if run.state == "running" and used:
+            raise FtclusterError(
+                f"run {run.run} uses {', '.join(used)}",
+                f"stop it (ftcluster stop {run.run}) or wait; until then keep new runs away: "
+                f"ftcluster hosts drain {' '.join(used)}",
+            )
+    if request.teardown:
+        limit = ("--limit", pattern_of(names))
+        run_stages(Teardown(), cluster.inventories, (*connection_options, *limit), view)
+    named = pattern[1].partition("=")[2] if pattern else cluster.pattern
+    change(cluster.inventories, lambda saved: saved and _without(saved, left, named))
+    words = (*cluster.options, *given, *pattern)
+    stack = _stack_of(_tell_all(cluster, "system", words, view, passwords))
+    _tell_all(cluster, "mesh,verify", words, view, passwords, stack)
+    if gone := {name: None for name in names if name in cluster.drained}:
+        change_record(cluster, with_drained(gone), connection_options, view)
+    stays = ""
+    if not request.teardown:
+        stays = (
+            f"what setup left stays on {', '.join(names)}, and the head may still log in there; to "
+            f"remove it: ftcluster teardown {' '.join(f'-i {one}' for one in cluster.inventories)} "
+            f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
+        )
+    text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
+    document = {"state": "done", "removed": names, "hosts": left, "stays": stays}
+    return Result(document, (text, *([stays] if stays else [])))
+
+
+def drain(request: HostsRequest, view: View) -> Result:
+    """Have new runs leave hosts out, which stay set up; runs that use them go on.
+
+    Raises:
+        FtclusterError: one is not the cluster's, or is its head; or the head does not answer.
+    """
+    cluster = recall()
+    names = _of_cluster(request.names, cluster, "drained")
+    one = Drained(request.why, f"{datetime.now(UTC):%Y-%m-%d}")
+    _change_drained(request.connection, cluster, dict.fromkeys(names, one), view)
+    text = f"new runs leave out {', '.join(names)}; runs that use it go on (ftcluster ps)"
+    return Result({"state": "done", "drained": names, "why": one.why}, (text,))
+
+
+def give_back(request: HostsRequest, view: View) -> Result:
+    """Have new runs use drained hosts again.
+
+    Raises:
+        FtclusterError: one is not drained, or the head does not answer.
+    """
+    cluster, names = recall(), list(request.names)
+    if any(name not in cluster.drained for name in names):  # maybe another control node drained it
+        cluster = _change_drained(request.connection, cluster, {}, view)
+    if others := [name for name in names if name not in cluster.drained]:
+        drained = ", ".join(cluster.drained) or "none"
+        raise FtclusterError(f"not drained: {', '.join(others)}", f"drained: {drained}")
+    _change_drained(request.connection, cluster, dict.fromkeys(names), view)
+    text = f"new runs use {', '.join(names)} again"
+    return Result({"state": "done", "returned": names}, (text,))
+
+
+def _change_drained(
+    connection: Connection, cluster: Cluster, names: Mapping[str, Drained | None], view: View
+) -> Cluster:
+    """Tell the head, for all control nodes, that new runs leave hosts out, or use them again;
+    returns the cluster as it then is.
+    """
+    return change_record(cluster, with_drained(names), connection.to(cluster), view)
+
+
+def _rows(cluster: Cluster) -> list[dict[str, Any]]:
+    rows = []
+    for host in cluster.facts.hosts:
+        drained = cluster.drained.get(host.name)
+        state = HEAD if host is cluster.facts.head else DRAINED if drained else SET_UP
+        generation = host.cpu_generation
+        rows.append(
+            {
+                "name": host.name,
+                "state": state,
+                **({"why": drained.why, "since": drained.since} if drained else {}),
+                "address": host.network_address,
+                "cpu": generation if generation not in ("", "other") else host.cpu_model,
+                "cores": host.cores,
+                "memory_bytes": host.memory_bytes,
+                "stack": host.stack,
+            }
+        )
+    return rows
+
+
+def _not_set_up(cluster: Cluster) -> list[str]:
+    """The hosts of the inventory that are not part of the cluster."""
+    try:
+        everyone = _everyone(cluster, ())
+    except InventoryError:
+        return []  # it was moved, or asks for a password
+    members = {host.name for host in cluster.facts.hosts}
+    return [name for name in everyone.cluster if name not in members]
+
+
+def _everyone(cluster: Cluster, options: Sequence[str]) -> Inventory:
+    """All hosts of the inventories, whatever ftcluster_hosts says.
+
+    Raises:
+        InventoryError: they cannot be read.
+    """
+    every = (*cluster.options, *options, "--extra-vars", f"{HOSTS_VARIABLE}=all")
+    return read_inventory(cluster.inventories, every)
+
+
+def _without(cluster: Cluster, left: Sequence[str], pattern: str) -> Cluster:
+    """The cluster with these of its hosts only."""
+    hosts = tuple(host for host in cluster.facts.hosts if host.name in left)
+    drained = {name: one for name, one in cluster.drained.items() if name in left}
+    facts = replace(cluster.facts, hosts=hosts)
+    return replace(cluster, facts=facts, drained=drained, pattern=pattern)
+
+
+def _tell_all(
+    cluster: Cluster,
+    stages: str,
+    options: tuple[str, ...],
+    view: View,
+    passwords: tuple[str, ...],
+    stack: Setup = Setup(),  # noqa: B008 - it is frozen
+) -> StagesResult:
+    """Run these stages on all hosts: `system` renews their firewalls.
+
+    Raises:
+        FtclusterError: a host failed or does not answer.
+    """
+    return set_up(cluster.inventories, (*options, "--tags", stages), view, passwords, stack)
+
+
+def _stack_of(result: StagesResult) -> Setup:
+    """The playbook for the stack that the head has, which hosts that come and go do not change,
+    whatever the inventory says of the next setup.
+    """
+    return Setup(torch_stack_name=result.facts[result.inventory.head].stack)
+
+
+def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Options that name the hosts of a cluster, where the saved pattern names others.
+
+    Raises:
+        FtclusterError: the inventory itself says which hosts the cluster has, and names others.
+    """
+    connection_options = (*cluster.options, *options)
+    if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(
+        hosts
+    ):
+        return ()
+    own_pattern = read_inventory(cluster.inventories, connection_options).pattern
+    if own_pattern:
+        raise FtclusterError(
+            f"the inventory says which hosts the cluster has: {HOSTS_VARIABLE}={own_pattern}",
+            f"change it there, so that it names {', '.join(hosts)}",
+        )
+    return ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(hosts)}")
+
+
+def _of_cluster(given: Sequence[str], cluster: Cluster, done: str) -> list[str]:
+    """The hosts that the user names, which are the cluster's and not its head.
+
+    Raises:
+        FtclusterError: one is not; names all.
+    """
+    names, members = list(given), [host.name for host in cluster.facts.hosts]
+    if unknown := [name for name in names if name not in members]:
+        raise FtclusterError(
+            f"the cluster has no host {', '.join(unknown)}", f"it has {', '.join(members)}"
+        )
+    if members[0] in names:
+        raise FtclusterError(
+            f"{members[0]} is the head, which starts all runs, so it is not {done}",
+            "make another host the head: group head of the inventory, then ftcluster setup",
+        )
+    return names

@@ -1,0 +1,1 @@
+"""Plan and run a training or a script."""

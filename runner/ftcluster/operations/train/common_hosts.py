@@ -1,0 +1,116 @@
+"""Facts of hosts that many people have or rent, for plans before one does.
+
+They are as their makers describe them: all memory counts, though a kernel keeps 1 to 3 % of it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ftcluster.cluster.facts import ClusterFacts, HostFacts, NumaNode
+from ftcluster.export.pods import TCMALLOC
+from ftcluster_common.protocol.cpu_list import format_cpus
+
+GIB = 1 << 30
+MOST_HOSTS = 1024
+ICE_LAKE = ("avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni")
+SAPPHIRE_RAPIDS = (*ICE_LAKE, "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16")
+GRANITE_RAPIDS = (*SAPPHIRE_RAPIDS, "amx_fp16")
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "Ice Lake": ICE_LAKE,
+    "Sapphire Rapids": SAPPHIRE_RAPIDS,
+    "Granite Rapids": GRANITE_RAPIDS,
+}
+
+
+@dataclass(frozen=True)
+class CommonHost:
+    """A kind of host.
+
+    Attributes:
+        cores: of a socket, each with two hardware threads.
+        nodes: NUMA nodes of a socket, as it is delivered; cores that are over go to the first ones.
+        gigabits: of its network; 0 where that is the buyer's choice.
+        source: where this is published.
+    """
+
+    cpu: str
+    generation: str
+    sockets: int
+    cores: int
+    memory_gib: int
+    gigabits: float
+    source: str
+    nodes: int = 1
+
+
+XEON, AWS = "Intel(R) Xeon(R) ", "AWS, Amazon EC2 instance types"
+HOSTS: Mapping[str, CommonHost] = {
+    "2x8480+": CommonHost(
+        f"{XEON}Platinum 8480+", "Sapphire Rapids", 2, 56, 512, 0,
+        "Intel ARK, Xeon Platinum 8480+; 16 modules of 32 GB, one a channel",
+    ),
+    "2x6980P": CommonHost(
+        f"{XEON}6980P", "Granite Rapids", 2, 128, 1536, 0,
+        "Intel ARK, Xeon 6980P, as sglang's page on Xeon shows it; 24 modules of 64 GB", 3,
+    ),
+    "c7i.metal-24xl": CommonHost(
+        f"{XEON}Platinum 8488C", "Sapphire Rapids", 1, 48, 192, 37.5, AWS
+    ),
+    "c7i.metal-48xl": CommonHost(f"{XEON}Platinum 8488C", "Sapphire Rapids", 2, 48, 384, 50, AWS),
+    "m7i.16xlarge": CommonHost(f"{XEON}Platinum 8488C", "Sapphire Rapids", 1, 32, 256, 25, AWS),
+    "m6i.16xlarge": CommonHost(f"{XEON}Platinum 8375C", "Ice Lake", 1, 32, 256, 25, AWS),
+}  # fmt: skip
+NAMED = ", ".join(HOSTS)
+
+
+def common_hosts(text: str) -> ClusterFacts | None:
+    """So many hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for another text.
+
+    >>> [host.name for host in common_hosts("2xm7i.16xlarge").hosts]
+    ['node1', 'node2']
+    """
+    count, kind = 1, text
+    if text not in HOSTS and (found := re.fullmatch(r"(\d{1,4})x(.+)", text)):
+        count, kind = int(found[1]), found[2]
+    if kind not in HOSTS or not 1 <= count <= MOST_HOSTS:
+        return None
+    return ClusterFacts(tuple(_facts(HOSTS[kind], f"node{n}") for n in range(1, count + 1)))
+
+
+def _facts(host: CommonHost, name: str) -> HostFacts:
+    cores = host.sockets * host.cores
+    memory = host.memory_gib * GIB
+    flags = FLAGS[host.generation]
+    speed = int(1000 * host.gigabits) or None
+    nic = {"name": "eth0", "addresses": [name], "speed_mbits": speed, "mtu": 1500, "driver": ""}
+    numa = _nodes(host, memory)
+    return HostFacts(
+        name=name, connection="ssh", cpu_model=host.cpu, cpu_flags=flags, cores=cores,
+        threads=2 * cores, numa_nodes=len(numa), memory_bytes=memory, free_bytes=100 * 10**9,
+        prefix="/opt/ftcluster", python="3.11", can_become_root=True,
+        tcmalloc=TCMALLOC, network_address=name, network_interface="eth0",
+        rank_user="", hostname=name, os="Linux", kernel="6", cpu_generation=host.generation,
+        amx="usable" if "amx_tile" in flags else "absent", sockets=host.sockets, numa=numa,
+        nics=(nic,), clock_offset_seconds=None,
+    )  # fmt: skip
+
+
+def _nodes(host: CommonHost, memory: int) -> tuple[NumaNode, ...]:
+    """NUMA nodes with cores in a row; second threads have the numbers behind all first ones."""
+    found: list[NumaNode] = []
+    all_cores, first = host.sockets * host.cores, 0
+    count = host.sockets * host.nodes
+    for socket in range(host.sockets):
+        for part in range(host.nodes):
+            size = host.cores // host.nodes + (part < host.cores % host.nodes)
+            cpus = range(first, first + size)
+            both = [*cpus, *(cpu + all_cores for cpu in cpus)]
+            first += size
+            found.append(
+                NumaNode(
+                    len(found), size, memory // count, format_cpus(cpus),
+                    socket_cpus={str(socket): format_cpus(both)},
+                )
+            )  # fmt: skip
+    return tuple(found)

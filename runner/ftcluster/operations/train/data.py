@@ -1,0 +1,120 @@
+"""Tells what is read of data, and what a model learns of them, before a training."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster.saved import Cluster, NoCluster
+from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import read_data
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.prepare import RecipeRequest
+from ftcluster.operations.train.recipe_words import on_the_hosts, training_recipe
+from ftcluster.progress.data import data_lines, set_line
+from ftcluster.progress.view import View
+from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
+from ftcluster.recipe.data_counts import count_rows
+from ftcluster.recipe.inputs import check_inputs, hub_notes
+from ftcluster_common.protocol.job import Job
+from ftcluster_common.recipe import Recipe
+
+SAMPLES = 3
+NO_HEAD = "lengths and samples as the model sees them: on a cluster, or ftcluster setup localhost"
+
+
+@dataclass(frozen=True)
+class DataRequest(RecipeRequest):
+    """Data, and the recipe that would be trained with them.
+
+    Attributes:
+        hub_token: whether the head may use the user's token for the Hugging Face Hub.
+        here: whether the head is not asked, so that lengths and samples are left out.
+    """
+
+    hub_token: bool = False
+    here: bool = False
+
+
+@dataclass(frozen=True)
+class DataResult:
+    """What is read and learned.
+
+    Attributes:
+        host: where the tokenizer's part was found out; "" for nowhere.
+        columns: by what they are for, and those that are not read.
+        sets: see `ftcluster_train.engine.data_report` and, without a host, `recipe.data_counts`.
+        samples: as the model sees them; none without a host.
+        notes: what a person should know.
+    """
+
+    recipe: Recipe
+    host: str
+    columns: dict[str, list[str]]
+    sets: list[dict[str, Any]]
+    samples: list[list[dict[str, Any]]] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """What `data --json` prints."""
+        return {
+            "recipe": self.recipe.name,
+            "task": self.recipe.task,
+            "model": self.recipe.model,
+            "data": self.recipe.data,
+            "host": self.host or None,
+            "columns": self.columns,
+            "sets": self.sets,
+            "samples": self.samples,
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """All of it as text; the notes first, because they may be missed below samples."""
+        columns = {use: tuple(names) for use, names in self.columns.items()}
+        notes = [f"note: {note}" for note in self.notes]
+        said = [*notes, *([columns_line(columns)] if columns else [])]
+        head = [line.replace("\n", "\n  ") for line in said]
+        if not self.host:
+            return [*head, *map(set_line, self.sets), NO_HEAD]
+        return [*head, *data_lines({"sets": self.sets, "samples": self.samples}, SAMPLES)]
+
+
+def describe(request: DataRequest, view: View) -> DataResult:
+    """What a training with these arguments would read and learn. Trains nothing.
+
+    The data are checked here; then the head reads them as it would for the training, and keeps
+    their tokens for it.
+
+    Raises:
+        FtclusterError: the recipe or its data are not valid, or the head does not answer.
+    """
+    recipe = training_recipe(request.words, request.data, request.model)
+    check_inputs(recipe)
+    columns = find_columns(recipe)
+    cluster = None if request.here else _cluster(request, view)
+    if cluster:
+        return _of_head(request, recipe, cluster, view)
+    sets, notes = count_rows(recipe, columns)
+    known = {use: list(names) for use, names in columns.items()}
+    about = (*hub_notes(recipe), *file_notes(recipe), *notes)
+    return DataResult(recipe, "", known, sets, notes=about)
+
+
+def _cluster(request: DataRequest, view: View) -> Cluster | None:
+    try:
+        return cluster_of(request.connection, view)
+    except NoCluster:
+        return None
+
+
+def _of_head(request: DataRequest, recipe: Recipe, cluster: Cluster, view: View) -> DataResult:
+    facts, prefix = cluster.facts, Path(cluster.facts.head.prefix)
+    there, folders = on_the_hosts(recipe, replace(facts, hosts=facts.hosts[:1]))
+    job = Job("data", prefix, prefix, there, "fp32", ipex=False)
+    run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
+    view.say(f"reading data on {run_hosts.head} ...")
+    token = find_token() if request.hub_token else ""
+    found = read_data(run_hosts, job.to_dict(), folders, token)
+    notes = (*file_notes(recipe), *found["notices"])
+    return DataResult(recipe, run_hosts.head, notes=notes, **found["report"])

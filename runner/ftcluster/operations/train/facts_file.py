@@ -1,0 +1,85 @@
+"""The hosts of a file, such as another control node's or the output of `ftcluster plan --json`."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.inventory import NAME, is_address
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
+from ftcluster.cluster.price import read_price
+from ftcluster.cluster.saved import Cluster, recall
+from ftcluster.errors import InputError, raise_together
+from ftcluster.operations.train.common_hosts import NAMED, common_hosts
+from ftcluster_common.protocol.given_files import GivenFileError, read_json
+
+HINT = (
+    "give the output of `ftcluster plan --json`, cluster.json of another control node, or common "
+    f"hosts, also several as 4xNAME: {NAMED}"
+)
+
+
+def facts_of(file: str | None) -> Cluster:
+    """The cluster of a file, or of common hosts; without one, that of the last setup.
+
+    Raises:
+        FtclusterError: there is none, or the file cannot be read or is incomplete.
+    """
+    if not file:
+        return recall()
+    common = None if Path(file).exists() else common_hosts(file)
+    return Cluster(inventories=(), facts=common or read_facts(Path(file).absolute()))
+
+
+def read_facts(path: Path) -> ClusterFacts:
+    """The hosts of a file, which are its `facts` or all of it.
+
+    Raises:
+        InputError: it cannot be read, or a host is incomplete; names each with what is missing.
+    """
+    try:
+        document = read_json(path)
+    except GivenFileError as error:
+        raise InputError(str(error), HINT) from error
+    hosts = document.get("facts", document) if isinstance(document, dict) else None
+    hosts = hosts.get("hosts") if isinstance(hosts, dict) else None
+    if not isinstance(hosts, list) or not hosts:
+        raise InputError(f"{path} has no hosts", HINT)
+    problems = [
+        f"host {number}: {problem}"
+        for number, host in enumerate(hosts, start=1)
+        for problem in _problems(host)
+    ]
+    names = [host.get("name") for host in hosts if isinstance(host, dict)]
+    twice = sorted({str(name) for name in names if name and names.count(name) > 1})
+    problems += [f"several hosts are called {name}; give each a name of its own" for name in twice]
+    raise_together(problems, f"{path} has no valid facts", HINT)
+    return ClusterFacts.from_dict({"hosts": hosts})
+
+
+def _problems(host: Any) -> Iterator[str]:
+    """What is missing or wrong in a host of such a file."""
+    if not isinstance(host, dict):
+        yield f"{host!r:.80} is not a mapping"
+        return
+    name = host.get("name")
+    if not (isinstance(name, str) and (NAME.fullmatch(name) or is_address(name))):
+        yield f"{name!r:.80} is no name of a host"  # hostfiles and manifests have it
+        return
+    missing = [
+        spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
+    ]
+    if missing:
+        yield f"{name} has no {', '.join(missing)}"
+        return
+    try:
+        facts = HostFacts.from_dict(host)
+        price = facts.price_per_hour
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        yield f"{host['name']}: {error}"
+        return
+    try:
+        if price:
+            read_price(price)
+    except (AttributeError, ValueError):
+        yield f'{facts.name}: {price!r} is no price; write price_per_hour like "4.08 USD"'

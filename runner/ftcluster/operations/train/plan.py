@@ -1,0 +1,99 @@
+"""Plans a training, and compares what it takes on several clusters. Starts nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.errors import FtclusterError, raise_together
+from ftcluster.launch.preview import as_commands, as_document, as_lines
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.facts_file import facts_of
+from ftcluster.operations.train.prepare import RecipeRequest, headline_of, shape_of
+from ftcluster.progress.view import View
+from ftcluster.report.cost import Shape, comparison
+from ftcluster.report.epoch_time import past_runs
+
+AS_OF = "this control node's copy; each launch asks the head"
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """What would run, with the reasons.
+
+    Attributes:
+        run: with the plan and the launch.
+    """
+
+    run: TrainingRun
+
+    def document(self) -> dict[str, Any]:
+        """What `plan --json` prints."""
+        run = self.run
+        names = {host.name for host in run.plan.prepared}
+        hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
+        more = shape_of(run, past_runs()).epoch() if run.purpose == "train" else {}
+        facts = ClusterFacts(hosts)
+        return as_document(run.id, run.recipe, run.columns, run.plan, run.launch, facts, more)
+
+    def lines(self) -> list[Text | str]:
+        """The plan as text, without the commands."""
+        run = self.run
+        epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
+        as_of = run.cluster.as_of
+        more = [*epoch, *([("cluster", f"as of {as_of}", AS_OF)] if as_of else [])]
+        return as_lines(headline_of(run), run.plan, run.folders, more)
+
+    def commands(self) -> str:
+        """The plan as commands of a shell, with the lines as comments."""
+        return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What an epoch of a recipe takes and costs on several clusters."""
+
+    recipe: str
+    shapes: tuple[Shape, ...]
+
+    def document(self) -> dict[str, Any]:
+        """What `plan --json` prints with several --facts."""
+        shapes = [shape.document() for shape in self.shapes]
+        return {"state": "compared", "recipe": self.recipe, "shapes": shapes}
+
+    def lines(self) -> list[str]:
+        """The comparison as text."""
+        return [f"recipe {self.recipe}", "", *comparison(self.shapes)]
+
+
+def plan(request: RecipeRequest, facts: str | None = None) -> PlanResult:
+    """Plan a training for the hosts of a file, or of the cluster that was set up last.
+
+    Raises:
+        FtclusterError: the recipe, its folders or the file are not valid, or no plan is possible.
+    """
+    if facts:
+        return PlanResult(request.prepared(facts_of(facts)))
+    return PlanResult(request.prepared(cluster_of(request.connection, View())))
+
+
+def compare(request: RecipeRequest, files: Sequence[str]) -> Comparison:
+    """What an epoch takes and costs on the hosts of each file.
+
+    Raises:
+        InputError: one cannot be read, or no plan is possible there; names each.
+    """
+    runs, problems = [], []
+    for file in files:
+        try:
+            runs.append((file, plan(request, file).run))
+        except FtclusterError as error:
+            text = str(error)
+            problems.append(text if file in text else f"{file}: {text}")
+    raise_together(problems, "not all of these clusters can be compared", "")
+    recorded = past_runs()
+    shapes = tuple(shape_of(run, recorded, file) for file, run in runs)
+    return Comparison(runs[0][1].recipe.name, shapes)

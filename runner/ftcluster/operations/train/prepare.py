@@ -1,0 +1,290 @@
+"""Prepares a training, an evaluation or a prediction: its recipe, its plan and its launch."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+
+from ftcluster.cluster.price import price_of
+from ftcluster.cluster.saved import Cluster
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.launch.follow import new_run_id
+from ftcluster.launch.mpirun import render
+from ftcluster.launch.preview import headline
+from ftcluster.launch.run import Run
+from ftcluster.launch.runs import FoundJob
+from ftcluster.launch.tags import read_tags
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.launch.user_env import read_env
+from ftcluster.operations.connection import Connection
+from ftcluster.operations.train.recipe_words import (
+    on_the_hosts,
+    split_words,
+    trained_recipe,
+    training_recipe,
+)
+from ftcluster.planning.memory import ModelSize
+from ftcluster.planning.model_size import cached_size, model_size, size_from_scratch
+from ftcluster.planning.plan import Decision, LaunchPlan, first_hosts
+from ftcluster.planning.spares import BACK, next_hosts, plan_with_spares
+from ftcluster.planning.tuned import UNTUNED, choose_tuned
+from ftcluster.progress.view import View
+from ftcluster.recipe.data_columns import file_notes, find_columns
+from ftcluster.recipe.inputs import check_inputs, hub_notes, on_the_hub
+from ftcluster.recipe.recipe import find_recipe
+from ftcluster.report.cost import Shape
+from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
+from ftcluster.stacks.catalog import load_stacks
+from ftcluster.text.host_names import described
+from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
+from ftcluster_common.protocol.run_state import name_of_run
+from ftcluster_common.recipe import CausalLm, Recipe
+
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+@dataclass(frozen=True)
+class RecipeRequest:
+    """What is trained, and on how many hosts.
+
+    Attributes:
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        data, model: a folder or a name, instead of the recipe's.
+        nodes: number of hosts with ranks, the head first; None: all.
+        spares: number of hosts after these that may take the place of a lost one.
+        ranks_per_host: None: the plan decides.
+        run_name: what the run's id begins with, instead of the recipe's name.
+        connection: which cluster it is about.
+        chosen: `key=value` of a command that tries settings, which override the words.
+    """
+
+    words: tuple[str, ...] = ()
+    data: str | None = None
+    model: str | None = None
+    nodes: int | None = None
+    spares: int = 0
+    ranks_per_host: int | None = None
+    run_name: str | None = None
+    connection: Connection = field(default_factory=Connection)
+    chosen: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse several recipes, and one that is not known.
+
+        Raises:
+            UsageError: that is so.
+        """
+        find_recipe(split_words(self.words)[0])
+
+    def prepared(
+        self, cluster: Cluster, purpose: Purpose = "train", use_tuning: bool = True
+    ) -> TrainingRun:
+        """Prepare the run that is asked for, without changing anything.
+
+        Args:
+            purpose: whether the model is trained, evaluated or predicts.
+            use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
+
+        Raises:
+            UsageError: there are too few hosts for spares.
+            FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
+        """
+        trains = purpose == "train"
+        remembered: tuple[str, ...] = ()
+        if trains:
+            recipe = training_recipe(self.words, self.data, self.model, chosen=self.chosen)
+        else:
+            recipe, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
+        check_inputs(recipe, purpose)
+        columns, encodings = find_columns(recipe, purpose), file_notes(recipe, purpose)
+        facts = first_hosts(cluster.usable, self.nodes)
+        further = next_hosts(cluster.usable, self.nodes, self.spares)
+        size = _size_of(recipe)
+        recipe, folders = on_the_hosts(recipe, facts)
+        tuned, tuning, stacks = UNTUNED, None, load_stacks()
+        if trains and use_tuning:
+            asked = as_tuned(recipe, self.ranks_per_host)
+            tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
+        recipe, shape = tuned.applied_to(recipe), (self.ranks_per_host, size, trains, tuned)
+        decided = plan_with_spares(facts, further, recipe, stacks, *shape, drained=cluster.drained)
+        recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
+        if tuning:
+            decided = decided.with_decision(Decision("tuning", *tuning))
+        if "batch_size" in tuned.settings:
+            notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
+        notes = (*notes, *encodings)
+        run_id = new_run_id(self.run_name or recipe.name)
+        launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+        return TrainingRun(
+            run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose
+        )
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """How a run is launched; None: as a plan says. See Launch for what each means.
+
+    Attributes:
+        env: variables for the ranks: NAME=VALUE, or NAME with the value that it has here, which no
+            record gets.
+        tags: NAME=VALUE, which ps, reports and trackers show.
+        command: the command line that asks for it, for the run's record.
+    """
+
+    max_restarts: int | None = None
+    min_nodes: int | None = None
+    wait: bool | None = None
+    share_hosts: bool | None = None
+    timeout_seconds: float | None = None
+    hang_seconds: float | None = None
+    grace_seconds: float | None = None
+    env: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    command: tuple[str, ...] = ("python",)
+
+    def __post_init__(self) -> None:
+        """Refuse variables that are not to be set, and what is no tag.
+
+        Raises:
+            UsageError: there are some.
+        """
+        read_env(self.env)
+        read_tags(self.tags)
+
+    def applied_to(self, run: AnyRun) -> AnyRun:
+        """The run with these.
+
+        Raises:
+            UsageError: a variable is one of the launch's own.
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        command = given.pop("command")
+        plain, secret = read_env(given.pop("env"))
+        if own := sorted(run.launch.env.keys() & {*plain, *secret}):
+            raise UsageError(f"--env {', '.join(own)}: the launch sets it itself", "leave it out")
+        path = f"{run.launch.run_dir}/{SECRET_ENV_FILE}"
+        tags = read_tags(given.pop("tags"))
+        env = run.launch.env | plain | ({SECRET_ENV_VARIABLE: path} if secret else {})
+        env |= {TAGS_VARIABLE: tags} if tags else {}
+        launch = replace(run.launch, env=env, **given)
+        return replace(run, command=command, launch=launch, secrets=secret)
+
+
+def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
+    """The recipe on the hosts, as tunings know it."""
+    return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
+
+
+def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe with the plan's batch where it has that of a rank only, and a note about it."""
+    if recipe.training.per_device_train_batch_size is None:
+        return recipe, ()
+    samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
+    training = replace(recipe.training, per_device_train_batch_size=None)
+    [why] = [decision.why for decision in plan.decisions if decision.what == "batch"]
+    return replace(recipe, batch_size=samples, training=training), (f"batch_size={samples}: {why}",)
+
+
+def resumed_run(
+    job: FoundJob,
+    cluster: Cluster,
+    nodes: int | None,
+    spares: int,
+    ranks_per_host: int | None,
+    must_resume: bool,
+    name: str | None = None,
+) -> TrainingRun:
+    """Prepare a run that continues another one, on the hosts that answer.
+
+    Args:
+        job: the other one.
+        nodes: number of hosts with ranks, the head first; default: those of the other run.
+        spares: number of hosts after these that may take the place of a lost one.
+        ranks_per_host: default: the plan decides.
+        must_resume: whether it is an error that the other run has saved nothing.
+        name: what its id begins with; None: as that of the other run.
+
+    Raises:
+        FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
+            the plan is not valid.
+    """
+    if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
+        raise FtclusterError(
+            f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
+            f"train again from the beginning; what it ended with: ftcluster logs {job.run}",
+        )
+    hosts = cluster.facts
+    if not cluster.slurm_job:  # the first node answers for all
+        facts_of = {host.name: host for host in hosts.hosts}
+        names = [name for name in job.hosts if name not in cluster.drained]
+        if not names:
+            others = ", ".join(job.hosts)
+            raise FtclusterError(f"every host that answers is drained: {others}", BACK)
+        hosts = replace(hosts, hosts=tuple(facts_of[name] for name in names))
+        nodes = nodes or min(job.nodes, len(names))
+    cluster = replace(cluster, facts=hosts)
+    facts, further = first_hosts(hosts, nodes), next_hosts(hosts, nodes, spares)
+    size = _size_of(job.recipe)
+    stacks = load_stacks()
+    decided = plan_with_spares(
+        facts, further, job.recipe, stacks, ranks_per_host, size, drained=cluster.drained
+    )
+    if job.ipex or decided.ipex:
+        raise FtclusterError(
+            f"run {job.run} cannot be resumed: IPEX keeps its own copies of the weights",
+            "train again from the beginning; with training.use_ipex=false a run can be resumed",
+        )
+    run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
+    launch = render(decided, run_id, slurm_job=cluster.slurm_job)
+    return TrainingRun(run_id, cluster, decided, launch, job.recipe, resume=resumed)
+
+
+def _size_of(recipe: Recipe) -> ModelSize | None:
+    if recipe.from_scratch:
+        vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
+        size = size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
+    else:
+        size = _size_of_model(recipe.model)
+    teacher = _size_of_model(recipe.teacher) if recipe.teacher else None
+    return replace(size, teacher=teacher.parameters) if size and teacher else size
+
+
+def _size_of_model(model: str) -> ModelSize | None:
+    return model_size(Path(model)) or (cached_size(model) if on_the_hub(model) else None)
+
+
+def say_notes(run: TrainingRun, view: View) -> None:
+    """Show what a user should know before a run begins."""
+    for note in run.notes:
+        view.say(f"note: {note}")
+
+
+def headline_of(run: TrainingRun) -> list[str]:
+    """What is trained, how, and where."""
+    lines = headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
+    return [*lines, *(f"note: {note}" for note in hub_notes(run.recipe))]
+
+
+def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
+    """A planned training with the time and the cost of an epoch.
+
+    Args:
+        runs: trainings that were measured, the newest first.
+        name: see Shape.
+    """
+    hosts = run.cluster.facts.hosts
+    fields = json.loads(json.dumps(asdict(run.recipe)))  # as a record has them
+    planned = {host.name for host in run.plan.hosts}
+    price, why = price_of(run.prices)
+    return Shape(
+        name,
+        described([(host.cpu_model, host.cores) for host in hosts if host.name in planned]),
+        run.plan.world_size,
+        batch_of(run.plan),
+        run.plan.precision,
+        epoch_time(run.plan, run.recipe, fields, hosts, runs),
+        price,
+        why,
+    )

@@ -1,0 +1,248 @@
+"""The recipe that a command line asks for, and its files on this machine and on the hosts."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.errors import InputError, RecipeError, UsageError
+from ftcluster.recipe.data_columns import header
+from ftcluster.recipe.inputs import copy_name
+from ftcluster.recipe.recipe import RECIPES, Given, known_recipes, load_recipe
+from ftcluster.recipe.schema import in_recipe
+from ftcluster.recipe.tasks import GLUE
+from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
+from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.recipe import Recipe
+
+DEFAULT_RECIPE = "quickstart"
+# fields of a recipe that may name one of this machine
+FOLDERS = ("data", "model", "tokenizer", "teacher")
+# by the end of transformers' names of classes
+OF_CLASSES = {
+    "ForSequenceClassification": ("classify", "glue", "rerank"),
+    "ForTokenClassification": ("ner",),
+    "ForQuestionAnswering": ("squad",),
+    "ForMaskedLM": ("mlm",),
+    "ForConditionalGeneration": ("seq2seq",),
+    "ForCausalLM": ("sft", "clm"),
+    "Model": ("embed",),
+}
+CONFIG = "config.json"
+OF_GLUE = frozenset(name for task in GLUE.values() for name in vars(task))  # set by glue_task
+COLUMNS = ("_column", "_columns")  # end the names of fields with columns
+
+
+def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The recipe and its overrides.
+
+    Raises:
+        UsageError: there are several recipes.
+    """
+    recipes = [word for word in words if "=" not in word]
+    if len(recipes) > 1:
+        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
+    return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
+
+
+def _keys(overrides: Sequence[str]) -> list[str]:
+    return [override.partition("=")[0] for override in overrides]
+
+
+def training_recipe(
+    words: Sequence[str],
+    data: str | None,
+    model: str | None,
+    remembered: Sequence[Given] = (),
+    chosen: Sequence[str] = (),
+) -> Recipe:
+    """The recipe that words of the command line ask for, its folders by absolute paths.
+
+    Args:
+        words: a recipe, a known one or a file, and `key=value` of its fields.
+        data, model: a folder or a name, instead of the recipe's.
+        remembered: values for fields of the task, which words may override.
+        chosen: `key=value` of a command that tries settings, which override words.
+
+    Raises:
+        UsageError: there are several recipes.
+        RecipeError: the recipe is unknown or not valid.
+    """
+    recipe_name, overrides = split_words(words)
+    flags = []
+    if data is not None:
+        flags.append(f"data={json.dumps(data)}")
+        if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
+            flags.append("data_config=null")  # the recipe's is a configuration of its own data set
+    if model is not None:
+        flags += [f"model={json.dumps(model)}"]
+    recipe = load_recipe(recipe_name, [*flags, *overrides], chosen, remembered=remembered)
+    return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
+
+
+def trained_recipe(
+    words: Sequence[str], data: str | None, model: str, purpose: Purpose
+) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe for a trained model, which reads data as it was trained to, and notes about that.
+
+    A model that ftcluster has trained has its recipe's name, task and columns in a file of its
+    folder. Others may have written that file, so it sets fields of the task alone, and not what
+    the user has typed. Columns that data of this machine do not have are found as in a training.
+
+    Args, Raises: as in `training_recipe`.
+    """
+    trained, notes = trained_fields(Path(model)), []
+    if not any("=" not in word for word in words):
+        name = _recipe_of(trained, model)
+        has_data = data is not None or any(word.startswith("data=") for word in words)
+        if name != trained.recipe and not has_data:
+            raise UsageError(
+                "name the data: --data PATH",
+                f"or recipe {shortened(trained.recipe)}, which has them",
+            )
+        words = [name, *words]
+        notes.append(f"recipe {name}, as the model was trained ({trained.file})")
+    plain = training_recipe(words, data, model)
+    if notes and data is None:
+        notes = [f"{notes[0]}: data={shortened(plain.data)}"]
+    if trained.task != plain.task:  # used for another task, or trained by another program
+        if trained.task:
+            notes.append(
+                f"the model was trained for {trained.task} ({trained.file}), and is used for "
+                f"{plain.task}: nothing of its training is taken over"
+            )
+        return for_trained_model(plain), tuple(notes)
+    try:
+        recipe = training_recipe(words, data, model, _settings(trained, words, plain, purpose))
+    except RecipeError as error:  # without the model's values the recipe is valid
+        raise RecipeError(
+            f"{trained.file} has values that do not fit together, or not to what was typed\n  "
+            f"{error.message}",
+            "set these fields on the command line, as KEY=VALUE, or correct the file",
+        ) from error
+    notes += [*_differences(trained, plain, recipe), trained.ignored_note]
+    return for_trained_model(recipe), tuple(filter(None, notes))
+
+
+def _recipe_of(trained: TrainedFields, model: str) -> str:
+    """The known recipe for a model's own data, or for any data of its task.
+
+    Raises:
+        UsageError: the model's folder does not say what it was trained for.
+    """
+    if not trained.task:
+        raise UsageError(
+            f"{model} does not say what it was trained for (it has no {trained.missing}): name a "
+            "recipe",
+            f"{' or '.join(recipes_for(Path(model)))}, with --data PATH where it is not the "
+            "recipe's own",
+        )
+    if trained.recipe in known_recipes() and load_recipe(trained.recipe).task == trained.task:
+        return trained.recipe
+    return RECIPES[trained.task]
+
+
+def _settings(
+    trained: TrainedFields, words: Sequence[str], plain: Recipe, purpose: Purpose
+) -> list[Given]:
+    """The model's values for fields, without columns that the data lack.
+
+    A task of GLUE that the user has typed sets several fields, none of which is the model's then.
+    """
+    columns = header(plain, purpose)
+    names = {word.partition("=")[0] for word in split_words(words)[1]}
+    typed = {name for set_by in ("glue_task", "task_name") if set_by in names for name in OF_GLUE}
+    return [
+        (name, value, str(trained.file))
+        for name, value in trained.options.items()
+        if name not in typed
+        and not (columns and name.endswith(COLUMNS) and _no_column(value, columns))
+    ]
+
+
+def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Iterator[str]:
+    """Notes about fields that the model sets, and about those that are not as it was trained."""
+    before, after = asdict(plain.options), asdict(recipe.options)
+    if changed := [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]:
+        yield f"as the model was trained ({trained.file}): {' '.join(changed)}"
+    others = [
+        f"{name}={_shown(after[name])} instead of {_shown(value)}"
+        for name, value in trained.options.items()
+        if _shown(after[name]) != _shown(value)
+    ]
+    if others:
+        yield f"not as the model was trained ({trained.file}): {'; '.join(others)}"
+
+
+def recipes_for(model: Path) -> Sequence[str]:
+    """The recipes that may fit a model's folder, by the class that its config.json names."""
+    try:
+        names = [str(name) for name in read_json(model / CONFIG)["architectures"]]
+    except (ValueError, KeyError, TypeError):
+        names = []
+    fit = [ours for end, ours in OF_CLASSES.items() if any(name.endswith(end) for name in names)]
+    return fit[0] if fit else [name for name in known_recipes() if name != DEFAULT_RECIPE]
+
+
+def _no_column(named: Any, columns: Sequence[str]) -> bool:
+    """Whether data have none of the columns that a field names."""
+    return not {*([named] if isinstance(named, str) else named)} & {*columns}
+
+
+def _shown(value: Any) -> str:
+    """A field's value as one writes it on a command line; a long one is cut."""
+    if isinstance(value, list):
+        value = tuple(value)
+    return shortened(in_recipe(value))
+
+
+def for_trained_model(recipe: Recipe) -> Recipe:
+    """The recipe for a model that is trained already, with its own configuration and tokenizer."""
+    training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
+    return replace(
+        recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
+    )
+
+
+def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
+    """The recipe with the hosts' paths for folders of this machine, and the folders to copy.
+
+    Raises:
+        InputError: they have what is not copied; names all.
+    """
+    if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
+        return recipe, ()
+    copies: dict[str, str] = {}
+    problems: list[str] = []
+
+    def copied(field: str, folder: str) -> str:
+        path, kind = Path(folder), "data" if field == "data" else "models"
+        if folder not in copies:
+            try:
+                copies[folder] = f"{facts.head.prefix}/{kind}/{copy_name(path)}"
+            except InputError as error:
+                problems.append(str(error))
+                return folder
+        return f"{copies[folder]}/{path.name}" if path.is_file() else copies[folder]
+
+    there = with_folders(recipe, copied)
+    if problems:
+        raise InputError("\n".join(problems))
+    return there, tuple(copies.items())
+
+
+def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
+    """The recipe with folders of this machine renamed by `rename(field, folder)`."""
+    values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
+    values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
+    renamed = {
+        field: rename(field, value)
+        for field, value in values.items()
+        if isinstance(value, str) and Path(value).exists()
+    }
+    checkpoint = renamed.pop("resume_from_checkpoint", values["resume_from_checkpoint"])
+    training = replace(recipe.training, resume_from_checkpoint=checkpoint)
+    return replace(recipe, training=training, **renamed)  # type: ignore[arg-type]

@@ -1,0 +1,321 @@
+"""Trains a recipe with several values of its fields, and says which ones are best.
+
+The state of a sweep is its runs: the id of each begins with a digest of what it trains, so that the
+same command finds them on the hosts, from any control node, and trains only what is not there.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
+from ftcluster.ansible.playbooks import Mesh
+from ftcluster.errors import ClusterChanged, Detached, FtclusterError, Interrupted, UsageError
+from ftcluster.launch import follow, training_run
+from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.record import end_of, read_record
+from ftcluster.launch.runs import fetch_model, list_runs
+from ftcluster.launch.tags import is_tag
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.runs.report import ReportRequest, report
+from ftcluster.operations.train.sweep_request import Part, SweepRequest, name_of, parts_of
+from ftcluster.operations.train.sweep_result import (
+    DIVERGED,
+    NOT_STARTED,
+    WAITING,
+    Row,
+    SweepResult,
+    aim_of,
+)
+from ftcluster.progress.view import View
+from ftcluster.provision.stages import run_stages
+from ftcluster.recipe.search import Settings
+from ftcluster.text.plural import counted
+from ftcluster_common.protocol.run_state import INTERRUPTED, RunState, name_of_run
+
+POLL_SECONDS = 10.0  # between two looks at runs that go on side by side
+ENDED = ("done", "failed", "stopped", DIVERGED)
+GIVE_UP = 3  # launches that fail one after the other on the same hosts
+LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
+
+
+def dry_run(request: SweepRequest, view: View) -> SweepResult:
+    """What would be trained, once all of it is checked; no host is asked. Raises as `sweep`."""
+    return replace(_Sweep(request, view, view).result, planned=True)
+
+
+def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
+    """Train each combination that has not been trained yet, and compare them.
+
+    A run that fails ends no other.
+
+    Args:
+        steps_view: shows each run's own progress, where they come one after the other.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        Interrupted: the user left it; what is running goes on.
+        FtclusterError: a combination is not valid (names all that are not), or no head answers.
+    """
+    one = _Sweep(request, view, steps_view)
+    path = Path(request.fetch)
+    if request.fetch and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
+    try:
+        one.find()
+        one.run()
+        one.search()
+        return one.completed()
+    except (Interrupted, KeyboardInterrupt) as error:
+        going = [row.run for row in one.rows if row.state == "running"]
+        on = f"; {' and '.join(going)} goes on" if going else ""
+        stop = f"; to end it: ftcluster stop {' '.join(going)}" if going else ""
+        left = Interrupted(
+            f"left the sweep{on}", f"the same command goes on with it{stop}", one.result.document()
+        )
+        left.exit_code = error.exit_code if isinstance(error, Detached) else left.exit_code
+        raise left from None
+
+
+class _Sweep:
+    """A sweep that is going on.
+
+    Attributes:
+        rows: a row a run.
+    """
+
+    def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
+        self._request, self._view = request, view
+        cluster = cluster_of(request.connection, view)
+        self._parts = parts_of(cluster, request.nodes, request.connection.to(cluster))
+        self._steps_view = steps_view if len(self._parts) == 1 else View()
+        self._token = find_token() if request.hub_token else ""
+        self._search = request.search(len(self._parts))
+        self.rows: list[Row] = []
+        self._contents: dict[str, str] = {}
+        asked = [self._search.ask() for _ in self._parts] if self._search else request.tried
+        prepared, self._asked = self._add(asked[: request.tpe or None])
+        first = prepared[0].recipe
+        self._aim = aim_of(first, request.metric, request.fields)
+        self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
+        self._running: dict[int, Row] = {}  # by the part's place
+        shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
+        count = len(self._parts)
+        where = f"{count} at once" if count > 1 else "one after the other"
+        runs = counted(request.tpe or len(self.rows), "run")
+        view.say(f"{runs} of {first.name}, {where}, {shape}")
+
+    def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[Row]]:
+        """Add a row for each of these that has none yet.
+
+        Returns:
+            The added ones as they would be launched, and the row of each of `settings`.
+
+        Raises:
+            FtclusterError: some cannot be; has the reasons of all.
+        """
+        known = {row.label: row for row in self.rows}
+        rows = [known.setdefault(row.label, row) for row in map(Row, settings)]
+        new = [row for row in known.values() if row not in self.rows]
+        prepared = self._checked(new)
+        for row in new:
+            row.name = name_of(self._request, row.settings, self._contents)
+        self.rows += new
+        return prepared, rows
+
+    def _checked(self, rows: Sequence[Row]) -> list[TrainingRun]:
+        """Each run as it would be launched.
+
+        Raises:
+            FtclusterError: some cannot be; has the reasons of all.
+        """
+        prepared: list[TrainingRun] = []
+        problems: dict[str, tuple[FtclusterError, list[str]]] = {}
+        for row in rows:
+            try:
+                request = self._request.with_settings(row.settings, self._request.run_name)
+                prepared.append(request.prepared(self._parts[0].cluster))
+            except FtclusterError as error:
+                problems.setdefault(str(error), (error, []))[1].append(row.label)
+        if problems:
+            said = [f"{', '.join(labels)}: {text}" for text, (_, labels) in problems.items()]
+            count = sum(len(labels) for _, labels in problems.values())
+            wrong = all(isinstance(error, UsageError) for error, _ in problems.values())
+            raise (UsageError if wrong else FtclusterError)(
+                f"{count} of {counted(len(rows), 'run')} cannot begin\n  " + "\n  ".join(said),
+                "none of them was started",
+            )
+        return prepared
+
+    @property
+    def result(self) -> SweepResult:
+        """As far as it has come."""
+        return SweepResult(self.rows, self._aim, len(self._parts))
+
+    def find(self) -> None:
+        """Find what was trained or goes on already, whoever started it.
+
+        Raises:
+            FtclusterError: a head does not answer.
+        """
+        rows = [row for row in self.rows if row.state == WAITING]
+        beginnings = [f"{row.name}-" for row in rows]
+        if not rows:
+            return
+        found: dict[str, list[tuple[RunState, Part]]] = {}
+        for part in self._parts:
+            for state in list_runs(part.run_hosts, beginnings)[0]:
+                found.setdefault(name_of_run(state.run), []).append((state, part))
+        for row in rows:
+            there = [one for one in found.get(row.name, ()) if self._counts(one[0])]
+            if there:
+                state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
+                self._take(row, state, part)
+        if known := sum(row.state != WAITING for row in rows):
+            self._view.say(f"{counted(known, 'run')} of them are there already")
+
+    def _counts(self, state: RunState) -> bool:
+        """Whether a run that is there is not to be trained again."""
+        if state.state == "running" or state.doing == INTERRUPTED:
+            return bool(state.hosts)
+        was_launched = bool(state.hosts) and (state.state != "stopped" or bool(state.step))
+        return state.state == "done" or (was_launched and not self._request.retry)
+
+    def _take(self, row: Row, state: RunState, part: Part) -> None:
+        """Take what the head says of a run."""
+        row.run, row.state, row.hosts = state.run, state.state, state.hosts
+        row.seconds = state.seconds
+        if state.doing == INTERRUPTED and len(self._parts) > 1:
+            row.reason = f"its supervisor is gone; to go on with it: ftcluster attach {row.run}"
+        elif state.state == "running" or state.doing == INTERRUPTED:
+            row.state = "running"
+            self._running[self._parts.index(part)] = row
+        else:
+            self._end(row, part)
+
+    def _end(self, row: Row, part: Part, view: View | None = None) -> None:
+        """Follow a run to its end, unless that is known here, and take its metrics."""
+        end = (read_record(row.run) or {}).get("end", {})
+        if "metrics" not in end:
+            progress = follow.attach(part.run_hosts, row.run, view or View()).progress
+            end = end_of(progress)
+            if not progress.ended:
+                end = {**end, "state": "failed", "errors": end["errors"] or [LOST]}
+        row.end(end)
+        name, value = self._aim.of(row.metrics)
+        said = f"{name} {value:.4g}" if value is not None else row.reason or "no metric"
+        self._view.say(f"{row.label}: {row.state}, {said}  ({row.run})")
+
+    def run(self) -> None:
+        """Train all that waits, on each part one after the other."""
+        while True:
+            waiting = [row for row in self.rows if row.state == WAITING]
+            usable = [n for n in range(len(self._parts)) if self._failed.get(n, 0) < GIVE_UP]
+            for number in usable:
+                if number not in self._running and waiting:
+                    self._launch(waiting.pop(0), number)
+            if not self._running and not (waiting and usable):
+                return
+            if len(self._parts) == 1:
+                for number, row in list(self._running.items()):
+                    self._end(row, self._parts[number], self._steps_view)
+                    del self._running[number]
+            elif self._running:
+                self._poll()
+
+    def search(self) -> None:
+        """Train what the search chooses by those that were trained, until it has had its number.
+
+        What has no end yet ends it too: the next ones would be others without its metric.
+        """
+        search, left = self._search, self._request.tpe - len(self._asked)
+        while search and left > 0 and all(row.state in ENDED for row in self._asked):
+            values = [self._aim.of(row.metrics) for row in self._asked]
+            search.tell(
+                [
+                    None if value is None or row.state != "done"
+                    else -value if self._aim.more_is_better(name) else value
+                    for row, (name, value) in zip(self._asked, values, strict=True)
+                ]
+            )  # fmt: skip
+            asked = [search.ask() for _ in self._parts[:left]]
+            left -= len(asked)
+            _, self._asked = self._add(asked)
+            self.find()
+            self.run()
+
+    def _launch(self, row: Row, number: int) -> None:
+        """Start a run; one that cannot be started is a row with its reason."""
+        part = self._parts[number]
+        request = self._request.with_settings(row.settings, row.name)
+        launch = self._request.launch
+        tags = filter(is_tag, row.label.split())  # in ps each run says what it tries
+        launch = replace(launch, tags=(*tags, *launch.tags))
+        run = launch.applied_to(request.prepared(part.cluster))
+        if name_of(self._request, row.settings, {}) != row.name:
+            raise FtclusterError(
+                "model, data or the recipe's file have changed since the sweep began",
+                "run it again: it trains what is not trained of the new ones",
+            )
+        row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
+        self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
+        try:
+            if number and len(row.hosts) > 1 and not self._failed.get(number):
+                names = f"{HOSTS_VARIABLE}={pattern_of(list(row.hosts))}"
+                arguments = (*part.options, "--extra-vars", names)
+                run_stages(Mesh(), part.cluster.inventories, arguments, self._steps_view)
+            launched = replace(run, hub_token=self._token)
+            training_run.train(launched, self._steps_view, part.options, detach=True)
+        except (ClusterChanged, Interrupted):
+            row.state = WAITING
+            raise
+        except FtclusterError as error:
+            row.state, row.reason = NOT_STARTED, " ".join(error.message.split())
+            self._failed[number] = self._failed.get(number, 0) + 1
+            self._view.say(f"{row.label}: not started: {error}")
+            return
+        self._failed[number] = 0
+        row.state = "running"
+        self._running[number] = row
+
+    def _poll(self) -> None:
+        """Wait, and take those that have ended meanwhile."""
+        time.sleep(POLL_SECONDS)
+        for number, row in list(self._running.items()):
+            part = self._parts[number]
+            try:
+                found = list_runs(part.run_hosts, [row.run], 1)[0]
+            except Interrupted:
+                raise
+            except FtclusterError as error:
+                self._view.say(f"{error.message}; {row.run} goes on there. Asking again ...")
+                continue
+            state = next((one for one in found if one.run == row.run), None)
+            if state is None or state.state != "running":
+                del self._running[number]
+                if state is None:
+                    row.state, row.reason = "failed", "its head knows it no longer"
+                else:
+                    self._take(row, state, part)
+
+    def completed(self) -> SweepResult:
+        """Bring the best model here, and write the page, where that is asked for.
+
+        Raises:
+            FtclusterError: the folder is not empty, or the head does not answer.
+        """
+        request, result = self._request, self.result
+        best = result.best
+        if request.fetch and best:
+            path = Path(request.fetch)
+            part = next(p for p in self._parts if p.run_hosts.head == best.hosts[0])
+            fetch_model(part.run_hosts, best.run, best.model, path)
+            result = replace(result, fetched=str(path.absolute()))
+        done = tuple(row.run for row in result.ranked)
+        if request.report and done:
+            report(ReportRequest(request.connection, done, request.report), self._view)
+            result = replace(result, report=str(request.report.absolute()))
+        return result

@@ -1,0 +1,256 @@
+"""Trains a model on a cluster, or in a Slurm job."""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ftcluster.ansible.inventory import HOSTS_VARIABLE, pattern_of
+from ftcluster.ansible.playbooks import Mesh
+from ftcluster.cluster.price import epoch_document, price_document, price_of
+from ftcluster.cluster.saved import Cluster
+from ftcluster.cluster.slurm import Allocation, cluster_of_job
+from ftcluster.errors import UsageError
+from ftcluster.launch import training_run
+from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, attach
+from ftcluster.launch.hub_token import find_token
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import find_job, find_run
+from ftcluster.launch.training_run import HeadLost, TrainingRun
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.prepare import (
+    LaunchOptions,
+    RecipeRequest,
+    headline_of,
+    resumed_run,
+    say_notes,
+)
+from ftcluster.operations.train.slurm_job import earlier_run, requeued
+from ftcluster.progress.classes import class_lines
+from ftcluster.progress.format import duration, metrics
+from ftcluster.progress.state import RunProgress
+from ftcluster.progress.texts import text_lines, written_texts
+from ftcluster.progress.view import View
+from ftcluster.provision.stages import run_stages
+from ftcluster.report.cost import cost_line
+from ftcluster.text.plural import counted
+
+HEAD_SECONDS = 120.0  # it may be rebooting
+
+
+@dataclass(frozen=True)
+class TrainRequest(RecipeRequest):
+    """A training.
+
+    Attributes:
+        resume: a run that is continued from its newest checkpoint or snapshot, with its own
+            recipe, model and data; its id, or how that begins.
+        watch: whether the training continues on the other hosts where its head does not answer
+            for 2 minutes.
+        detach: whether it is left running once it is launched.
+        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
+        job: the Slurm job whose nodes are the hosts, instead of the cluster's.
+        requeue: whether Slurm starts that job again where a signal stops the training.
+    """
+
+    resume: str = ""
+    watch: bool = False
+    detach: bool = False
+    hub_token: bool = False
+    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=3))
+    job: Allocation | None = None
+    requeue: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself.
+
+        Raises:
+            UsageError: that is so.
+        """
+        super().__post_init__()
+        if self.resume and (self.words or self.data or self.model):
+            raise UsageError(
+                "--resume continues with the run's own recipe, model and data",
+                "with others: a new run from a checkpoint, training.resume_from_checkpoint=DIR, or "
+                "from its weights only, --model DIR",
+            )
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """A training that has ended, or goes on without its caller.
+
+    Attributes:
+        run: what was launched.
+        progress: what its events say.
+    """
+
+    run: TrainingRun
+    progress: RunProgress
+
+    def document(self) -> dict[str, Any]:
+        """What `train --json` prints."""
+        progress, start = self.progress, self.progress.start
+        if progress.state == "running":
+            return {"run": progress.run, "state": progress.state}
+        price, _ = price_of(self.run.prices)
+        return {
+            **progress.document(),
+            "price": price_document(price),
+            "cost": round(price.cost(progress.seconds), 6) if price else None,
+            "epoch": epoch_document(progress.epoch_seconds, price),
+            "train_seconds": progress.result["train_seconds"],
+            "steps": progress.step.get("step", start["steps"]),
+            "seed": self.run.recipe.training.seed,
+            "precision": start["precision"],
+            "ipex": start["ipex"],
+        }
+
+    def lines(self) -> list[str]:
+        """Metrics, speed, cost and the model's path; of one that goes on, its id."""
+        progress, result, run = self.progress, self.progress.result, self.run
+        if progress.state == "running":
+            return [progress.run]
+        head = run.cluster.facts.head
+        where = "" if head.connection == "local" else f"{head.name}:"
+        price, why = price_of(run.prices)
+        cost = [f"cost: not available ({why})"] if why else []
+        if price:
+            hosts = len(run.plan.prepared)
+            cost = [cost_line(progress.seconds, progress.epoch_seconds, price, hosts)]
+        return [
+            *class_lines(result),
+            *text_lines(written_texts(result, progress.evaluations)),
+            metrics(result["metrics"]),
+            speed(progress, run),
+            *cost,
+            f"model: {where}{result['model']}",
+        ]
+
+
+def speed(progress: RunProgress, run: TrainingRun) -> str:
+    """The speed of a run in one line."""
+    result, count = progress.result, len(run.plan.hosts)
+    hosts = f" on {count} hosts" if count > 1 else ""
+    return (
+        f"{result['samples_per_second']:.1f} samples per second on "
+        f"{counted(result['world_size'], 'rank')}{hosts}, {duration(progress.seconds)} in all"
+    )
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A training before its launch.
+
+    Attributes:
+        must_resume: whether it is an error that the run it continues has saved nothing.
+    """
+
+    request: TrainRequest
+    cluster: Cluster
+    run: TrainingRun
+    must_resume: bool
+
+    @property
+    def connection_options(self) -> tuple[str, ...]:
+        return self.request.connection.to(self.cluster)
+
+
+def dry_run(request: TrainRequest, view: View) -> PlanResult:
+    """What `train` would launch. Raises as `train`."""
+    return PlanResult(_first_attempt(request, view).run)
+
+
+def train(request: TrainRequest, view: View) -> TrainResult:
+    """Train to the end, or as far as the launch.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        Detached: a signal has ended this process only; the training goes on.
+        Interrupted: the training was stopped.
+        FtclusterError: the request is not valid, or the training failed.
+    """
+    attempt = _first_attempt(request, view)
+    for line in headline_of(attempt.run):
+        view.say(line)
+    progress = _done_before(attempt, view) if request.job and not request.resume else None
+    if progress:
+        return TrainResult(attempt.run, progress)
+    job = request.job if request.requeue else None
+    with requeued(job, view) if job else contextlib.nullcontext():
+        return _train_with_failover(attempt, view)
+
+
+def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
+    job = request.job
+    cluster = cluster_of_job(job) if job else cluster_of(request.connection, view)
+    must_resume = bool(request.resume)  # else a new head may start from the beginning
+    if job and not must_resume and (earlier := earlier_run(job, request.launch.command)):
+        request = _resuming(request, earlier)
+    return _Attempt(request, cluster, _prepared(request, cluster, must_resume), must_resume)
+
+
+def _resuming(request: TrainRequest, run: str) -> TrainRequest:
+    """The request to continue a run that it has launched before."""
+    return replace(request, resume=run, words=(), data=None, model=None)
+
+
+def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
+    if request.resume:  # on a host that is left, where the head is lost
+        run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
+        job = find_job(run_hosts, request.resume)
+        shape = (request.nodes, request.spares, request.ranks_per_host)
+        run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
+    else:
+        run = request.prepared(cluster)
+    return request.launch.applied_to(run)
+
+
+def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
+    """The result of the run that a requeued Slurm job would continue, where that was done."""
+    run_hosts, run = run_hosts_of(attempt.cluster), attempt.request.resume
+    if not run or find_run(run_hosts, run).state != "done":
+        return None
+    return attach(run_hosts, run, view).progress
+
+
+def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
+    """Train; where that is asked for, on a host that is left when the head is lost.
+
+    Raises:
+        HeadLost: it was lost, and `watch` is not given, or it was lost too often.
+        FtclusterError, Interrupted: see `training_run.train`.
+    """
+    request, cluster, connection_options = (
+        attempt.request,
+        attempt.cluster,
+        attempt.connection_options,
+    )
+    run, must_resume = attempt.run, attempt.must_resume
+    limit = HEAD_SECONDS if request.watch else RECONNECT_LIMIT_SECONDS
+    token = find_token() if request.hub_token else ""
+    left = (request.launch.max_restarts or 0) if request.watch else 0
+    while True:
+        _ensure_head_ssh(_Attempt(request, cluster, run, must_resume), view)
+        say_notes(run, view)
+        launched = replace(run, hub_token=token, must_resume=must_resume)
+        try:
+            progress = training_run.train(launched, view, connection_options, request.detach, limit)
+            return TrainResult(launched, progress)
+        except HeadLost as error:
+            if not left:
+                raise
+            view.say(f"{error.message}; continuing on the other hosts")
+        left -= 1
+        request = replace(_resuming(request, run.id), nodes=None, spares=0)  # they may be used up
+        run = _prepared(request, cluster, must_resume)
+
+
+def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
+    """Let the head of a run start ranks on its other hosts, where setup has not done so."""
+    run, cluster = attempt.run, attempt.cluster
+    names = [host.name for host in run.plan.prepared]
+    usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
+    if run.resume and len(names) > 1 and not usual:
+        hosts = ("--extra-vars", f"{HOSTS_VARIABLE}={pattern_of(names)}")
+        run_stages(Mesh(), cluster.inventories, (*attempt.connection_options, *hosts), view)

@@ -1,0 +1,226 @@
+"""Finds the fastest launch of a training on a cluster."""
+
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from ftcluster.benchmark import tuning
+from ftcluster.benchmark.scaling import measure
+from ftcluster.benchmark.tuning import RANKS, Measured, Search, Settings, candidates, decide
+from ftcluster.cluster.record import with_tuning, without_tunings
+from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch import training_run
+from ftcluster.launch.run_hosts import run_hosts_of
+from ftcluster.launch.runs import clean_runs
+from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.connection import cluster_of
+from ftcluster.operations.result import Result
+from ftcluster.operations.train.bench_scaling import short_run
+from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, as_tuned
+from ftcluster.operations.train.recipe_words import on_the_hosts, training_recipe
+from ftcluster.planning.backends import stack_of
+from ftcluster.planning.plan import first_hosts
+from ftcluster.planning.tuned import written
+from ftcluster.progress.format import duration
+from ftcluster.progress.view import View
+from ftcluster.provision.shared import change_record
+from ftcluster.stacks.catalog import load_stacks
+
+BUDGET_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class TuneRequest(RecipeRequest):
+    """A training whose settings are searched.
+
+    Attributes:
+        budget_seconds: how long it may take.
+        batch: whether larger batches are tried, which give another model.
+        seed: what the last round's order is drawn with.
+    """
+
+    budget_seconds: float = BUDGET_SECONDS
+    batch: bool = False
+    seed: int = 0
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+
+
+@dataclass(frozen=True)
+class TuneResult(Result):
+    """What was found.
+
+    Attributes:
+        stopped: whether the user stopped it; what was decided by then is saved.
+    """
+
+    stopped: bool = False
+
+
+def forget(request: TuneRequest, view: View) -> Result:
+    """Forget what was found for a recipe, on any hosts.
+
+    Raises:
+        FtclusterError: the request is not valid, or the head does not answer.
+    """
+    trials = _Trials(request, view, view)
+    about = recipe_of(trials.recipe)
+    tunings = tuple(one for one in trials.cluster.tunings if one.recipe == about)
+    if tunings:
+        trials.keep(without_tunings(tunings))
+    gone = [one.date for one in tunings]
+    text = f"forgotten: what was found on {', '.join(gone)}" if gone else "nothing was known"
+    return Result({"state": "done", "forgotten": gone}, (text,))
+
+
+def dry_run(request: TuneRequest, view: View) -> Result:
+    """What would be tried first.
+
+    Raises:
+        FtclusterError: the request is not valid.
+    """
+    trials = _Trials(request, view, view)
+    pool = trials.candidates()
+    document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
+    first = "first the plan's default and, repeating it between them, each of these alone:"
+    lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
+    lines += ["then what was faster: together, and in longer trials", *trials.fixed()]
+    return Result(document, tuple(lines))
+
+
+def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
+    """Train some steps with each setting, and save on the head what is faster than the plan's.
+
+    Args:
+        steps_view: shows the trials' own progress.
+
+    Raises:
+        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        FtclusterError: the request is not valid, or the plan's default failed twice.
+    """
+    trials = _Trials(request, view, steps_view)
+    began = time.monotonic()
+    pool = trials.candidates()
+    for line in trials.fixed():
+        trials.view.say(line)
+    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps what is known by then")
+    search = Search(
+        trials.measure,
+        lambda: request.budget_seconds - (time.monotonic() - began),
+        trials.view.say,
+        request.seed,
+    )
+    state = "done"
+    try:
+        search.run(pool)
+    except (Interrupted, KeyboardInterrupt):
+        state = "stopped"
+    verdict = decide(search.trials)
+    stack = trials.hosts.head.stack
+    spent = time.monotonic() - began
+    document = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
+    text = list(tuning.lines(document))
+    if verdict.speed_up is not None and verdict.spread is not None:
+        best = Tuning(
+            trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
+            f"{datetime.now(UTC):%Y-%m-%d}", verdict.settings, round(verdict.speed_up, 4),
+            round(verdict.spread, 4), len(search.trials),
+        )  # fmt: skip
+        try:
+            trials.keep(with_tuning(best))
+            text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
+        except FtclusterError as error:  # what was measured is worth showing all the same
+            text += [f"not saved: {error}"]
+    if state == "done":
+        trials.clean()
+    return TuneResult(document, tuple(text), state == "stopped")
+
+
+class _Trials:
+    """The trainings of the search.
+
+    Attributes:
+        recipe: as tunings know it.
+        ids: those of the runs, which are removed at the end.
+    """
+
+    def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
+        self._request, self._steps_view = request, steps_view
+        self.cluster = cluster_of(request.connection, view)
+        self._connection_options = request.connection.to(self.cluster)
+        self.hosts = first_hosts(self.cluster.usable, request.nodes)
+        recipe = training_recipe(request.words, request.data, request.model)
+        recipe, _ = on_the_hosts(recipe, self.hosts)
+        self.recipe = as_tuned(recipe, request.ranks_per_host)
+        self.view = view
+        self.ids: list[str] = []
+
+    def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
+        """A run with these settings, of so many steps; left out, of all."""
+        chosen = written(settings).split()
+        if steps is not None:
+            if self.recipe.training.sync == "local":
+                steps = max(steps, 3 * self.recipe.training.sync_steps)
+            chosen += short_run(steps)
+        ranks = None if RANKS in settings else self._request.ranks_per_host
+        one = replace(self._request, chosen=tuple(chosen), ranks_per_host=ranks, spares=0)
+        run = one.prepared(self.cluster, use_tuning=False)
+        return self._request.launch.applied_to(run)
+
+    def candidates(self) -> list[Settings]:
+        """What may be faster than the plan's default."""
+        plan = self.prepared(tuning.DEFAULT).plan
+        backends = stack_of(self.hosts, load_stacks()).backends
+        hosts = self.hosts.hosts
+        return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))
+
+    def fixed(self) -> list[str]:
+        """Lines about what is not tried, because it is set."""
+        recipe, training = self.recipe, self.recipe.training
+        fields = {
+            "ranks_per_host": (recipe.ranks_per_host, None),
+            "communication_cores": (recipe.communication_cores, None),
+            "allocator": (recipe.allocator, "auto"),
+            "training.ddp_backend": (training.ddp_backend, "auto"),
+        }
+        return [
+            f"not tried, because it is set: {written({name: value})}"
+            for name, (value, default) in fields.items()
+            if value != default
+        ]
+
+    def measure(self, settings: Settings, steps: int) -> Measured:
+        """Train so many steps.
+
+        Raises:
+            FtclusterError, Interrupted: see `train`.
+        """
+        began = time.monotonic()
+        one = self.prepared(settings, steps)
+        self.ids.append(one.id)
+        events: list[dict[str, Any]] = []
+        training_run.train(
+            one,
+            self._steps_view,
+            self._connection_options,
+            on_event=events.append,
+            may_detach=False,
+        )
+        measured = measure([event for event in events if event["event"] == "communication"])
+        each = measured["seconds"]
+        return Measured(one.recipe.batch_size / each, each, time.monotonic() - began)
+
+    def keep(self, changes: dict[str, Any]) -> None:
+        """Change the cluster's record.
+
+        Raises:
+            FtclusterError: the head does not answer, or refuses it.
+        """
+        change_record(self.cluster, changes, self._connection_options, self.view)
+
+    def clean(self) -> None:
+        """Remove the runs from the hosts."""
+        clean_runs(
+            replace(run_hosts_of(self.cluster), options=self._connection_options), tuple(self.ids)
+        )

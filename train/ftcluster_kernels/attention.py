@@ -1,0 +1,461 @@
+"""Attention as matrix products: by loops of our own, otherwise by torch.
+
+On CPUs these take a half to a quarter of the time of torch's flash kernel and its backward pass,
+and with attention dropout torch leaves that kernel for a path of many passes in fp32. The products
+keep a matrix of (batch, heads, length, length) in bf16 for the backward pass, so very long
+sequences stay with the flash kernel.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from ftcluster_kernels import attention_heads, simd
+from ftcluster_kernels.derivatives import by_torch, needs_torch
+from ftcluster_kernels.elementwise import (
+    draw_seed,
+    drop_of,
+    exact_drop_of,
+)
+from ftcluster_kernels.private_torch import is_transformed
+from ftcluster_kernels.simd import Drop
+
+MASKED = -1e30  # added to a masked score: its probability is 0, and a fully masked row is not NaN
+TINY = 1e-45  # fp32's smallest number
+CAUSAL_BLOCK = 128  # query rows that are computed together, at least
+CAUSAL_BLOCKS = 8  # at most
+FEW_SCORES = 1 << 16  # of a sample: with fewer it costs more to go by samples than it saves
+MANY_KEYS = 0.85  # of all: likewise
+
+
+class _HeadAttention(torch.autograd.Function):  # type: ignore[misc]
+    """softmax(scale * query key' + bias) value, each of shape (samples, heads, length, size)."""
+
+    kernel = "attention"
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        hidden: torch.Tensor | None,
+        plan: attention_heads.Plan,
+    ) -> torch.Tensor:
+        q, k, v = map(attention_heads.with_rows, (query, key, value))
+        output, probabilities = attention_heads.forward(q, k, v, bias, hidden, plan)
+        ctx.save_for_backward(query, key, value, probabilities)
+        ctx.plan = plan
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, probabilities = ctx.saved_tensors
+        if needs_torch(grad_output):
+            formula = partial(_of_heads, ctx.plan, probabilities)
+            return *by_torch(formula, (query, key, value), grad_output), None, None, None
+        grad, q, k, v = map(attention_heads.with_rows, (grad_output, query, key, value))
+        gradients = attention_heads.backward(grad, probabilities, q, k, v, ctx.plan)
+        return *gradients, None, None, None
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """softmax(scale * query key' + bias) value, each of shape (batch * heads, length, size); 0 for
+    `masked_rows`.
+
+    Causal attention goes by blocks of query rows, and leaves out the keys behind each block; each
+    key may have several query rows, one after the other. With `lengths` it goes by samples, and
+    leaves out the keys behind a sample's last one.
+    """
+
+    kernel = "attention"
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        bias: torch.Tensor | None,
+        masked_rows: torch.Tensor | None,
+        heads: int,
+        causal: bool,
+        lengths: Sequence[int] | None,
+        scale: float,
+        p: float,
+        exact: bool,
+    ) -> torch.Tensor:
+        saved = query, key, value, masked_rows, bias if ctx.needs_input_grad[3] else None
+        query = query * scale
+        kept = 1 / (1 - p) if exact else 1.0  # scales the output, not each probability
+        output = simd.empty(*query.shape[:2], value.shape[2], dtype=value.dtype)
+        probabilities: list[torch.Tensor] = []
+        drops: list[Drop | None] = []
+        parts = list(_parts(query.shape[1], key.shape[1], heads, causal, lengths))
+        per_key = query.shape[1] // key.shape[1] if causal else 0
+        for sample, samples, rows, keys in parts:
+            scores = torch.bmm(query[samples, rows], key[samples, keys].transpose(1, 2))
+            by_sample = scores.unflatten(0, (-1, heads))
+            if bias is not None:
+                by_sample.add_(bias if lengths is None else bias[sample, :, :, keys])
+            if masked_rows is not None:  # their softmax would be NaN
+                by_sample.masked_fill_(masked_rows if lengths is None else masked_rows[sample], 0)
+            drop = _draw(p, exact)
+            dropped = simd.softmax_(scores, per_key, drop)
+            torch.bmm(dropped, value[samples, keys], out=output[samples, rows])
+            probabilities.append(scores)
+            drops.append(drop)
+        if masked_rows is not None:
+            output.unflatten(0, (-1, heads)).masked_fill_(masked_rows, 0)
+        ctx.save_for_backward(*saved, *probabilities)
+        ctx.parts, ctx.scale, ctx.kept, ctx.heads, ctx.drops = parts, scale, kept, heads, drops
+        ctx.per_key = per_key
+        ctx.bias = (bias.shape, bias.dtype) if bias is not None else None
+        return output if kept == 1 else output.mul_(kept)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, masked_rows, bias, *saved = ctx.saved_tensors
+        if needs_torch(grad_output):
+            formula = partial(_of_parts, ctx, saved)
+            gradients = by_torch(formula, (query, key, value, bias), grad_output)
+            return *gradients, *[None] * 7
+        if ctx.kept != 1:
+            grad_output = grad_output * ctx.kept
+        if masked_rows is not None:
+            of_samples = grad_output.unflatten(0, (-1, ctx.heads))
+            grad_output = of_samples.masked_fill(masked_rows, 0).flatten(0, 1)
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
+        grad_bias = None
+        parts = zip(ctx.parts, saved, ctx.drops, strict=True)
+        for (_, samples, rows, keys), probabilities, drop in parts:
+            grad = grad_output[samples, rows]
+            dropped = probabilities if drop is None else simd.dropout(probabilities, drop)
+            grad_value[samples, keys].baddbmm_(dropped.transpose(1, 2), grad)
+            grad_scores = torch.bmm(grad, value[samples, keys].transpose(1, 2))
+            simd.softmax_backward_(grad_scores, probabilities, ctx.per_key, drop)
+            if ctx.needs_input_grad[3]:  # a bias that is learned is one part, see `masked`
+                grad_bias = _sum_to(grad_scores.unflatten(0, (-1, ctx.heads)), *ctx.bias)
+            torch.bmm(grad_scores, key[samples, keys], out=grad_query[samples, rows])
+            grad_key[samples, keys].baddbmm_(
+                grad_scores.transpose(1, 2), query[samples, rows], alpha=ctx.scale
+            )
+        return grad_query.mul_(ctx.scale), grad_key, grad_value, grad_bias, *[None] * 7
+
+
+def _again(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    probabilities: torch.Tensor,
+    scale: float,
+    factors: torch.Tensor | float,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return what attention with these probabilities returns, as a function of its inputs.
+
+    Args:
+        query, key, value, probabilities: matrices, after any dimensions that they have in common.
+        factors: what the probabilities are multiplied by.
+        bias: a part of the scores that has gradients.
+    """
+    scores = scale * (query.float() @ key.float().mT)
+    if bias is not None:
+        scores = scores + bias
+    seen = probabilities > 0
+    # what else was added to the scores has no gradients
+    constant = (probabilities.float().clamp(min=TINY).log() - scores).detach()
+    again = (scores + constant).masked_fill(~seen, MASKED).softmax(-1).masked_fill(~seen, 0)
+    return ((again * factors) @ value.float()).to(query.dtype)
+
+
+def _factors(drop: Drop | None, kept: float, *sizes: int) -> torch.Tensor | float:
+    return kept if drop is None else simd.mask_of(drop, *sizes).mul_(kept)
+
+
+def _of_heads(
+    plan: attention_heads.Plan,
+    probabilities: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> torch.Tensor:
+    """Return what `_HeadAttention` returns, by torch."""
+    factors = _factors(plan.drop, plan.kept, probabilities.numel())
+
+    def of_matrices(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, begin: int
+    ) -> torch.Tensor:
+        """Return their output; their probabilities are from `begin` on."""
+        sizes = (*query.shape[:-1], key.shape[-2])
+        here = slice(begin, begin + math.prod(sizes))
+        by = factors[here].view(sizes) if isinstance(factors, torch.Tensor) else factors
+        return _again(query, key, value, probabilities[here].view(sizes), plan.scale, by)
+
+    if plan.documents is None:
+        return of_matrices(query, key, value, 0)
+    groups, begin, outputs = key.shape[1], 0, {}
+    starts = list(accumulate(plan.documents, initial=0))
+    # in memory the longest ones are first; queries that share keys are beside each other
+    for i, length in sorted(enumerate(plan.documents), key=lambda document: -document[1]):
+        tokens = slice(starts[i], starts[i + 1])
+        shared = query[0, :, tokens].unflatten(0, (groups, -1)).transpose(1, 2)
+        rows = shared.flatten(1, 2)
+        output = of_matrices(rows, key[0, :, tokens], value[0, :, tokens], begin)
+        outputs[i] = output.view(shared.shape).transpose(1, 2).flatten(0, 1)
+        begin += rows.shape[0] * rows.shape[1] * length
+    return torch.cat([outputs[i] for i in range(len(outputs))], 1).unsqueeze(0)
+
+
+def _of_parts(
+    ctx: Any,
+    saved: Sequence[torch.Tensor],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return what `_Attention` returns, by torch."""
+    if bias is not None:  # one part, see `masked`
+        bias = bias.expand(-1, ctx.heads, *saved[0].shape[1:])
+        bias = bias.expand(len(query) // ctx.heads, -1, -1, -1).flatten(0, 1)
+    outputs = [
+        _again(
+            query[samples, rows], key[samples, keys], value[samples, keys], probabilities,
+            ctx.scale, _factors(drop, ctx.kept, *probabilities.shape), bias,
+        )
+        for (_, samples, rows, keys), probabilities, drop in zip(
+            ctx.parts, saved, ctx.drops, strict=True
+        )
+    ]  # fmt: skip
+    by_samples = outputs[0].shape[1] == query.shape[1]
+    output = torch.cat(outputs, 0 if by_samples else 1)
+    masked_rows = ctx.saved_tensors[3]
+    if masked_rows is not None:
+        output = output.unflatten(0, (-1, ctx.heads)).masked_fill(masked_rows, 0).flatten(0, 1)
+    return output
+
+
+def _by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: "Masked",
+    causal: bool,
+    scale: float,
+    p: float,
+) -> torch.Tensor:
+    """Return what `attention` returns, by torch: for transforms, which see each operation."""
+    scores = scale * (query.float() @ key.float().mT)
+    queries, keys = scores.shape[-2:]
+    if mask.bias is not None:
+        scores = scores + mask.bias
+    numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
+    if causal:
+        rows = torch.arange(queries, dtype=torch.int64, device="cpu")
+        last = keys - 1 - (queries - 1 - rows).div(queries // keys, rounding_mode="floor")
+        scores = scores.masked_fill(numbers > last.unsqueeze(1), MASKED)
+    elif mask.lengths is not None:
+        lengths = torch.tensor(mask.lengths, dtype=torch.int64, device="cpu")
+        scores = scores.masked_fill(numbers >= lengths.view(-1, 1, 1, 1), MASKED)
+    if mask.rows is not None:
+        scores = scores.masked_fill(mask.rows, 0)
+    probabilities = torch.dropout(scores.softmax(-1), p, p > 0)
+    if mask.rows is not None:
+        probabilities = probabilities.masked_fill(mask.rows, 0)
+    return (probabilities @ value.float()).to(query.dtype)
+
+
+def _draw(p: float, exact: bool) -> Drop | None:
+    if not p:
+        return None
+    return exact_drop_of(p, draw_seed()) if exact else drop_of(p, draw_seed())
+
+
+def _sum_to(grad: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The gradient of what was broadcast from a shape, summed in fp32."""
+    dims = [i for i, size in enumerate(shape) if size != grad.shape[i]]
+    return (grad.sum(dims, keepdim=True, dtype=torch.float32) if dims else grad).to(dtype)
+
+
+def _parts(
+    queries: int, keys: int, heads: int, causal: bool, lengths: Sequence[int] | None
+) -> Iterator[tuple[slice, slice, slice, slice]]:
+    """What is computed at once: the sample, its heads, query rows, and the keys that they see.
+
+    Without `lengths` all samples are one.
+    """
+    if lengths is None:
+        everything = slice(None)
+        for rows, seen in _blocks(queries, keys, causal):
+            yield everything, everything, rows, seen
+        return
+    for sample, length in enumerate(lengths):
+        own = slice(sample * heads, (sample + 1) * heads)
+        yield slice(sample, sample + 1), own, slice(0, queries), slice(0, length)
+
+
+def _blocks(queries: int, keys: int, causal: bool) -> Iterator[tuple[slice, slice]]:
+    """Query rows, and the keys that they attend to."""
+    if not causal:
+        yield slice(0, queries), slice(0, keys)
+        return
+    size, per_key = max(CAUSAL_BLOCK, keys // CAUSAL_BLOCKS), queries // keys
+    for begin in range(0, keys, size):
+        end = min(begin + size, keys)
+        yield slice(begin * per_key, end * per_key), slice(0, end)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """What attention needs to know of a mask.
+
+    Attributes:
+        values: a copy of the mask's values. They are compared, because writes through numpy, `data`
+            or inference mode change neither a tensor nor its version. None: not kept.
+        made_for: the mask's shape and type, those of queries, and the number of keys.
+        bias: added to the scores; None where only keys behind `lengths` are masked.
+        rows: of queries without any key, for which torch gives 0; None without any.
+        lengths: of each sample, how many keys its queries see; None where going by samples is not
+            worth it.
+    """
+
+    values: torch.Tensor | None
+    made_for: tuple[Any, ...]
+    bias: torch.Tensor | None
+    rows: torch.Tensor | None
+    lengths: Sequence[int] | None
+
+
+NO_MASK = Masked(None, (), None, None, None)
+
+
+def masked(mask: torch.Tensor | None, query: torch.Tensor, keys: int, last: Masked) -> Masked:
+    """What is made from a mask.
+
+    Args:
+        mask: four dimensions.
+        last: what was returned the last time, which is returned again for equal masks.
+    """
+    if mask is None:
+        return NO_MASK
+    made_for = mask.dtype, mask.shape, mask.stride(), query.dtype, query.shape[:3], keys
+    if not mask.requires_grad:
+        values = _without_copies(mask)
+        known = last.values if made_for == last.made_for else None
+        if known is not None and torch.equal(values, known):
+            return last
+        values = values.clone()
+        mask = values.expand(mask.shape)  # what is kept does not change with the caller's mask
+    hidden = mask.to(query.dtype).isneginf()  # fp32's smallest number is -inf in bf16
+    bias: torch.Tensor | None = mask
+    if mask.dtype == torch.bool:
+        hidden = ~mask
+        bias = simd.zeros(*mask.shape, dtype=query.dtype).masked_fill_(hidden, MASKED)
+    rows = hidden.all(-1, keepdim=True)
+    lengths = None
+    batch, heads, queries, _ = query.shape
+    if mask.requires_grad:  # its gradient is that of all scores
+        return Masked(None, made_for, mask, rows if rows.any() else None, None)
+    if mask.shape[::3] == (batch, keys) and heads * queries * keys >= FEW_SCORES:
+        seen = (~hidden).any(2).any(1)  # (batch, keys)
+        numbers = torch.arange(keys, dtype=torch.int64, device="cpu")
+        lengths = (seen * (numbers + 1)).amax(-1).clamp(min=1).tolist()
+        if sum(lengths) > MANY_KEYS * batch * keys:
+            lengths = None
+        elif mask.dtype == torch.bool:
+            ends = torch.tensor(lengths, dtype=torch.int64, device="cpu")
+            behind = numbers >= ends.view(-1, 1, 1, 1)
+            if not (hidden & ~behind).any():  # nothing else is masked
+                bias = None
+    return Masked(values, made_for, bias, rows if rows.any() else None, lengths)
+
+
+def _without_copies(mask: torch.Tensor) -> torch.Tensor:
+    """A mask's values in memory: its first row where it was expanded from one."""
+    for dim, stride in enumerate(mask.stride()):
+        if stride == 0 and mask.shape[dim] > 1:
+            mask = mask.narrow(dim, 0, 1)
+    return mask
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    mask: Masked = NO_MASK,
+    causal: bool,
+    scale: float | None,
+    p: float,
+    exact: bool,
+) -> torch.Tensor:
+    """softmax(scale * query key' + bias) value, after dropout.
+
+    Args:
+        query, key, value: shapes (batch, heads, length, size), of one dtype: bf16 or fp32.
+        causal: a query sees the keys up to its own; each key may have several queries, one after
+            the other.
+        scale: None: 1 / sqrt(size).
+        p: of dropout.
+        exact: whether the probability of dropout is the one asked for, see `dropout.drop_of`.
+    """
+    scale = _scale(query, scale)
+    learned = mask.bias is not None and mask.bias.requires_grad
+    output: torch.Tensor
+    with torch.autocast("cpu", enabled=False):
+        if is_transformed():
+            return _by_torch(query, key, value, mask, causal, scale, p)
+        if not learned and attention_heads.takes(query, key, value):
+            drop = _draw(p, exact)
+            plan = attention_heads.Plan(
+                query.shape[2] // key.shape[2] if causal else 0,
+                mask.lengths, scale, 1 / (1 - p) if exact else 1.0, drop,
+            )  # fmt: skip
+            output = _HeadAttention.apply(query, key, value, mask.bias, mask.rows, plan)
+            return output
+        heads = query.shape[1]
+        output = _Attention.apply(
+            *(x.flatten(0, 1) for x in (query, key, value)),
+            mask.bias, mask.rows, heads, causal, mask.lengths, scale, p, exact,
+        )  # fmt: skip
+    return output.unflatten(0, (-1, heads))
+
+
+def attention_of_documents(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    lengths: Sequence[int],
+    scale: float | None,
+    p: float,
+    exact: bool,
+    causal: bool,
+) -> torch.Tensor | None:
+    """Attention inside each document of a row; None where they are computed in groups.
+
+    Args:
+        query, key, value: shapes (1, heads, tokens of all, size); several heads of queries may
+            share one of keys.
+        lengths: of the documents, in tokens.
+        scale, p, exact, causal: as of `attention`.
+    """
+    scale, kept = _scale(query, scale), 1 / (1 - p) if exact else 1.0
+    if is_transformed() or not attention_heads.takes(query, key, value, lengths):
+        return None
+    drop = _draw(p, exact)
+    plan = attention_heads.Plan(int(causal), None, scale, kept, drop, lengths)
+    with torch.autocast("cpu", enabled=False):
+        output: torch.Tensor = _HeadAttention.apply(query, key, value, None, None, plan)
+    return output
+
+
+def _scale(query: torch.Tensor, scale: float | None) -> float:
+    return float(query.shape[-1] ** -0.5 if scale is None else scale)

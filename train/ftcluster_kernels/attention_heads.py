@@ -1,0 +1,255 @@
+"""Attention, a head of a sample at a time, by threads that take the next one.
+
+On AMX tiles, otherwise by multiply-adds: in fp32, and in bf16 with AVX512-BF16.
+
+Scores stay in the cache of a core, and vectors are read and written where the layers around have
+them, without copies.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ftcluster_kernels import simd
+from ftcluster_kernels.products import MULTIPLE, adds_bf16, has_amx
+from ftcluster_kernels.simd import KEEP_ALL, Drop
+
+LONGEST = 1024  # keys, see native/heads.h
+LARGEST = 1 << 22  # scores of a head, which each thread has twice: 16 MB, of fp32 32 MB
+LINE = 64  # bytes of a cache line
+
+
+class _Vectors(ctypes.Structure):
+    _fields_ = (("at", ctypes.c_void_p), *((x, ctypes.c_int64) for x in ("sample", "head", "row")))
+
+
+class _Drop(ctypes.Structure):
+    _fields_ = (
+        ("seed", ctypes.c_uint64), ("threshold", ctypes.c_int32), ("scale", ctypes.c_float),
+    )  # fmt: skip
+
+
+class _Heads(ctypes.Structure):
+    """`Heads` of native/heads.h."""
+
+    _fields_ = (
+        *((name, _Vectors) for name in ("query", "key", "value", "output")),
+        *((name, _Vectors) for name in ("of_output", "of_query", "of_key", "of_value")),
+        ("probabilities", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("bias_sample", "bias_head", "bias_row")),
+        ("lengths", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("hidden", "starts", "places")),
+        *((name, ctypes.c_int64) for name in ("samples", "heads", "queries", "keys", "size")),
+        ("per_key", ctypes.c_int64),
+        ("causal", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("kept", ctypes.c_float),
+        ("drops", ctypes.c_int64),
+        ("drop", _Drop),
+        ("own", ctypes.c_void_p),
+        ("own_bytes", ctypes.c_int64),
+        ("next", ctypes.c_void_p),
+    )
+
+
+class Plan(NamedTuple):
+    """What forward and backward pass have in common.
+
+    Attributes:
+        per_key: of causal attention, how many queries see the last key, which are the last ones; as
+            many more see the key before it, and so on. 0: all see all keys. Of documents: 1 or 0.
+        lengths: of each sample, how many keys its queries see; None: all.
+        kept: what the output is multiplied by.
+        documents: the tokens of each document of a row, of which no token sees another one's;
+            None: each sample is one.
+    """
+
+    per_key: int
+    lengths: Sequence[int] | None
+    scale: float
+    kept: float
+    drop: Drop | None
+    documents: Sequence[int] | None = None
+
+
+def takes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    documents: Sequence[int] | None = None,
+) -> bool:
+    """Whether the loops compute attention of these, shapes (samples, heads, length, size).
+
+    Args:
+        documents: see `Plan`; of these several heads of queries may share one of keys.
+    """
+    (samples, heads, queries, size), (_, of_keys, keys, _) = query.shape, key.shape
+    # others are torch's to refuse: C would read beyond their end
+    fits = key.shape == value.shape == (samples, of_keys, keys, size) and not size % MULTIPLE
+    if documents is None:
+        fits = fits and heads == of_keys
+    else:
+        fits = fits and min(heads, of_keys, *documents) > 0 and not heads % of_keys
+        fits = fits and samples == 1 and sum(documents) == queries == keys
+        keys = max(documents)
+        queries = keys * heads // max(of_keys, 1)
+    fits = fits and simd.are_alike(query, key, value)
+    fits = fits and 0 < keys <= LONGEST and 0 < queries * keys <= LARGEST
+    return fits and _has_loop(query.dtype)
+
+
+def _has_loop(dtype: torch.dtype) -> bool:
+    if dtype == torch.float32:
+        return simd.is_available()
+    return dtype == torch.bfloat16 and (has_amx() or adds_bf16())
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: torch.Tensor | None,
+    hidden: torch.Tensor | None,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and the probabilities of each sample (heads, queries, keys), as `query`.
+
+    Args:
+        query, key, value: bf16 or fp32, shape (samples, heads, length, size), whose last dimension
+            is contiguous.
+        bias: added to the scores, which have a shape that it can be expanded to.
+        hidden: queries that see no key and get 0, likewise, with a last dimension of 1.
+    """
+    (samples, heads, queries, _), keys = query.shape, key.shape[2]
+    count = samples * heads * queries * keys
+    if plan.documents is not None:
+        count = heads * sum(length * length for length in plan.documents)
+    probabilities, output = query.new_empty(count), empty_by_token(query)
+    call, kept_alive = _call_of(query, key, value, probabilities, plan)
+    call.output = _vectors(output, query.dtype)
+    if bias is not None:
+        bias = with_rows(bias.to(query.dtype).expand(samples, heads, queries, keys))
+        rows = _vectors(bias, query.dtype)
+        call.bias, call.bias_sample, call.bias_head, call.bias_row = (
+            rows.at, rows.sample, rows.head, rows.row,
+        )  # fmt: skip
+    if hidden is not None:
+        hidden = hidden.expand(samples, heads, queries, 1).contiguous()
+        call.hidden = simd.address(hidden, torch.bool, samples * heads * queries)
+    _run(call, query, back=False)
+    del kept_alive
+    return output, probabilities
+
+
+def backward(
+    grad: torch.Tensor,
+    probabilities: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    plan: Plan,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of query, key and value.
+
+    Args:
+        grad: of the output.
+        probabilities: those of `forward`, whose other arguments are the same.
+    """
+    gradients = empty_by_token(query), empty_by_token(key), empty_by_token(value)
+    call, kept_alive = _call_of(query, key, value, probabilities, plan)
+    call.of_output = _vectors(grad, query.dtype)
+    call.of_query, call.of_key, call.of_value = (_vectors(x, query.dtype) for x in gradients)
+    _run(call, query, back=True)
+    del kept_alive
+    return gradients
+
+
+def with_rows(x: torch.Tensor) -> torch.Tensor:
+    """Itself, or a copy whose last dimension is contiguous."""
+    return x if x.stride(3) == 1 and not x.is_neg() else simd.in_order(x)
+
+
+def empty_by_token(x: torch.Tensor) -> torch.Tensor:
+    """Of the same shape; tokens are the outer dimension in memory, as before heads were split."""
+    samples, heads, length, size = x.shape
+    return x.new_empty(samples, length, heads, size).transpose(1, 2)
+
+
+def _vectors(x: torch.Tensor, dtype: torch.dtype) -> _Vectors:
+    """Return where the vectors of a tensor are, whose last dimension is contiguous.
+
+    Raises:
+        ValueError: C would read or write other elements than the tensor's.
+    """
+    *strides, apart = x.stride()
+    if x.dtype is not dtype or (apart != 1 and x.shape[3] > 1) or not simd.is_in_memory(x):
+        raise ValueError(f"{x.dtype} at strides {x.stride()}, {x.layout}, on {x.device}")
+    return _Vectors(x.data_ptr(), *strides)
+
+
+def _call_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    probabilities: torch.Tensor,
+    plan: Plan,
+) -> tuple[_Heads, Any]:
+    """The call, and what has to be kept until it ends."""
+    samples, heads, queries, _ = query.shape
+    drop, dtype = plan.drop or KEEP_ALL, query.dtype
+    count = samples * heads * queries * key.shape[2]
+    if plan.documents is not None:
+        count = heads * sum(length * length for length in plan.documents)
+    call = _Heads(
+        *(_vectors(x, dtype) for x in (query, key, value)),
+        probabilities=simd.address(probabilities, dtype, count),
+        samples=query.shape[0], heads=query.shape[1], queries=query.shape[2], keys=key.shape[2],
+        size=query.shape[3], per_key=plan.per_key, causal=plan.per_key > 0, scale=plan.scale,
+        kept=plan.kept, drops=plan.drop is not None,
+        drop=_Drop(drop.seed % (1 << 64), drop.threshold, drop.scale),
+    )  # fmt: skip
+    lengths = None if plan.lengths is None else _integers(plan.lengths)
+    if plan.documents is None:
+        call.lengths = None if lengths is None else _address(lengths, samples)
+        return call, lengths
+    # the longest ones first: whoever has done one takes the next
+    tokens = _integers(plan.documents)
+    lengths, order = tokens.sort(descending=True, stable=True)
+    starts = (tokens.cumsum(0) - tokens)[order]
+    scores = lengths.square() * query.shape[1]
+    places = scores.cumsum(0) - scores
+    call.samples, call.heads, call.keys = len(lengths), key.shape[1], int(lengths[0])
+    call.per_key = query.shape[1] // key.shape[1]
+    call.queries = call.keys * call.per_key
+    call.lengths, call.starts, call.places = (
+        _address(x, len(plan.documents)) for x in (lengths, starts, places)
+    )
+    return call, (lengths, starts, places)
+
+
+def _integers(values: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
+
+
+def _address(integers: torch.Tensor, count: int) -> ctypes.c_void_p:
+    return simd.address(integers, torch.int64, count)
+
+
+def _run(call: _Heads, query: torch.Tensor, back: bool) -> None:
+    library, threads = simd.loaded_library(), simd.threads_for(query)
+    assert library is not None
+    by_tiles = query.dtype == torch.bfloat16 and has_amx()
+    size_of, run = (
+        (library.heads_bytes, library.heads)
+        if by_tiles
+        else (library.heads_fma_bytes, library.heads_fma)
+    )
+    size_of.restype = ctypes.c_int64
+    call.own_bytes = size_of(ctypes.byref(call))
+    own = simd.empty(threads * call.own_bytes + LINE, dtype=torch.uint8)
+    call.own = own.data_ptr() + -own.data_ptr() % LINE
+    kind = () if by_tiles else (simd.TYPES[query.dtype],)
+    run(ctypes.byref(call), int(back), *kind, threads)

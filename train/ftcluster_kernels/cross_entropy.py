@@ -1,0 +1,383 @@
+"""Cross entropies of many classes, some rows at a time, without all logits in fp32.
+
+torch keeps the log-softmax of all rows in fp32, and its gradient: 0.8 GB for 2,048 tokens of GPT-2.
+Here rows that fit in the cache are read once for the loss and once for the gradient, which is
+written in the dtype of the logits.
+
+The last layer and the loss as one function: transformers keeps the logits of all tokens in bf16 and
+in fp32, their log-softmax and its gradient: 1.6 GB for 2,048 tokens of GPT-2. Here the logits are
+in bf16 only, of no more tokens at once than LOGITS says, and are replaced by their own gradient
+some rows at a time, which stay in the cache.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ftcluster_common.protocol.kernel_limits import LOGITS
+from ftcluster_kernels import products, simd
+from ftcluster_kernels.derivatives import by_torch, needs_torch
+from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.private_torch import is_transformed
+
+CHUNK = 1 << 20  # elements at once: 4 MB of fp32
+ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
+# tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
+PRODUCT_ROWS = 256
+torch_cross_entropy = functional.cross_entropy  # also where `ftcluster_train.fast` has replaced it
+ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
+
+
+class _CrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """The losses of the rows, in fp32, shape (rows,); 0 where a target is `ignored`."""
+
+    kernel = "cross_entropy"
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, targets: torch.Tensor, ignored: int
+    ) -> torch.Tensor:
+        # apart: their sum would lose the digits of the second one where all logits are large
+        largest, totals = simd.empty(2, len(logits))
+        for rows in _row_chunks(logits):
+            part = logits[rows].float()
+            torch.amax(part, -1, out=largest[rows])
+            torch.sum((part - largest[rows].unsqueeze(1)).exp_(), -1, out=totals[rows])
+        counted = targets != ignored
+        chosen = targets.where(counted, 0)
+        ctx.save_for_backward(logits, chosen, counted, largest, totals)
+        of_target = logits.gather(1, chosen.unsqueeze(1)).squeeze(1).float() - largest
+        return (totals.log() - of_target).where(counted, 0)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        logits, chosen, counted, largest, totals = ctx.saved_tensors
+        if needs_torch(grad_output):
+            (grad_logits,) = by_torch(
+                lambda logits: torch_cross_entropy(
+                    logits.float(), chosen, reduction="none"
+                ).where(counted, 0),
+                (logits,),
+                grad_output,
+            )  # fmt: skip
+            return grad_logits, None, None
+        grad_logits = torch.empty_like(logits)
+        factors = grad_output.where(counted, 0)
+        shares = (factors / totals).unsqueeze(1)
+        for rows in _row_chunks(logits):
+            part = logits[rows].float() - largest[rows].unsqueeze(1)
+            part.exp_().mul_(shares[rows])
+            part.scatter_add_(1, chosen[rows].unsqueeze(1), -factors[rows].unsqueeze(1))
+            grad_logits[rows] = part
+        return grad_logits, None, None
+
+
+def _row_chunks(logits: torch.Tensor) -> list[slice]:
+    size = max(1, CHUNK // logits.shape[1])
+    return [slice(begin, begin + size) for begin in range(0, len(logits), size)]
+
+
+def cross_entropy(
+    logits: torch.Tensor, targets: torch.Tensor, ignored: int = -100, reduction: str = "mean"
+) -> torch.Tensor:
+    """As torch's, in fp32.
+
+    Args:
+        logits: shape (rows, classes), bf16 or fp32.
+        targets: classes, shape (rows,).
+        ignored: the class of rows that do not count.
+        reduction: "mean", "sum" or "none".
+    """
+    if is_transformed() or not simd.are_alike(logits):
+        output: torch.Tensor = torch_cross_entropy(
+            logits.float(), targets, ignore_index=ignored, reduction=reduction
+        )
+        return output
+    losses: torch.Tensor = _CrossEntropy.apply(logits, targets, ignored)
+    if reduction == "none":
+        return losses
+    total = losses.sum()
+    return total / (targets != ignored).sum() if reduction == "mean" else total
+
+
+class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
+    """The gradients are made with the loss, so that no logits wait for the backward pass."""
+
+    kernel = "cross_entropy"
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
+        padded = _with_aligned_rows(weight)
+        grad_hidden = torch.empty_like(hidden) if of_hidden else None
+        grad_weight: torch.Tensor | None = None
+        grad_bias = simd.zeros(len(weight)) if of_bias else None
+        size = chunk_size(len(weight))
+        loss = simd.zeros()
+        for begin in range(0, len(tokens), size):
+            part = slice(begin, begin + size)
+            logits = _logits(hidden[part], padded, bias)
+            loss += _replace_by_gradients(logits, tokens[part], len(weight)).sum()
+            if grad_hidden is not None:
+                _product(logits, padded, grad_hidden[part])
+            if grad_bias is not None:
+                _add_rows(grad_bias, logits)
+            if of_weight:
+                whole = len(tokens) <= size
+                grad_weight = _add_product(grad_weight, logits, hidden[part], whole)
+            del logits  # else those of two parts are there while the next ones are computed
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias)
+        return loss
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+        grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias = ctx.saved_tensors
+        if needs_torch(grad_output):
+            return _by_torch(hidden, weight, tokens, bias, "sum", grad_output)
+        if grad_hidden is not None:
+            grad_hidden = grad_hidden * grad_output
+        if grad_weight is not None:
+            grad_weight = _of_weight(grad_weight, weight, grad_output)
+        if grad_bias is not None:
+            grad_bias = (grad_bias * grad_output).to(bias.dtype)
+        return grad_hidden, grad_weight, None, grad_bias
+
+
+class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
+    """As `_LinearCrossEntropy`, where each token's gradient is known in the backward pass only.
+
+    A token's gradient of its hidden state is multiplied there. That of the weight is a sum over
+    tokens, so where it is needed, the logits are computed again.
+    """
+
+    kernel = "cross_entropy"
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:  # fmt: skip
+        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
+        padded = _with_aligned_rows(weight)
+        frozen = of_hidden and not (of_weight or of_bias)
+        grad_hidden = torch.empty_like(hidden) if frozen else None
+        losses = simd.empty(len(tokens))
+        for part in _chunks(tokens, weight):
+            logits = _logits(hidden[part], padded, bias)
+            losses[part] = _replace_by_gradients(logits, tokens[part], len(weight))
+            if grad_hidden is not None:
+                _product(logits, padded, grad_hidden[part])
+            del logits
+        ctx.save_for_backward(grad_hidden, hidden, weight, tokens, bias)
+        return losses
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad_output: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+        grad_hidden, hidden, weight, tokens, bias = ctx.saved_tensors
+        if needs_torch(grad_output):
+            return _by_torch(hidden, weight, tokens, bias, "none", grad_output)
+        if grad_hidden is not None:
+            return (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None, None
+        grad_output = grad_output.resolve_neg()
+        padded = _with_aligned_rows(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_bias = None if bias is None else simd.zeros(len(weight))
+        grad_weight: torch.Tensor | None = None
+        for part in _chunks(tokens, weight):
+            logits = _logits(hidden[part], padded, bias)
+            _replace_by_gradients(logits, tokens[part], len(weight), grad_output[part])
+            if grad_bias is not None:
+                _add_rows(grad_bias, logits)
+            _product(logits, padded, grad_hidden[part])
+            grad_weight = _add_product(grad_weight, logits, hidden[part], whole=False)
+            del logits
+        if grad_weight is None:  # no tokens
+            grad_weight = simd.zeros(*padded.shape)
+        if bias is not None and grad_bias is not None:
+            grad_bias = grad_bias.to(bias.dtype)
+        return grad_hidden, _of_weight(grad_weight, weight), None, grad_bias
+
+
+def _by_torch(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    tokens: torch.Tensor,
+    bias: torch.Tensor | None,
+    reduction: str,
+    grad_output: torch.Tensor,
+) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+    """Return the gradients of the losses, by torch."""
+    formula = partial(_losses, tokens, reduction)
+    of_hidden, of_weight, of_bias = by_torch(formula, (hidden, weight, bias), grad_output)
+    return of_hidden, of_weight, None, of_bias
+
+
+def _losses(
+    tokens: torch.Tensor,
+    reduction: str,
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the losses, or their sum, by torch."""
+    bias = None if bias is None else bias.float()
+    logits = products.torch_linear(hidden.float(), weight.float(), bias)
+    losses: torch.Tensor = torch_cross_entropy(
+        logits, tokens, ignore_index=-1 - len(weight), reduction=reduction
+    )
+    return losses
+
+
+def _add_product(
+    sums: torch.Tensor | None, logits: torch.Tensor, hidden: torch.Tensor, whole: bool
+) -> torch.Tensor:
+    """The sums of `logits.T @ hidden`, with those of the tokens before; None: there are none.
+
+    Args:
+        whole: whether these are all tokens. Sums of several in bf16 would be rounded again.
+    """
+    if products.has_sums(logits.dtype, logits.shape[1], hidden.shape[1]):
+        adds = sums is not None
+        if sums is None:
+            sums = simd.empty(logits.shape[1], hidden.shape[1])
+        products.add_columns(logits, hidden, sums, adds)
+        return sums
+    more = logits.T @ hidden
+    if sums is not None:
+        return sums.add_(more)
+    return more if whole else more.float()
+
+
+def _of_weight(
+    gradient: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """A factor times the gradient of a weight with more rows; None where it went to its sums."""
+    gradient = gradient[: len(weight)]
+    sums = sums_of(weight)
+    if sums is not None and gradient.dtype == torch.float32:
+        sums.add(gradient, 1.0 if factor is None else float(factor))
+        return None
+    return (gradient if factor is None else gradient.mul_(factor)).to(weight.dtype)
+
+
+def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:
+    size = chunk_size(len(weight))
+    return [slice(begin, begin + size) for begin in range(0, len(tokens), size)]
+
+
+def chunk_size(vocab_size: int) -> int:
+    """The most tokens whose logits are there at the same time."""
+    return max(LOGITS // vocab_size, ROWS)
+
+
+def _logits(hidden: torch.Tensor, padded: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    logits = _product(hidden, padded.T)
+    if bias is not None:
+        for rows in logits.split(ROWS):  # fp32 beside bf16 makes a copy in fp32 of what is added to
+            rows[:, : len(bias)] += bias
+    return logits
+
+
+def _add_rows(sums: torch.Tensor, logits: torch.Tensor) -> None:
+    """Add the sum of the rows; torch would have all of them in fp32 for that."""
+    for rows in logits.split(ROWS):
+        sums += rows[:, : len(sums)].sum(0, dtype=torch.float32)
+
+
+def _product(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """`left @ right`; by torch PRODUCT_ROWS rows at once."""
+    if products.is_own(left, right):
+        output = products.product(left, right)
+        return output if out is None else out.copy_(output)
+    if out is None:
+        out = left.new_empty(len(left), right.shape[1])
+    pieces = max(round(len(left) / PRODUCT_ROWS), 1)
+    size = max(-(-len(left) // pieces), 1)
+    for rows, product in zip(left.split(size), out.split(size), strict=True):
+        torch.mm(rows, right, out=product)
+    return out
+
+
+def _replace_by_gradients(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    vocab_size: int,
+    factors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The losses of the logits, which are replaced by the losses' gradients.
+
+    Args:
+        logits: contiguous, shape (tokens, vocab_size or more columns).
+        factors: of the gradients of each token, shape (tokens,).
+    """
+    if simd.is_fit(logits):
+        return simd.cross_entropy_(logits, tokens, vocab_size, factors)
+    losses = simd.empty(len(tokens))
+    for begin in range(0, len(tokens), ROWS):
+        rows = slice(begin, begin + ROWS)
+        part, targets = logits[rows].float(), tokens[rows].unsqueeze(1)
+        part[:, vocab_size:] = -torch.inf
+        part.sub_(part.amax(-1, keepdim=True))
+        losses[rows] = -part.gather(1, targets).squeeze(1)
+        total = part.exp_().sum(-1, keepdim=True)
+        losses[rows] += total.squeeze(1).log()
+        # the gradient: softmax - one_hot(targets)
+        part.div_(total).scatter_add_(1, targets, part.new_full(targets.shape, -1))
+        logits[rows] = part if factors is None else part.mul_(factors[rows].unsqueeze(1))
+    return losses
+
+
+def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
+    """The weight with a multiple of ALIGNMENT rows; nothing may depend on those added.
+
+    They are what follows the weight in memory, usually the next parameter; a copy where it is last.
+    """
+    added = -len(weight) % ALIGNMENT
+    room = weight.untyped_storage().nbytes() // weight.itemsize - weight.storage_offset()
+    if weight.is_contiguous() and room >= weight.numel() + added * weight.shape[1]:
+        return weight.as_strided((len(weight) + added, weight.shape[1]), weight.stride())
+    return functional.pad(weight, (0, 0, 0, added))
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The sum of the cross entropies of the logits `hidden @ weight.T + bias`, in fp32.
+
+    Args:
+        hidden: shape (tokens, hidden size).
+        weight: shape (vocabulary, hidden size).
+        tokens: the targets, shape (tokens,).
+    """
+    with torch.autocast("cpu", enabled=False):
+        # some models keep their residuals in fp32 whatever the dtype of their weights
+        hidden = hidden.to(weight.dtype)
+        if is_transformed():
+            return _losses(tokens, "sum", hidden, weight, bias)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, tokens, bias)
+    return loss
+
+
+def token_losses(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
+    with torch.autocast("cpu", enabled=False):
+        hidden = hidden.to(weight.dtype)
+        if is_transformed():
+            return _losses(tokens, "none", hidden, weight, bias)
+        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias)
+    return losses

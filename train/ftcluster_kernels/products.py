@@ -1,0 +1,360 @@
+"""Products of matrices: by loops of our own where these are faster, otherwise by torch.
+
+On AMX tiles: oneDNN gives all threads equal shares, so each product waits for the slowest core, and
+it copies the factors of a weight's gradient number by number. By multiply-adds in vector registers
+on CPUs that are not Intel's: there MKL does 85 to 88 % of them.
+"""
+
+import ctypes
+import os
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ftcluster_kernels import simd
+from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
+from ftcluster_train.io.machine import cpuinfo_field
+
+AMX = {"amx_tile", "amx_bf16"}  # flags of /proc/cpuinfo
+INTEL = "GenuineIntel"  # its vendor_id
+ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA = 158, 0x1023, 18  # of Linux on x86-64
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of oneDNN, which computes the other products
+# numbers that a thread packs at once, see native/weight_gradient.c
+TILES, PACKED_ROWS = 12 * 56 * 512, 56 * 32
+PANEL, PANEL_ROWS = (768 << 10) // 2, 48  # likewise, and at least so many rows: native/product.c
+GROUP = (16 << 20) // 2  # of all threads, likewise
+MULTIPLE = 32  # of which the sizes of a weight are that tiles take
+# with fewer rows it takes too long to pack the weight, and oneDNN is faster at small weights, by a
+# third with 384 x 384
+FEWEST_ROWS, NARROWEST = 512, 512
+NARROWEST_WITH_ADAPTER = 128  # whose own products are small ones otherwise
+
+MUCH_WORK = 1 << 28  # multiplications of a product: with less, multiply-adds take too long to pack
+
+torch_linear = functional.linear  # also where `ftcluster_train.fast` has replaced it
+
+
+@cache
+def has_amx() -> bool:
+    """Whether the CPU has tiles, which it asks the kernel to allow.
+
+    A limit that was set for oneDNN holds here as well.
+    """
+    if not set(cpuinfo_field("flags").split()) >= AMX or not _is_allowed("AMX"):
+        return False
+    if not _knows_bf16():
+        return False
+    words = map(ctypes.c_long, (ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, TILE_DATA))
+    return int(ctypes.CDLL(None).syscall(*words)) == 0
+
+
+@cache
+def fma_dtypes() -> frozenset[torch.dtype]:
+    """The dtypes whose large products multiply-adds of our own compute faster than torch does."""
+    if not simd.is_available() or cpuinfo_field("vendor_id") == INTEL:
+        return frozenset()
+    return frozenset({torch.float32, torch.bfloat16} if adds_bf16() else {torch.float32})
+
+
+@cache
+def adds_bf16() -> bool:
+    """Whether multiply-adds of our own take bf16, which needs AVX512-BF16.
+
+    A limit that was set for oneDNN holds here as well.
+    """
+    has_flag = "avx512_bf16" in cpuinfo_field("flags").split()
+    return has_flag and _is_allowed("BF16", "AMX") and _knows_bf16()
+
+
+def _knows_bf16() -> bool:
+    """Whether the loops were built by a compiler that knows AMX, and AVX512-BF16 with it."""
+    return hasattr(simd.loaded_library(), "weight_gradient")
+
+
+def _is_allowed(*names: str) -> bool:
+    """Whether a limit that was set for oneDNN, if there is one, has one of these in its name."""
+    limit = next(filter(None, map(os.environ.get, LIMITS)), "ALL").upper()
+    return limit in ("ALL", "DEFAULT") or any(name in limit for name in names)
+
+
+def weight_gradient_(
+    gradient: torch.Tensor, input: torch.Tensor, sums: torch.Tensor, adds: bool
+) -> None:
+    """The gradient of a linear layer's weight, gradient' input, on AMX.
+
+    Args:
+        gradient, input: bf16, shapes (rows, outputs) and (rows, inputs); these sizes are multiples
+            of 32. `gradient` or its transpose is contiguous; in the latter case `rows` is a
+            multiple of 32 and `outputs` any number.
+        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
+        adds: whether the gradient is added to `sums`.
+
+    Raises:
+        ValueError: the numbers of rows differ; C would read beyond the end of one.
+    """
+    if len(gradient) != len(input):
+        raise ValueError(f"columns of {tuple(gradient.shape)} and of {tuple(input.shape)}")
+    (rows, outputs), inputs = gradient.shape, input.shape[1]
+    turned = outputs == 1 or not gradient.is_contiguous()  # one output is both: it has no multiple
+    packed_size = inputs * min(PACKED_ROWS, -(-rows // 32) * 32)
+    own_size = TILES * simd.threads_for(gradient)
+    bf16, factor = torch.bfloat16, gradient.T if turned else gradient
+    packed, own = (simd.empty(size, dtype=bf16) for size in (packed_size, own_size))
+    simd.call("weight_gradient", gradient, simd.address(factor, bf16, rows * outputs),
+              simd.address(input, bf16, rows * inputs), simd.fp32(sums, outputs * inputs),
+              rows, outputs, inputs, simd.address(packed, bf16, packed_size),
+              simd.address(own, bf16, own_size), adds, turned)  # fmt: skip
+
+
+def product_by_fma(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    sums: torch.Tensor | None = None,
+    adds: bool = False,
+) -> torch.Tensor:
+    """left right + bias, by multiply-adds in vector registers; summed in fp32.
+
+    Args:
+        left: shape (rows, depth), of which it or its transpose is contiguous, as of `right`; fp32,
+            or bf16 if the CPU has AVX512-BF16. In bf16 the depth is even where that is the
+            dimension that is contiguous, and at most 8192 without `sums`.
+        right: shape (depth, columns), of the same dtype.
+        bias: contiguous, shape (columns,), of the output's dtype.
+        sums: contiguous fp32, shape (rows, columns): where the product is written.
+        adds: whether it is added to them.
+
+    Raises:
+        ValueError: the factors' sizes do not match; C would read beyond their end.
+    """
+    if left.shape[1] != len(right):
+        raise ValueError(f"a product of {tuple(left.shape)} and {tuple(right.shape)}")
+    (rows, depth), columns, kind = left.shape, right.shape[1], simd.TYPES[left.dtype]
+    output = left.new_empty(rows, columns) if sums is None else sums
+    library, sizes = simd.loaded_library(), (kind, rows, depth, columns)
+    assert library is not None
+    space = library.fma_product_space
+    space.restype = ctypes.c_int64
+    packed, own = (
+        simd.empty(threads * int(space(*map(ctypes.c_int64, (*sizes, of_own)))))
+        for of_own, threads in ((False, 1), (True, simd.threads_for(left)))
+    )
+    # where one dimension is 1, both orders are the same, and an odd depth is for this one
+    turned = left.T.is_contiguous(), not right.is_contiguous()
+    first, second = (
+        x.T if is_turned else x for x, is_turned in zip((left, right), turned, strict=True)
+    )
+    simd.call("fma_product", left, simd.typed(first, rows * depth),
+              simd.address(second, left.dtype, depth * columns),
+              None if bias is None else simd.address(bias, output.dtype, columns),
+              simd.address(output, left.dtype if sums is None else torch.float32, rows * columns),
+              rows, depth, columns, *turned, sums is not None, adds,
+              *(simd.fp32(x, x.numel()) for x in (packed, own)), types=(kind,))  # fmt: skip
+    return output
+
+
+class LowRank(NamedTuple):
+    """What an adapter adds to a product: low up, where low = scale left down.
+
+    Attributes:
+        down, up: bf16, shapes (depth, rank) and (rank, columns), stored in the order of `right`;
+            the rank is a multiple of 32.
+        low: where it is written, contiguous bf16, shape (rows, rank).
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+    scale: float
+    low: torch.Tensor
+
+
+def product_on_tiles(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    added: LowRank | None = None,
+) -> torch.Tensor:
+    """left right + bias + what is added, on AMX; summed in fp32 and rounded once.
+
+    Args:
+        left: contiguous bf16, shape (rows, depth).
+        right: bf16, shape (depth, columns), of which it or its transpose is contiguous; these sizes
+            are multiples of 32.
+        bias: contiguous bf16, shape (columns,).
+    """
+    (rows, depth), columns = left.shape, right.shape[1]
+    turned, rank = not right.is_contiguous(), 0 if added is None else added.up.shape[0]
+    group = min(columns, max(GROUP // (depth + rank), MULTIPLE)) * (depth + rank)
+    own = max(PANEL, PANEL_ROWS * (depth + rank)) * simd.threads_for(left)
+    bf16 = torch.bfloat16
+    output, packed, scratch = (
+        simd.empty(*sizes, dtype=bf16)
+        for sizes in ((rows, columns), (group + depth * rank,), (own,))
+    )
+    down, up, scale, low = added or (None, None, 1.0, None)
+    factors = [x.T if turned and x is not None else x for x in (right, down, up)]
+    sizes = (rows * depth, depth * columns, columns, rows * columns, depth * rank, rank * columns,
+             rows * rank, packed.numel(), own)  # fmt: skip
+    tensors = (left, factors[0], bias, output, *factors[1:], low, packed, scratch)
+    addresses = [
+        None if x is None else simd.address(x, bf16, size)
+        for x, size in zip(tensors, sizes, strict=True)
+    ]
+    simd.call("product", left, *addresses[:4], rows, depth, columns, turned, *addresses[4:7],
+              rank, float(scale), *addresses[7:])  # fmt: skip
+    return output
+
+
+def fits_tiles(outputs: int, inputs: int) -> bool:
+    """Whether the tiles take a weight with these sizes."""
+    return outputs % MULTIPLE == 0 and inputs % MULTIPLE == 0
+
+
+def product(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """left right + bias.
+
+    Args:
+        left: shape (..., depth).
+        right: shape (depth, columns), of the same dtype.
+        bias: shape (columns,), or one number for all; likewise.
+    """
+    if bias is not None:  # both kernels read it as if it were contiguous, oneDNN beyond its end
+        bias = bias.expand(right.shape[1]).contiguous()
+    if takes(left, right, bias):
+        rows = left.flatten(0, -2).contiguous()
+        deep = PANEL_ROWS * len(right) > PANEL and right.is_contiguous() and bias is None
+        output = _deep_product(rows, right) if deep else product_on_tiles(rows, right, bias)
+        return output.view(*left.shape[:-1], -1)
+    if _fma_takes(left, right, bias):
+        output = product_by_fma(left.flatten(0, -2).contiguous(), right, bias)
+        return output.view(*left.shape[:-1], -1)
+    if bias is None:
+        return left @ right
+    # an MKL that does not know the CPU is slower than oneDNN
+    by_onednn = left.dtype == torch.bfloat16 or left.dtype == bias.dtype in fma_dtypes()
+    if by_onednn and left.dtype == right.dtype and has_onednn_linear(left.dtype):
+        return onednn_linear(left, right.T, bias)
+    return torch_linear(left, right.T, bias.to(left.dtype))  # torch refuses another dtype
+
+
+def is_own(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether `product` computes a product by loops of our own."""
+    return takes(left, right, None) or _fma_takes(left, right, None)
+
+
+def _fma_takes(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether our multiply-adds compute a product; in bf16 oneDNN's are as fast."""
+    if left.dtype != torch.float32 or left.dtype not in fma_dtypes() or right.ndim != 2:
+        return False
+    in_order = right.is_contiguous() or right.T.is_contiguous()
+    fits = left.shape[-1] == len(right) and simd.are_alike(left, right, bias) and in_order
+    large = left.numel() * right.shape[1] >= MUCH_WORK
+    return fits and large and min(right.shape) >= NARROWEST
+
+
+def _deep_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left right, whose rows are too long to stay in L2: a part of the depth after the other."""
+    sums = simd.empty(len(left), right.shape[1])
+    weight_gradient_(left.T, right, sums, adds=False)
+    return sums.to(left.dtype)
+
+
+def takes(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, narrowest: int = NARROWEST
+) -> bool:
+    """Whether tiles compute a product, where the sizes are worth it."""
+    if right.ndim != 2:
+        return False
+    in_order = right.is_contiguous() or right.T.is_contiguous()
+    # others are torch's to refuse: C would read beyond their end
+    fits = left.shape[-1] == len(right) and fits_tiles(*right.shape)
+    if left.dtype != torch.bfloat16 or not fits or not in_order:
+        return False
+    if not simd.are_alike(left, right, bias):
+        return False
+    large = min(right.shape) >= narrowest and left.numel() >= FEWEST_ROWS * left.shape[-1]
+    return large and has_amx()
+
+
+def takes_adapter(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+) -> bool:
+    """Whether tiles compute a product and what an adapter adds, see `product_with_adapter`."""
+    turned, rank = not right.is_contiguous(), up.shape[0]
+    fits = down.shape == (right.shape[0], rank) and up.shape == (rank, right.shape[1])
+    fits = fits and down.dtype == up.dtype == right.dtype
+    fits = fits and all((x.T if turned else x).is_contiguous() for x in (down, up))
+    return fits and takes(left, right, bias, NARROWEST_WITH_ADAPTER)
+
+
+def product_with_adapter(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    bias: torch.Tensor | None,
+    down: torch.Tensor,
+    up: torch.Tensor,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """left right + bias + low up, and low, which is scale left down.
+
+    Args:
+        left: shape (rows, depth).
+        right: shape (depth, columns).
+        bias: as that of `product`.
+        down, up: shapes (depth, rank) and (rank, columns). For tiles they are stored in the order
+            of `right`, and the rank is a multiple of MULTIPLE.
+    """
+    if down.shape[1] % MULTIPLE == 0 and takes_adapter(left, right, bias, down, up):
+        low = left.new_empty(len(left), down.shape[1])
+        bias = None if bias is None else bias.expand(right.shape[1]).contiguous()
+        added = LowRank(down, up, scale, low)
+        return product_on_tiles(left.contiguous(), right, bias, added), low
+    low = (left @ down).mul_(scale)
+    return product(left, right, bias).addmm_(low, up), low
+
+
+def product_of_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left' right, of shapes (rows, outputs) and (rows, inputs); by our loops in fp32."""
+    outputs, inputs = left.shape[1], right.shape[1]
+    if left.dtype != right.dtype or not has_sums(left.dtype, outputs, inputs):
+        return left.T @ right
+    sums = simd.empty(outputs, inputs)
+    add_columns(left, right, sums, adds=False)
+    return sums
+
+
+def has_sums(dtype: torch.dtype, outputs: int, inputs: int) -> bool:
+    """Whether `add_columns` takes factors of a dtype for a weight with these sizes."""
+    tiles = dtype == torch.bfloat16 and fits_tiles(outputs, inputs) and has_amx()
+    return dtype == torch.float32 or dtype in fma_dtypes() or tiles
+
+
+def add_columns(left: torch.Tensor, right: torch.Tensor, sums: torch.Tensor, adds: bool) -> None:
+    """The gradient of a linear layer's weight: left' right.
+
+    Args:
+        left, right: shapes (rows, outputs) and (rows, inputs), of a dtype of which `has_sums`.
+        sums: contiguous fp32 from a cache line on, shape (outputs, inputs); it is written.
+        adds: whether the product is added to `sums`.
+    """
+    small = left.numel() * right.shape[1] < MUCH_WORK or min(sums.shape) < NARROWEST
+    if left.dtype == torch.float32 and (small or left.dtype not in fma_dtypes()):
+        if adds:
+            sums.addmm_(left.T, right)
+        else:
+            torch.mm(left.T, right, out=sums)
+    elif not len(left):
+        if not adds:
+            sums.zero_()
+    elif left.dtype in fma_dtypes():
+        product_by_fma(left.contiguous().T, right.contiguous(), sums=sums, adds=adds)
+    else:
+        weight_gradient_(left.contiguous(), right.contiguous(), sums, adds)

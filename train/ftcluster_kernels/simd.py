@@ -1,0 +1,415 @@
+"""Loops in C over vector registers, for what torch needs several passes over memory for.
+
+See the folder `native` for them, and docs/engine.md for what they are worth. Nothing that can be
+drawn again, such as a mask, is kept for the backward pass. Where nothing else is said, numbers are
+bf16 or fp32, all of a call in the same dtype.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from ftcluster_kernels.private_torch import has_memory
+from ftcluster_train.io.machine import cpuinfo_field
+
+# by library, the flags of /proc/cpuinfo that it needs; the fastest first
+LIBRARIES = {
+    "libavx512.so": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "fma"},
+    "libavx2.so": {"avx2", "fma"},
+}
+TYPES = {torch.bfloat16: 0, torch.float32: 1}  # see native/vectors.h
+LONGEST = 4096  # of a row, see native/softmax.c
+FEW_ELEMENTS = 1 << 14  # on one thread: others would take longer to start
+OPENMP = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+
+
+Argument = ctypes.c_void_p | float | None  # of a loop: an address, see `address`, or a number
+
+
+class Drop(NamedTuple):
+    """Which elements are dropped, and by what the others are multiplied.
+
+    Attributes:
+        seed: of SplitMix64, 64 bits.
+        threshold: element k is kept if lane k % 4 of word k // 4, a number from -2^15 to
+            2^15 - 1, is not less.
+        scale: a number of fp32.
+    """
+
+    seed: int
+    threshold: int
+    scale: float
+
+
+KEEP_ALL = Drop(0, -(1 << 15), 1.0)
+
+
+def library_path() -> Path | None:
+    """The library for this CPU; None without AVX2. It is missing if there was no C compiler.
+
+    A limit that was set for torch's own loops, ATEN_CPU_CAPABILITY, holds here as well.
+    """
+    flags, limit = set(cpuinfo_field("flags").split()), os.environ.get("ATEN_CPU_CAPABILITY")
+    if limit in ("default", "avx2"):
+        flags -= {"avx512f"} if limit == "avx2" else {"avx512f", "avx2"}
+    file_name = next((name for name, needed in LIBRARIES.items() if flags >= needed), None)
+    return Path(__file__).with_name(file_name) if file_name else None
+
+
+def is_available() -> bool:
+    """Whether the loops can be called."""
+    return loaded_library() is not None
+
+
+def is_fit(*tensors: torch.Tensor | None) -> bool:
+    """Return True if the loops can be called with these tensors, made contiguous."""
+    return are_alike(*tensors) and is_available()
+
+
+def are_alike(*tensors: torch.Tensor | None) -> bool:
+    """Return True if all tensors are in memory and have the same dtype, which is one of TYPES."""
+    dtype = None
+    for x in tensors:
+        if x is not None:
+            dtype = dtype or x.dtype
+            if x.dtype is not dtype or not is_in_memory(x):
+                return False
+    return dtype in TYPES
+
+
+def is_in_memory(x: torch.Tensor) -> bool:
+    """Return True if the elements are in this CPU's memory as `x` shows them, at its strides.
+
+    False for other devices and layouts, for batched gradients, and for negative views, whose sign
+    is not in memory.
+    """
+    return x.is_cpu and x.layout is torch.strided and has_memory(x) and not x.is_neg()
+
+
+def in_order(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, or a copy of it where its memory is not its elements in their order."""
+    return x.resolve_neg().contiguous()
+
+
+def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return memory for a loop to fill, whatever torch's default dtype and device are."""
+    return torch.empty(sizes, dtype=dtype, device="cpu")
+
+
+def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Return zeros for a loop to add to, whatever torch's default dtype and device are."""
+    return torch.zeros(sizes, dtype=dtype, device="cpu")
+
+
+@cache
+def loaded_library() -> ctypes.CDLL | None:
+    """The loops for this CPU; None where they cannot be called."""
+    path = library_path()
+    return load(path) if path is not None and path.exists() else None
+
+
+def load(path: Path) -> ctypes.CDLL | None:
+    """The loops of a library; None where torch has no threads for them."""
+    library, openmp = ctypes.CDLL(str(path)), ctypes.CDLL(None)  # what torch has loaded
+    try:
+        functions = [ctypes.cast(getattr(openmp, name), ctypes.c_void_p) for name in OPENMP]
+    except AttributeError:  # a torch that was built without OpenMP
+        return None
+    library.use_openmp(*functions)
+    return library
+
+
+def dropout(values: torch.Tensor, drop: Drop) -> torch.Tensor:
+    """Each element times 0 or the scale."""
+    values = in_order(values)
+    output, count = torch.empty_like(values), values.numel()
+    _call_typed("dropout", values, typed(values, count), typed(output, count), count, *drop)
+    return output
+
+
+def mask_of(drop: Drop, *sizes: int) -> torch.Tensor:
+    """Return what dropout multiplies each element by, in fp32."""
+    ones = torch.ones(sizes, dtype=torch.float32, device="cpu")
+    return dropout(ones, drop)
+
+
+def softmax_(scores: torch.Tensor, per_key: int, drop: Drop | None) -> torch.Tensor:
+    """Replace scores by their softmax over the last dimension; returns that with dropout.
+
+    Args:
+        scores: contiguous, shape (matrices, queries, keys) with at most LONGEST keys;
+            probabilities afterwards.
+        per_key: of causal attention, how many queries see the last key, which are the last ones;
+            as many more see the key before it, and so on. 0: all see all keys.
+    """
+    dropped, count = scores if drop is None else torch.empty_like(scores), scores.numel()
+    _call_typed("softmax", scores, typed(scores, count),
+                None if drop is None else typed(dropped, count), *_sizes(scores, per_key),
+                *(drop or KEEP_ALL))  # fmt: skip
+    return dropped
+
+
+def softmax_backward_(
+    grad: torch.Tensor, probabilities: torch.Tensor, per_key: int, drop: Drop | None
+) -> None:
+    """Replace the gradient of what `softmax_` returned by that of its scores.
+
+    Args:
+        grad: contiguous.
+        probabilities: what `scores` were replaced by.
+    """
+    count, dtype = grad.numel(), grad.dtype
+    _call_typed("softmax_backward", grad, typed(grad, count), address(probabilities, dtype, count),
+                *_sizes(grad, per_key), *(drop or KEEP_ALL), drop is not None)  # fmt: skip
+
+
+def cross_entropy_(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    vocab_size: int,
+    factors: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Replace logits by the gradients of their cross entropies; returns those, in fp32.
+
+    Args:
+        logits: contiguous, shape (tokens, vocab_size or more columns).
+        targets: shape (tokens,), int64.
+        factors: of the gradients of each token, shape (tokens,), fp32.
+
+    Raises:
+        IndexError: a target is none of the columns.
+    """
+    least, most = targets.aminmax()
+    if least < 0 or most >= vocab_size:
+        raise IndexError(f"targets {least} to {most} of {vocab_size} columns")
+    rows, columns = logits.shape
+    totals, scores = empty(2, rows)
+    targets, factors = targets.contiguous(), None if factors is None else in_order(factors)
+    _call_typed("cross_entropy", logits, typed(logits, rows * columns),
+                address(targets, torch.int64, rows),
+                *(None if x is None else fp32(x, rows) for x in (factors, totals, scores)),
+                rows, vocab_size, columns)  # fmt: skip
+    return totals.log_() - scores
+
+
+def activation(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+    """An activation's output, times a factor.
+
+    Args:
+        name: gelu, tanh_gelu or silu.
+        input: contiguous, as the factor.
+    """
+    output = torch.empty_like(input)
+    _activate(name, input, factor, None, output, None)
+    return output
+
+
+def activation_backward(
+    name: str, grad: torch.Tensor, input: torch.Tensor, factor: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The gradients of input and factor; all contiguous."""
+    output = torch.empty_like(input)
+    of_factor = None if factor is None else torch.empty_like(input)
+    _activate(name, input, factor, grad, output, of_factor)
+    return output, of_factor
+
+
+def _activate(name: str, input: torch.Tensor, *others: torch.Tensor | None) -> None:
+    count, dtype = input.numel(), input.dtype
+    pointers = [None if x is None else address(x, dtype, count) for x in (input, *others)]
+    _call_typed(name, input, *pointers, count)
+
+
+def norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    centered: bool,
+    rounds: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+    """LayerNorm over the last dimension, or where it is not centered RMSNorm.
+
+    Args:
+        input, weight, bias: contiguous fp32; the last one of LayerNorm only.
+        rounds: whether the output is wanted in bf16, too.
+
+    Returns:
+        The output in fp32, in bf16, and what the backward pass needs: the mean of each row and the
+        inverse of its standard deviation.
+    """
+    output = torch.empty_like(input)
+    rounded = torch.empty_like(input, dtype=torch.bfloat16) if rounds else None
+    rows, columns = _rows(input)
+    means, scales, count = empty(rows) if centered else None, empty(rows), rows * columns
+    call("norm", input, fp32(input, count), fp32(weight, columns),
+         None if bias is None else fp32(bias, columns), fp32(output, count),
+         None if rounded is None else address(rounded, torch.bfloat16, count),
+         None if means is None else fp32(means, rows), fp32(scales, rows), rows, columns,
+         float(epsilon))  # fmt: skip
+    return output, rounded, means, scales
+
+
+def norm_backward(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    grad: torch.Tensor | None,
+    rounded_grad: torch.Tensor | None,
+    means: torch.Tensor | None,
+    scales: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of input, weight and bias, in fp32.
+
+    Args:
+        grad, rounded_grad: of the output in fp32 and of that in bf16; contiguous.
+    """
+    output, (rows, columns) = torch.empty_like(input), _rows(input)
+    threads, count = threads_for(input), rows * columns
+    sums = zeros(threads, 2, columns)
+    call("norm_backward", input, fp32(input, count), fp32(weight, columns),
+         None if grad is None else fp32(grad, count),
+         None if rounded_grad is None else address(rounded_grad, torch.bfloat16, count),
+         None if means is None else fp32(means, rows), fp32(scales, rows), fp32(output, count),
+         fp32(sums, threads * 2 * columns), rows, columns)  # fmt: skip
+    of_weight, of_bias = sums.sum(0)
+    return output, of_weight, of_bias
+
+
+def rotary(
+    values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
+) -> torch.Tensor:
+    """Vectors turned by the positions of their tokens.
+
+    Args:
+        values: contiguous, shape (batch, tokens, heads, size).
+        cosines, sines: contiguous fp32, shape (1 or batch, tokens, size).
+        back: turn as gradients are.
+    """
+    output = torch.empty_like(values)
+    batch, tokens, heads, size = values.shape
+    count, angles = values.numel(), cosines.shape[0] * tokens
+    _call_typed("rotary", values, typed(values, count), typed(output, count),
+                fp32(cosines, angles * size), fp32(sines, angles * size), batch * tokens,
+                angles, heads, size // 2, back)  # fmt: skip
+    return output
+
+
+def adamw_(
+    weights: torch.Tensor,
+    gradients: torch.Tensor,
+    means: torch.Tensor,
+    squares: torch.Tensor,
+    copy: torch.Tensor | None,
+    numbers: Sequence[float],
+) -> None:
+    """A step of AdamW.
+
+    Args:
+        weights, gradients: fp32, contiguous, as everything else.
+        means, squares: exp_avg and exp_avg_sq of torch's AdamW.
+        copy: of the weights, in bf16.
+        numbers: see `Numbers` in native/adamw.c.
+    """
+    count = weights.numel()
+    call("adamw", weights, *(fp32(x, count) for x in (weights, gradients, means, squares)),
+         None if copy is None else address(copy, torch.bfloat16, count), count,
+         *numbers)  # fmt: skip
+
+
+def widen(input: torch.Tensor, output: torch.Tensor) -> None:
+    """Copy bf16 to fp32 past the caches.
+
+    Args:
+        input: contiguous.
+        output: contiguous, from a cache line on.
+    """
+    count = input.numel()
+    call("widen", input, address(input, torch.bfloat16, count), fp32(output, count), count)
+
+
+def column_sums(rows: torch.Tensor) -> torch.Tensor:
+    """The sum of contiguous rows, computed in fp32; shape (columns,), in their dtype."""
+    threads, (count, columns) = threads_for(rows), rows.shape
+    sums = zeros(threads, columns)
+    _call_typed("column_sums", rows, typed(rows, count * columns), fp32(sums, threads * columns),
+                count, columns)  # fmt: skip
+    total: torch.Tensor = sums.sum(0).to(rows.dtype)
+    return total
+
+
+def _sizes(scores: torch.Tensor, per_key: int) -> Sequence[int]:
+    return *_rows(scores), scores.shape[-2], per_key
+
+
+def _rows(values: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns."""
+    columns = values.shape[-1]
+    return values.numel() // columns if columns else 0, columns
+
+
+def threads_for(values: torch.Tensor) -> int:
+    """How many threads a call with this first argument has."""
+    return torch.get_num_threads() if values.numel() > FEW_ELEMENTS else 1
+
+
+def address(x: torch.Tensor, dtype: torch.dtype, count: int) -> ctypes.c_void_p:
+    """Return the address of a tensor that C reads or fills.
+
+    No tensor reaches C in another way, so each call says what its loop takes it for.
+
+    Args:
+        dtype, count: of the elements that C takes to be there, one after the other.
+
+    Raises:
+        ValueError: C would read or write other elements than the tensor's.
+    """
+    if not x.is_contiguous():  # strides do not reach C, where they would be ignored
+        raise ValueError(f"a tensor of {x.shape} has the strides {x.stride()}")
+    fits = x.dtype is dtype and x.numel() == count and x.is_cpu and not x.is_neg()
+    # torch raises an error for a tensor without memory, such as a sparse or a batched one
+    place = x.data_ptr() if fits else 0
+    if not place and (count or not fits):
+        kind = f"{x.dtype} on {x.device}{', a negative view' if x.is_neg() else ''}"
+        raise ValueError(f"{count} elements of {dtype} in memory are needed, not {x.shape}, {kind}")
+    return ctypes.c_void_p(place)
+
+
+def fp32(x: torch.Tensor, count: int) -> ctypes.c_void_p:
+    """Return the address of elements in fp32, see `address`."""
+    return address(x, torch.float32, count)
+
+
+def typed(x: torch.Tensor, count: int) -> ctypes.c_void_p:
+    """Return the address of elements of the call's type, which is the tensor's, see `address`."""
+    return address(x, x.dtype, count)
+
+
+def _call_typed(name: str, first: torch.Tensor, *arguments: Argument) -> None:
+    """Call a loop that there is for each of TYPES, which is that of a tensor."""
+    call(name, first, *arguments, types=(TYPES[first.dtype],))
+
+
+def call(name: str, largest: torch.Tensor, *arguments: Argument, types: Sequence[int] = ()) -> None:
+    """Call a loop.
+
+    Args:
+        largest: decides on the number of threads.
+        arguments: of the loop, between `types` and the number of threads.
+    """
+    library = loaded_library()
+    assert library is not None
+    in_c = map(_in_c, (*types, *arguments))
+    getattr(library, name)(*in_c, ctypes.c_int(threads_for(largest)))
+
+
+def _in_c(argument: Argument) -> Any:
+    if argument is None:
+        return ctypes.c_void_p(None)
+    if isinstance(argument, ctypes.c_void_p):
+        return argument
+    return ctypes.c_float(argument) if isinstance(argument, float) else ctypes.c_uint64(argument)

@@ -1,0 +1,349 @@
+"""torch.distributed's process group over MPI.
+
+Every collective is a nonblocking one of MPI, so that several are in flight while the caller
+computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_mpi.job import Copies, JoinedGroup, told
+from ftcluster_mpi.types import (
+    AVG,
+    MPI,
+    SUM,
+    Tensors,
+    apart_from,
+    as_bytes,
+    as_elements,
+    as_parts,
+    contiguous,
+    counts_of_sparse,
+    elements_of,
+    empty_for,
+    flat,
+    kind_of,
+    operator_of,
+    require_equal,
+    set_sparse,
+    signature,
+    unflatten,
+)
+from ftcluster_mpi.work import MpiWork
+
+
+class MpiGroup(JoinedGroup):
+    """The ranks of a group; methods as torch calls them.
+
+    Tensors may have any layout: those that are not contiguous are copied.
+    """
+
+    # reductions
+
+    @told
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> MpiWork:
+        opts = opts or dist.AllreduceOptions()
+        return MpiWork.joined(
+            [
+                self._all_reduce_sparse(tensor, opts)
+                if tensor.layout == torch.sparse_coo
+                else self._all_reduce(tensor, opts)
+                for tensor in tensors
+            ]
+        )
+
+    allreduce_coalesced = allreduce
+
+    def _all_reduce(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
+        data, kind = contiguous(tensor), kind_of(opts.reduceOp)
+        op = operator_of(kind, data.dtype)
+        return self._operation(
+            "all_reduce",
+            lambda comm: (
+                comm.Iallreduce(MPI.IN_PLACE, as_elements(part), op)
+                for part in data.view(-1).split(self.segment // data.element_size())
+            ),
+            [tensor],
+            signature("all_reduce", data, kind),
+            [(tensor, data)],
+            opts,
+            divide=data if kind == AVG else None,
+        )
+
+    def _all_reduce_sparse(self, tensor: torch.Tensor, opts: Any) -> MpiWork:
+        """Gather all ranks' elements and add them up, as gloo does; waits until that is done."""
+        if kind_of(opts.reduceOp) not in (SUM, AVG):
+            raise ValueError("sparse tensors can only be added up")
+        own = tensor.detach().coalesce()
+        count = own._nnz()
+        sizes = torch.tensor([count, own.sparse_dim(), *own.shape], dtype=torch.int64)
+        said = self._gathered(sizes, opts).tolist()
+        counts = counts_of_sparse(said)
+        parts = []
+        for data in (own.indices().t(), own.values()):
+            padded = data.new_zeros(max(counts), *data.shape[1:])
+            padded[:count] = data
+            found = self._gathered(padded, opts)
+            parts.append(torch.cat([one[:n] for one, n in zip(found, counts, strict=True)]))
+        set_sparse(tensor, parts[0], parts[1], self._ranks if kind_of(opts.reduceOp) == AVG else 1)
+        return MpiWork([], [tensor])
+
+    def _gathered(self, data: torch.Tensor, opts: Any) -> torch.Tensor:
+        """Those of all ranks, which have the same shape, one after the other."""
+        self.all_gather_single(whole := data.new_empty(self._ranks, *data.shape), data, opts).wait()
+        return whole
+
+    @told
+    def reduce(self, tensors: Tensors, opts: Any) -> MpiWork:
+        (tensor,), root = tensors, opts.rootRank
+        data, kind = contiguous(tensor), kind_of(opts.reduceOp)
+        op = operator_of(kind, data.dtype)
+        here = self._own == root
+        return self._operation(
+            "reduce",
+            lambda comm: comm.Ireduce(
+                MPI.IN_PLACE if here else as_elements(data),
+                as_elements(data) if here else None,
+                op,
+                root,
+            ),
+            [tensor],
+            signature("reduce", data, kind, root),
+            [(tensor, data)] if here else [],
+            opts,
+            divide=data if kind == AVG and here else None,
+        )
+
+    @told
+    def reduce_scatter_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> MpiWork:
+        opts = opts or dist.ReduceScatterOptions()
+        require_equal(
+            "input", source.numel(), "output's times the ranks", output.numel() * self._ranks
+        )
+        data, kind = contiguous(source), kind_of(opts.reduceOp)
+        result = apart_from(data, output)
+        op = operator_of(kind, data.dtype)
+        return self._operation(
+            "reduce_scatter",
+            lambda comm: comm.Ireduce_scatter_block(as_elements(data), as_elements(result), op),
+            [output],
+            signature("reduce_scatter", result, kind),
+            [(output, result)],
+            opts,
+            divide=result if kind == AVG else None,
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    @told
+    def reduce_scatter(
+        self, outputs: Tensors, sources: Sequence[Tensors], opts: Any = None
+    ) -> MpiWork:
+        opts = opts or dist.ReduceScatterOptions()
+        return MpiWork.joined(
+            [
+                self.reduce_scatter_single(output, flat(parts), opts)
+                if all(part.numel() == output.numel() for part in parts)
+                else self._reduce_scatter_uneven(output, parts, opts)
+                for output, parts in zip(outputs, sources, strict=True)
+            ]
+        )
+
+    def _reduce_scatter_uneven(self, output: torch.Tensor, parts: Tensors, opts: Any) -> MpiWork:
+        counts = [part.numel() for part in parts]
+        data, kind = flat(parts), kind_of(opts.reduceOp)
+        result, op = apart_from(data, output), operator_of(kind, data.dtype)
+        return self._operation(
+            "reduce_scatter",
+            lambda comm: comm.Ireduce_scatter(as_elements(data), as_elements(result), counts, op),
+            [output],
+            signature("reduce_scatter", data, kind),
+            [(output, result)],
+            opts,
+            (*counts, *[output.numel()] * self._ranks),
+            divide=result if kind == AVG else None,
+        )
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, sources: Tensors, opts: Any = None
+    ) -> MpiWork:
+        pairs = zip(outputs, sources, strict=True)
+        return MpiWork.joined([self.reduce_scatter_single(*pair, opts) for pair in pairs])
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # moves
+
+    @told
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> MpiWork:
+        (tensor,), root = tensors, opts.rootRank if opts else 0
+        data = contiguous(tensor)
+        return self._operation(
+            "broadcast",
+            lambda comm: comm.Ibcast(as_bytes(data), root),
+            [tensor],
+            signature("broadcast", data, root=root),
+            [(tensor, data)],
+            opts,
+        )
+
+    @told
+    def all_gather_single(
+        self, output: torch.Tensor, source: torch.Tensor, opts: Any = None
+    ) -> MpiWork:
+        require_equal(
+            "output", output.numel(), "input's times the ranks", source.numel() * self._ranks
+        )
+        result = empty_for(output)
+        return self._all_gather(result, source, [output], [(output, result)], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, sources: Tensors, opts: Any = None
+    ) -> MpiWork:
+        pairs = zip(outputs, sources, strict=True)
+        return MpiWork.joined([self.all_gather_single(*pair, opts) for pair in pairs])
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @told
+    def allgather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None) -> MpiWork:
+        works = []
+        for tensors, source in zip(outputs, sources, strict=True):
+            result = source.new_empty(self._ranks, source.numel())
+            works.append(
+                self._all_gather(result, source, tensors, unflatten(tensors, result), opts)
+            )
+        return MpiWork.joined(works)
+
+    def allgather_coalesced(
+        self, outputs: Sequence[Tensors], sources: Tensors, opts: Any = None
+    ) -> MpiWork:  # a list of tensors for each rank
+        return self.allgather(list(zip(*outputs, strict=True)), sources, opts)
+
+    def _all_gather(
+        self,
+        result: torch.Tensor,
+        source: torch.Tensor,
+        outputs: Tensors,
+        copies: Copies,
+        opts: Any,
+    ) -> MpiWork:
+        data = contiguous(source)
+        own = data.data_ptr() == result.data_ptr() + self._own * data.nbytes  # FSDP does so
+        return self._operation(
+            "all_gather",
+            lambda comm: comm.Iallgather(MPI.IN_PLACE if own else as_bytes(data), as_bytes(result)),
+            outputs,
+            signature("all_gather", data),
+            copies,
+            opts,
+        )
+
+    @told
+    def gather(self, outputs: Sequence[Tensors], sources: Tensors, opts: Any) -> MpiWork:
+        (source,), root = sources, opts.rootRank
+        data, here = contiguous(source), self._own == root
+        tensors = outputs[0] if here else ()
+        result = source.new_empty(self._ranks, source.numel()) if here else None
+        return self._operation(
+            "gather",
+            lambda comm: comm.Igather(
+                as_bytes(data), None if result is None else as_bytes(result), root
+            ),
+            tensors,
+            signature("gather", data, root=root),
+            [] if result is None else unflatten(tensors, result),
+            opts,
+        )
+
+    @told
+    def scatter(self, outputs: Tensors, sources: Sequence[Tensors], opts: Any) -> MpiWork:
+        (output,), root = outputs, opts.rootRank
+        result, data = empty_for(output), flat(sources[0]) if self._own == root else None
+        return self._operation(
+            "scatter",
+            lambda comm: comm.Iscatter(
+                None if data is None else as_bytes(data), as_bytes(result), root
+            ),
+            [output],
+            signature("scatter", result, root=root),
+            [(output, result)],
+            opts,
+        )
+
+    @told
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        source: torch.Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+    ) -> MpiWork:
+        """Splits are rows; without them every rank gets the same number."""
+        data = contiguous(source)
+        result = apart_from(data, output)
+        sends = elements_of(source, input_splits, self._ranks)
+        receives = elements_of(output, output_splits, self._ranks)
+        return self._all_to_all(result, data, receives, sends, [output], [(output, result)], opts)
+
+    alltoall_base = all_to_all_single
+
+    @told
+    def alltoall(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> MpiWork:
+        receives = [tensor.numel() for tensor in outputs]
+        sends = [tensor.numel() for tensor in sources]
+        result = outputs[0].new_empty(sum(receives))
+        copies = unflatten(outputs, result.split(receives))
+        return self._all_to_all(result, flat(sources), receives, sends, outputs, copies, opts)
+
+    def _all_to_all(
+        self,
+        result: torch.Tensor,
+        data: torch.Tensor,
+        receives: list[int],
+        sends: list[int],
+        outputs: Tensors,
+        copies: Copies,
+        opts: Any,
+    ) -> MpiWork:
+        return self._operation(
+            "all_to_all",
+            lambda comm: comm.Ialltoallv(as_parts(data, sends), as_parts(result, receives)),
+            outputs,
+            (*signature("all_to_all", data)[:2], -1, -1, -1),
+            copies,
+            opts,
+            splits=(*sends, *receives),
+        )
+
+    def barrier(self, opts: Any = None) -> MpiWork:
+        return self._operation("barrier", lambda _: None, (), signature("barrier"), (), opts)
+
+    # messages between two ranks
+
+    def send(self, tensors: Tensors, rank: int, tag: int) -> MpiWork:
+        (tensor,) = tensors
+        data = contiguous(tensor)
+        name = f"send to rank {rank}"
+        return self._operation(name, lambda comm: comm.Isend(as_bytes(data), rank, tag), [tensor])
+
+    def recv(self, tensors: Tensors, rank: int, tag: int) -> MpiWork:
+        (tensor,) = tensors
+        data = empty_for(tensor)
+        return self._operation(
+            f"recv from rank {rank}" if rank != MPI.ANY_SOURCE else "recv from any rank",
+            lambda comm: comm.Irecv(as_bytes(data), rank, tag),
+            [tensor],
+            copies=[(tensor, data)],
+        )
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> MpiWork:
+        return self.recv(tensors, MPI.ANY_SOURCE, tag)

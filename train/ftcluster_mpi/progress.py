@@ -1,0 +1,312 @@
+"""Collectives in flight over MPI: one thread makes all calls of MPI.
+
+The collectives of a group start in the order in which they were called. Before data moves, the
+ranks compare what they have called by a small all-gather: a difference is an error on each of them
+and not a hang, and no rank polls at full speed for another one that still computes.
+"""
+
+import contextlib
+import ctypes
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_mpi.types import MPI, describe
+from ftcluster_mpi.work import Operation, Transfer, callback_threads, timed_out
+
+# Seconds between two looks at what is in flight: a part of the wait so far, up to LONGEST, and of
+# a long wait a smaller one, up to PATIENT: a rank that waits for a hung one must not seem to
+# compute (see host.rank_life.IDLE_CPU). A look takes 2 us, and one that moves data several times
+# that.
+SHORTEST, LONGEST, PART_OF_WAIT = 10e-6, 500e-6, 0.125
+PATIENT, PART_OF_LONG_WAIT = 50e-3, 0.02
+# MPI takes a message in several looks, and the shortest sleep is longer than a message between
+# hosts. While the script waits, looks follow each other without one for so long. Not for longer,
+# nor after sched_yield: ranks that share a core would take it from each other.
+LOOKS, AT_ONCE = 3, 60e-6
+PR_SET_TIMERSLACK, SLACK = 29, 1000  # prctl(2), ns: by default sleeps take 50 us more
+# A transfer's look that takes longer has moved data, so the next one follows at once; after a long
+# pause the caches are cold.
+MOVED, MOVED_COLD = 15e-6, 150e-6
+TOLD_AFTER = 2.0  # seconds after which a rank that waits tells the others so
+ANSWER_SECONDS = 3.0  # for the store, when an operation has timed out
+
+Result = TypeVar("Result")
+
+# What MPI may still write to once an operation has failed: it would be other objects' memory
+_unfinished: list[tuple[object, ...]] = []
+
+
+class Channel:
+    """The operations of one group.
+
+    Args:
+        hosts: of each rank.
+        store: where ranks tell that they are waiting.
+
+    Attributes:
+        moving: operations whose transfer has started.
+        broken: why no operation of this group can succeed any more.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, hosts: Sequence[str], store: dist.Store) -> None:
+        self.comm, self._agreements = comm, comm.Dup()
+        self.broken: Exception | None = None
+        self.queue: deque[Operation] = deque()  # collectives; the first one is agreed upon
+        self._messages: deque[Operation] = deque()  # between two ranks: they wait for no collective
+        self._hosts, self._store = hosts, store
+        self.moving: list[Transfer] = []
+        self._agreement: Iterator[None] | None = None
+        self._agreed_on: deque[Operation] = deque()
+        self._collective: Transfer | None = None  # the one of `moving` that is no message
+        self._calls = 0
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is in flight."""
+        return bool(self.queue or self._agreed_on or self._messages or self.moving)
+
+    def add(self, operation: Operation) -> None:
+        """Put an operation behind those that were called before."""
+        if operation.signature:
+            self._calls += 1
+            operation.number = self._calls
+            self.queue.append(operation)
+        else:
+            self._messages.append(operation)
+
+    def advance(self) -> None:
+        """Look once at all that is in flight."""
+        try:
+            if self.broken:
+                raise self.broken
+            while self._messages:
+                self.moving.append(Transfer(self._messages.popleft()))
+            while self.queue and self._agreed():
+                self._agreed_on.append(self.queue.popleft())
+            self._advance_moving()
+            while self._agreed_on and not self._collective:  # one at a time: the same order on all
+                self._collective = Transfer(self._agreed_on.popleft())
+                self.moving.append(self._collective)
+                self._advance_moving()
+            now = time.monotonic()
+            for one in self.all():
+                if not one.told and now > one.called + TOLD_AFTER:
+                    self._tell(one)
+                if now > one.deadline:
+                    raise self._timed_out(one)
+        except Exception as error:
+            self._break(error)
+
+    def _advance_moving(self) -> None:
+        for transfer in list(self.moving):
+            one = transfer.operation
+            try:
+                complete = transfer.advance()
+            except MPI.Exception as error:
+                raise dist.DistBackendError(f"{one.name}: {error}") from error
+            if complete:
+                with torch.inference_mode():  # the caller's tensors may be of that mode
+                    one.finish()
+                self.moving.remove(transfer)
+                if transfer is self._collective:
+                    self._collective = None
+                one.end()
+
+    def _agreed(self) -> bool:
+        """Whether all ranks have called the first operation of the queue."""
+        self._agreement = self._agreement or self._agree(self.queue[0])
+        try:
+            next(self._agreement)
+        except StopIteration:
+            self._agreement = None
+            return True
+        except ValueError as error:  # the same on all ranks: the next call may be right
+            self._agreement = None
+            self.queue.popleft().end(dist.DistBackendError(str(error)))
+        return False
+
+    def _agree(self, one: Operation) -> Iterator[None]:
+        """Yields until all ranks have called the same.
+
+        Raises:
+            ValueError: they have called different things.
+        """
+        for compare, values in ((self._compare, one.signature), (self._compare_splits, one.splits)):
+            if values:
+                own = array("q", values)
+                table = array("q", bytes(own.itemsize * len(own) * self.comm.size))
+                request = self._agreements.Iallgather([own, MPI.BYTE], [table, MPI.BYTE])
+                while not request.Test():
+                    yield
+                if compare == self._compare_splits or table != own * self.comm.size:
+                    size = len(own)
+                    compare(one, [list(table[n : n + size]) for n in range(0, len(table), size)])
+
+    def _compare(self, one: Operation, table: list[list[int]]) -> None:
+        by_call: dict[tuple[int, ...], list[int]] = {}
+        for rank, values in enumerate(table):
+            by_call.setdefault(tuple(values), []).append(rank)
+        if len(by_call) > 1:
+            calls = "; ".join(
+                f"{self._names(ranks)}: {describe(values)}" for values, ranks in by_call.items()
+            )
+            raise ValueError(f"the ranks differ in call {one.number} of their group: {calls}")
+
+    def _compare_splits(self, one: Operation, table: list[list[int]]) -> None:
+        size = self.comm.size
+        for sender, row in enumerate(table):
+            for receiver in range(size):
+                sent, expected = row[receiver], table[receiver][size + sender]
+                if sent != expected:
+                    raise ValueError(
+                        f"{one.name}: {self._names([sender])} sends {sent} elements to "
+                        f"{self._names([receiver])}, which expects {expected}"
+                    )
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        hosts = ", ".join(dict.fromkeys(self._hosts[rank] for rank in ranks))
+        what = "rank" if len(ranks) == 1 else "ranks"
+        return f"{what} {', '.join(map(str, ranks))} ({hosts})"
+
+    def _tell(self, one: Operation) -> None:
+        """In another thread: one in which the script waits for a key keeps the store meanwhile."""
+        one.told = True
+
+        def tell() -> None:
+            with contextlib.suppress(RuntimeError):  # the store's host is gone
+                self._store.set(self._key(one, self.comm.rank), "")
+
+        if one.signature:
+            callback_threads.run([tell])
+
+    def _key(self, one: Operation, rank: int) -> str:
+        return f"waits/{one.number}/{rank}"
+
+    def _timed_out(self, one: Operation) -> dist.DistBackendError:
+        text = timed_out(one.name, one.deadline - one.called, self._names([self.comm.rank]))
+        if not one.signature:
+            return dist.DistBackendError(text)
+        self._tell(one)
+        absent: list[int] = []
+
+        def ask() -> None:
+            others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
+            absent.extend(r for r in others if not self._store.check([self._key(one, r)]))
+
+        time.sleep(TOLD_AFTER)  # the others' time is over a little later
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(ANSWER_SECONDS)  # the store is on a host that may be silent
+        if asking.is_alive():
+            return dist.DistBackendError(f"{text}; the host of the rendezvous does not answer")
+        if not absent:
+            return dist.DistBackendError(f"{text}; every rank waits in it")
+        return dist.DistBackendError(
+            f"{text}: {self._names(absent)} did not call it, or no longer answers"
+        )
+
+    def free(self) -> None:
+        """Give the communicators back, once all ranks have left the group."""
+        self.comm.Free()
+        self._agreements.Free()
+        self.broken = dist.DistBackendError("the group was destroyed")
+
+    def all(self) -> list[Operation]:
+        """Those that are not done."""
+        moving = (transfer.operation for transfer in self.moving)
+        return [*moving, *self._agreed_on, *self._messages, *self.queue]
+
+    def _break(self, error: Exception) -> None:
+        if self._agreement or self.moving:
+            _unfinished.append((self._agreement, *self.moving))
+        self.broken, self._agreement = error, None
+        failed = self.all()
+        for operations in (self.moving, self._messages, self._agreed_on, self.queue):
+            operations.clear()
+        for one in failed:
+            one.end(error)
+
+
+class Progress:
+    """The thread that makes all calls of MPI."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._new: list[tuple[Channel, Operation]] = []
+        self._calls: list[Callable[[], None]] = []
+        threading.Thread(target=self._run, name="mpi", daemon=True).start()
+
+    def submit(self, channel: Channel, operation: Operation) -> None:
+        """Add an operation to those of its group."""
+        with self._changed:
+            self._new.append((channel, operation))
+            self._changed.notify()
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """What a function returns or raises that is called in the thread."""
+        answer: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(function())
+            except Exception as error:
+                answer.set_exception(error)
+
+        with self._changed:
+            self._calls.append(run)
+            self._changed.notify()
+        return answer.result()
+
+    def _run(self) -> None:
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, SLACK)  # of this thread
+        active: list[Channel] = []
+        pause, moved = SHORTEST, time.perf_counter()  # when anything last moved
+        while True:
+            with self._changed:
+                while not (self._new or self._calls or active):
+                    self._changed.wait()
+                new, self._new = self._new, []
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+            for channel, operation in new:
+                channel.add(operation)
+                if channel not in active:
+                    active.append(channel)
+            long = MOVED if pause < LONGEST else MOVED_COLD
+            now, has_moved = time.perf_counter(), bool(new)
+            for _ in range(LOOKS if pause <= LONGEST else 1):
+                began = now
+                for channel in active:
+                    channel.advance()
+                active = [channel for channel in active if channel.active]
+                now = time.perf_counter()
+                if now - began > long and any(channel.moving for channel in active):
+                    has_moved = True
+            if has_moved:
+                pause, moved = SHORTEST, now
+            elif active and ((waited := now - moved) > AT_ONCE or not _waited_for(active)):
+                patient = min(waited * PART_OF_LONG_WAIT, PATIENT)
+                pause = max(SHORTEST, min(waited * PART_OF_WAIT, LONGEST), patient)
+                self._sleep(pause)
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait; a long wait ends when something is submitted."""
+        if seconds <= LONGEST:
+            time.sleep(seconds)
+            return
+        with self._changed:
+            if not (self._new or self._calls):
+                self._changed.wait(seconds)
+
+
+def _waited_for(channels: Sequence[Channel]) -> bool:
+    return any(one.waited_for for channel in channels for one in channel.all())

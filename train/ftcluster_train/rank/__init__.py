@@ -1,0 +1,1 @@
+"""Programs in or beside a rank."""

@@ -1,0 +1,314 @@
+"""Binds a rank to its cores and memory, then executes its program: what mpirun or torchrun starts.
+
+    python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
+
+The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster_common.protocol.launch.rank_placement` makes it),
+the rank in PMI_RANK or torchrun's variables. Each host's masks are computed here, on the host,
+within what this process may use now. Where that fails, as in a container without the capability, a
+line on stderr says so and the rank runs all the same.
+
+The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
+and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when a process starts.
+
+Standard library only: it delays every rank.
+"""
+
+import contextlib
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
+from ftcluster_common.protocol.launch import PLACEMENT_VARIABLE, SECRET_ENV_VARIABLE, unpack_env
+from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.io.fsync import GROUP_READS
+from ftcluster_train.io.machine import cpu_quota
+from ftcluster_train.io.stack import hold_stack, own_stack
+from ftcluster_train.rank.guardian import ADDRESS, execute, guard
+
+# Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/linux/mempolicy.h
+SYS_SET_MEMPOLICY, SYS_GET_MEMPOLICY = 238, 239
+MPOL_DEFAULT, MPOL_PREFERRED, MPOL_PREFERRED_MANY = 0, 1, 5
+MPOL_MODE = 0xFF  # the bits above are flags
+MOST_NODES = 1024  # the most that any kernel is built for (CONFIG_NODES_SHIFT 10)
+
+Syscall = Callable[..., int]
+LOOPBACK = b"lo"
+FIRST = 3  # after standard input, output and error
+
+
+@dataclass(frozen=True)
+class Place:
+    """The plan of one rank.
+
+    Attributes:
+        host: number of its host in the plan, the head being 0.
+        memory: the NUMA nodes that it prefers; none: the kernel's default policy.
+        env: variables of its host.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    host: int
+    cpus: frozenset[int]
+    threads: int
+    memory: tuple[int, ...]
+    env: Mapping[str, str]
+
+
+def find_place(placement: Mapping[str, Any], rank: int) -> Place:
+    """The place of one rank, from 0.
+
+    Args:
+        placement: see ftcluster_common.protocol.launch.rank_placement. Ranks are numbered in the order
+            of hosts.
+
+    Raises:
+        ValueError: there are fewer ranks.
+    """
+    kinds = [placement["kinds"][kind] for kind, count in placement["hosts"] for _ in range(count)]
+    ranks = [
+        (host, kind, local)
+        for host, kind in enumerate(kinds)
+        for local in range(len(kind["ranks"]))
+    ]
+    if rank >= len(ranks):
+        raise ValueError(f"there is no rank {rank}, the plan has {len(ranks)}")
+    host, kind, local = ranks[rank]
+    planned = kind["ranks"][local]
+    return Place(
+        rank=rank,
+        world_size=len(ranks),
+        local_rank=local,
+        local_size=len(kind["ranks"]),
+        host=host,
+        cpus=frozenset(parse_cpus(planned["cpus"])),
+        threads=planned["threads"],
+        memory=tuple(planned["memory"]),
+        env=kind["env"],
+    )
+
+
+def torchrun_place(placement: Mapping[str, Any], environ: Mapping[str, str]) -> Place:
+    """The place of a rank that torchrun has started, on hosts that are all alike.
+
+    torchrun decides which rank it is, and may start fewer hosts than planned.
+
+    Raises:
+        ValueError: the plan has fewer ranks on a host.
+    """
+    numbers = (environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK"))
+    rank, size, local, host = map(int, numbers)
+    place = find_place({**placement, "hosts": [[0, 1]]}, local)
+    return replace(place, rank=rank, world_size=size, host=host)
+
+
+def variables(place: Place, threads: int) -> dict[str, str]:
+    """Variables for the program: those of its host, and those that torchrun sets."""
+    return {
+        **place.env,
+        "OMP_NUM_THREADS": str(threads),
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_size),
+        "GROUP_RANK": str(place.host),
+    }
+
+
+def bind_cores(place: Place) -> tuple[int, list[str]]:
+    """Bind this process to its cores; returns its number of threads, and what went wrong."""
+    allowed = os.sched_getaffinity(0)
+    chosen = place.cpus & allowed or allowed
+    problems = []
+    if missing := place.cpus - allowed:
+        problems.append(
+            f"CPUs {format_cpus(missing)} of the plan are not allowed here; it runs on "
+            f"{format_cpus(chosen)}"
+        )
+    try:
+        os.sched_setaffinity(0, chosen)
+    except OSError as error:
+        problems.append(f"it cannot be bound to its cores: {error.strerror}")
+    threads = min(place.threads, len(chosen))
+    # of a pod or a container that got less than what was planned
+    quota = cpu_quota()
+    share = threads if quota is None else max(1, int(quota / place.local_size))
+    if share < threads:
+        problems.append(
+            f"the CPU quota is {quota:g} CPUs, {share} for each of {place.local_size} ranks; it "
+            f"has as many threads instead of {threads}"
+        )
+    return min(threads, share), problems
+
+
+def call_kernel(number: int, *arguments: Any) -> int:
+    """Make a system call; returns its result, or the negative errno."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    result = int(call(ctypes.c_long(number), *arguments))
+    return result if result >= 0 else -ctypes.get_errno()
+
+
+def bind_memory(nodes: Sequence[int], syscall: Syscall = call_kernel) -> list[str]:
+    """Prefer NUMA nodes for memory; returns what went wrong.
+
+    Preferred and not bound: when bound nodes are full, the kernel kills the process instead of
+    using others. Kernels before 5.15 prefer one node only, here the first.
+    """
+    if not nodes:
+        return []
+    for mode, wanted in ((MPOL_PREFERRED_MANY, nodes), (MPOL_PREFERRED, nodes[:1])):
+        result = syscall(
+            SYS_SET_MEMPOLICY,
+            ctypes.c_long(mode),
+            ctypes.byref(_mask(wanted)),
+            ctypes.c_ulong(MOST_NODES + 1),
+        )
+        if result != -errno.EINVAL:
+            break
+    if result >= 0:
+        return []
+    numbers = ", ".join(map(str, nodes))
+    why = os.strerror(-result)
+    if -result == errno.EPERM:
+        why += "; a container needs CAP_SYS_NICE for it"
+    return [f"it cannot prefer the memory of NUMA node {numbers}: {why}"]
+
+
+def memory_nodes(syscall: Syscall = call_kernel) -> list[int] | None:
+    """The nodes that this process prefers; [] for the default policy, None where it is unknown."""
+    mode, mask = ctypes.c_int(), _mask(())
+    result = syscall(
+        SYS_GET_MEMPOLICY,
+        ctypes.byref(mode),
+        ctypes.byref(mask),
+        ctypes.c_ulong(MOST_NODES + 1),
+        ctypes.c_void_p(),
+        ctypes.c_ulong(0),
+    )
+    if result < 0:
+        return None
+    if mode.value & MPOL_MODE == MPOL_DEFAULT:
+        return []
+    return [node for node in range(MOST_NODES) if mask[node // 64] >> node % 64 & 1]
+
+
+def _mask(nodes: Iterable[int]) -> "ctypes.Array[ctypes.c_uint64]":
+    mask = (ctypes.c_uint64 * (MOST_NODES // 64))()
+    for node in nodes:
+        mask[node // 64] |= 1 << node % 64
+    return mask
+
+
+def close_inherited_listeners(alone: bool) -> None:
+    """Close the listening sockets of Hydra's proxy, which this process has inherited.
+
+    The proxy listens at all addresses of its host for proxies of other hosts, whatever -iface says
+    (seen with Intel MPI 2021.18). Where there are no other hosts, only this one may reach it.
+
+    Args:
+        alone: whether all ranks are on this host, so that the sockets are to be reached from here
+            only. An ordinary user may do so since Linux 5.7; before, they stay as they are.
+    """
+    for listener in _listeners():
+        with listener:
+            if alone:
+                with contextlib.suppress(OSError):
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, LOOPBACK)
+
+
+def _listeners() -> Iterator[socket.socket]:
+    numbers = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+    for number in sorted(number for number in numbers if number >= FIRST):
+        try:
+            found = socket.socket(fileno=number)
+        except OSError:  # no socket, or closed by now
+            continue
+        if (
+            found.family in (socket.AF_INET, socket.AF_INET6)
+            and found.type == socket.SOCK_STREAM
+            and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        ):
+            yield found
+        else:
+            found.detach()
+
+
+def guarded(program: list[str], rank: int) -> int:
+    """Run the program as the child of this process; ends as the program has ended."""
+    try:
+        code = guard(program, rank)
+    except TrainError as error:
+        print(error_line(error), flush=True)
+        return 1
+    if code > 128:  # mpirun names the signal of what it has started
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with contextlib.suppress(OSError):
+            signal.signal(code - 128, signal.SIG_DFL)
+        os.kill(os.getpid(), code - 128)
+    return code
+
+
+def main() -> int:
+    """Entry point; returns only where the program cannot be started."""
+    text = os.environ.pop(PLACEMENT_VARIABLE, None)
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+    if text is None or len(sys.argv) < 2 or not (by_torchrun or "PMI_RANK" in os.environ):
+        print(
+            f"ftcluster: {PLACEMENT_VARIABLE} and PMI_RANK are not set; start it as "
+            "`ftcluster train --dry-run` shows",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        hold_stack(own_stack(), inherited=True)
+    except TrainError as error:
+        print(error_line(error), flush=True)
+        return 1
+    if by_torchrun:
+        place = torchrun_place(json.loads(text), os.environ)
+    else:
+        place = find_place(json.loads(text), int(os.environ["PMI_RANK"]))
+        close_inherited_listeners(alone=place.local_size == place.world_size)
+    problems = bind_memory(place.memory)
+    threads, more = bind_cores(place)
+    for problem in problems + more:
+        # one write, so that the lines of several ranks do not mix
+        os.write(2, f"ftcluster: rank {place.rank} on {os.uname().nodename}: {problem}\n".encode())
+    if path := os.environ.pop(SECRET_ENV_VARIABLE, ""):
+        try:
+            os.environ.update(unpack_env(Path(path).read_text(encoding="ascii")))
+        except (OSError, ValueError):
+            problem = f"{path}, the file of --env, cannot be read"
+            print(error_line(TrainError(problem, "start the run again")), flush=True)
+            return 1
+    os.environ.update(variables(place, threads))
+    os.environ.setdefault("PYTHONUTF8", "1")  # else a host's locale decides what a rank can print
+    home = os.environ.get("HOME", "")
+    # the account's that trains has the first one
+    cache = os.environ.get("PYTHONPYCACHEPREFIX") or f"{home}/.cache" * os.access(home, os.W_OK)
+    if cache:
+        # torch's own default is a name in /tmp, where another user could have left code to load
+        folder = f"{cache}/torchinductor-{os.uname().nodename}"
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", folder)
+    os.umask(GROUP_READS)  # here, because on other hosts it is that of an SSH session
+    program = sys.argv[1:]
+    if ADDRESS in os.environ:
+        return guarded(program, place.rank)
+    return execute(program)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

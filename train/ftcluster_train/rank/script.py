@@ -1,0 +1,154 @@
+"""One rank of a user's script.
+
+    python -m ftcluster_train.host.script run RUN_DIR        run it, report how it ended
+    python -m ftcluster_train.host.script look PROGRAM ...   print why it cannot be run here
+
+PROGRAM is a path, or -m and a module. `run` takes it from RUN_DIR/job.json, which only the account
+can read: all users of a host can read mpirun's arguments, and mpirun sends them over the network
+unencrypted. The script is a child of this process, which reports its exit code to the supervisor:
+mpirun waits for the other ranks when one has failed, and has one exit code for all signals.
+
+Standard library only: it should not cost a rank any time or memory.
+"""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.protocol.job import read_script_job
+from ftcluster_common.protocol.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
+from ftcluster_train.errors import TrainError, error_line
+from ftcluster_train.io import rank_status
+from ftcluster_train.io.mpi_output import RankEnd, signal_name
+from ftcluster_train.io.processes import end_with_parent
+from ftcluster_train.rank.startup_hooks import add_layer, own_layer
+
+STARTUP = Path(__file__).parent / "startup"  # see sitecustomize.py there
+GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
+LEVELS = 3  # below the folder that the script starts in, which may have checkpoints
+COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def run(run_dir: Path) -> int:
+    """Run the script of a run; returns its exit code, 128+n after a signal."""
+    end_with_parent()
+    try:
+        job = read_script_job(run_dir)
+    except GivenFileError as error:
+        print(error_line(TrainError(str(error), "start it again as a new run")), flush=True)
+        return 1
+    try:
+        os.chdir(job.start)
+    except OSError as error:
+        problem = f"{job.start}, the script's folder, cannot be entered: {error.strerror}"
+        print(error_line(TrainError(problem)), flush=True)
+        return 1
+    if not Path(own_layer()).is_dir():  # Path("") is the current folder
+        problem = f"{own_layer()}, the folder of the script's packages, is gone"
+        print(error_line(TrainError(problem, "start the run again")), flush=True)
+        return 1
+    if int(os.environ.get(RESTART_VARIABLE, "0")):
+        os.environ[CHECKPOINT_VARIABLE] = last_checkpoint(run_dir, Path(job.start))
+    else:
+        mark_start(run_dir)
+    # until the handlers are set
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    child = os.fork()  # not subprocess, which would close MPI's own file descriptors
+    if child == 0:
+        end_with_parent(signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        rank_status.keep_from_children()
+        found = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{STARTUP}{os.pathsep}{found}" if found else str(STARTUP)
+        os.execv(
+            sys.executable, [sys.executable, *job.arguments(os.environ.get("LOCAL_RANK", "0"))]
+        )
+
+    rank_status.report(0, rank_status.SCRIPT, child)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL if number == signal.SIGALRM else number)
+        if number == signal.SIGTERM:
+            signal.alarm(GRACE_SECONDS)
+
+    for number in (*FORWARDED, signal.SIGALRM):
+        signal.signal(number, forward)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    _, status = os.waitpid(child, 0)
+    end = rank_end(status, int(os.environ.get("RANK", os.environ.get("PMI_RANK", "0"))))
+    os.write(2, end.line().encode())
+    return end.code
+
+
+def mark_start(run_dir: Path) -> None:
+    """Remember when the script was first started on this host."""
+    with contextlib.suppress(OSError):  # another rank of this host has done it, or the disk is full
+        (run_dir / "started").touch(exist_ok=False)
+
+
+def last_checkpoint(run_dir: Path, folder: Path) -> str:
+    """The newest complete checkpoint of transformers' Trainer that the run has written here; or "".
+
+    `folder`, where the script starts, may also have checkpoints of other trainings.
+    """
+    try:
+        since = (run_dir / "started").stat().st_mtime_ns
+    except OSError:  # the first start on this host
+        return ""
+    found = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint[0] > since]
+    return str(max(found)[1]) if found else ""
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
+    """When each checkpoint below a folder was complete."""
+    for level in range(LEVELS):
+        for path in folder.glob("*/" * level + "checkpoint-*"):
+            with contextlib.suppress(OSError):  # it is not complete, or is being removed
+                if path.name.removeprefix("checkpoint-").isdecimal():
+                    yield (path / COMPLETE).stat().st_mtime_ns, path
+
+
+def rank_end(status: int, rank: int) -> RankEnd:
+    """How a process ended, from the status of wait(2)."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return RankEnd(rank, socket.gethostname(), 128 + number, signal_name(number))
+    return RankEnd(rank, socket.gethostname(), os.waitstatus_to_exitcode(status))
+
+
+def why_not(program: list[str]) -> str:
+    """Why this Python cannot run a program; "" if it can."""
+    if program[0] != "-m":
+        path = Path(program[0])
+        if path.is_file():
+            return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
+        return f"{path} does not exist"
+    add_layer()
+    try:
+        found = importlib.util.find_spec(program[1])
+    except (ImportError, ValueError) as error:
+        return f"there is no module {program[1]}: {error}"
+    return "" if found else f"there is no module {program[1]}"
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    verb, *words = sys.argv[1:]
+    if verb == "look":
+        problem = why_not(words)
+        print(problem)
+        return 1 if problem else 0
+    return run(Path(words[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The planned backend of torch.distributed for a script that names none, and which one it uses.
+
+Standard library only, until torch or Accelerate is there.
+"""
+
+import importlib
+import os
+from functools import wraps
+from typing import Any
+
+from ftcluster_common.protocol.launch import (
+    ACCELERATE_CPU_VARIABLE,
+    BACKEND_VARIABLE,
+    GLOO,
+    IMPI,
+    own_rank,
+)
+from ftcluster_train.io.mpi_output import BACKEND_MARKER
+from ftcluster_train.rank.startup_hooks import after_import
+
+STDERR = 2
+
+
+def use_planned_backend() -> None:
+    """Have torch and the libraries above it take the planned backend, and rank 0 report it."""
+    after_import("torch", _torch)
+    after_import("accelerate.state", _accelerate)
+    after_import("transformers.training_args", _transformers)
+
+
+def _torch() -> None:
+    """torch's default for CPUs, which Lightning looks up as well."""
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    importlib.import_module("ftcluster_train.mpi")  # torch before 2.5 does not do so itself
+    defaults = getattr(groups.Backend, "default_device_backend_map", {})
+    if os.environ.get(BACKEND_VARIABLE) == IMPI:
+        defaults["cpu"] = IMPI
+    if own_rank({"PMI_RANK": "0", **os.environ}) == 0 and hasattr(groups, "get_backend_config"):
+        update = groups._update_default_pg
+
+        def reported(group: Any) -> None:
+            update(group)
+            if group is not None:
+                os.write(STDERR, f"{BACKEND_MARKER}{_backend_of(group)}\n".encode())
+
+        groups._update_default_pg = reported
+
+
+def _backend_of(group: Any) -> str:
+    """Its backend for CPUs; get_backend is "undefined" where nothing was asked for."""
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    by_device = groups.get_backend_config(group)
+    return str(dict(part.split(":") for part in by_device.split(",")).get("cpu", by_device))
+
+
+def _accelerate() -> None:
+    """Accelerate, and so Trainer, which know gloo for CPUs."""
+    state = importlib.import_module("accelerate.state").PartialState
+    groups: Any = importlib.import_module("torch.distributed")
+    prepare = state._prepare_backend
+
+    @wraps(prepare)
+    def prepared(
+        self: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> tuple[str | None, Any]:
+        # PartialState alone does not look at the variable: each rank would train by itself
+        cpu = cpu or os.environ.get(ACCELERATE_CPU_VARIABLE) == "true"
+        found, kind = prepare(self, cpu, sagemaker_dp, backend)
+        if found == GLOO and not backend and groups.is_initialized():
+            found = _backend_of(None)
+        elif found == GLOO and (backend or os.environ.get(BACKEND_VARIABLE)) == IMPI:
+            found = IMPI
+        return found, kind
+
+    state._prepare_backend = prepared
+
+
+def _transformers() -> None:
+    """The option --ddp_backend takes it as well."""
+    arguments = importlib.import_module("transformers.training_args").TrainingArguments
+    choices = arguments.__dataclass_fields__["ddp_backend"].metadata["choices"]
+    if IMPI not in choices:
+        choices.append(IMPI)

@@ -1,0 +1,71 @@
+"""Imported by Python at the start of a user's script, whose folder is first on PYTHONPATH then.
+
+The packages of its own requirements come behind the stack's, see `add_layer`. With `--fast` our
+kernels replace torch's functions once the script has imported torch, see `ftcluster_train.fast`.
+
+A script that names no backend of torch.distributed has the planned one, see `script_backend`.
+
+The store of torch's rendezvous listens at the head's address only, see `listen_at_one_address`.
+
+A script that hangs is asked for its Python stacks, see `rank_status`.
+
+gloo's threads get time to finish at the end of the script. A thread of torch's gloo backend
+releases the tensors of the last collective a moment after that has returned, and needs the GIL for
+it. If Python is ending by then, the thread aborts the process ("terminate called without an active
+exception"), and a script that was successful ends with SIGABRT. Seen with torch 2.13.0: up to every
+third rank that had one core (pytorch pull request 179291 has another case).
+"""
+
+import atexit
+import contextlib
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+
+from ftcluster_common.protocol.launch import FAST_VARIABLE
+from ftcluster_train.io import rank_status
+from ftcluster_train.rank.script_backend import use_planned_backend
+from ftcluster_train.rank.startup_hooks import (
+    RENDEZVOUS,
+    add_layer,
+    after_import,
+    listen_at_one_address,
+)
+
+SETTLE_SECONDS = 0.3
+THREADS = ("pt_gloo_runloop",)  # their name in torch
+
+
+def _settle() -> None:
+    """Sleep where there are such threads, so that they get the GIL."""
+    names = Path("/proc/self/task").glob("*/comm")
+    with contextlib.suppress(OSError):  # a thread has ended
+        if any(name.read_text().strip() in THREADS for name in names):
+            time.sleep(SETTLE_SECONDS)
+
+
+def _import_next() -> None:
+    """Import the sitecustomize that this one has replaced, if there is one."""
+    here = str(Path(__file__).parent)
+    sys.path[:] = [folder for folder in sys.path if folder != here]
+    own = sys.modules.pop("sitecustomize", None)
+    with contextlib.suppress(ModuleNotFoundError):
+        importlib.import_module("sitecustomize")
+    if own is not None:
+        sys.modules.setdefault("sitecustomize", own)
+
+
+def _enable_fast() -> None:
+    importlib.import_module("ftcluster_train.fast").enable()
+
+
+add_layer()
+if os.environ.get(FAST_VARIABLE):
+    after_import("torch", _enable_fast)
+use_planned_backend()
+after_import(RENDEZVOUS, listen_at_one_address)
+rank_status.write_stacks_on_signal()
+atexit.register(_settle)  # handlers run in reverse order, so this is the last
+_import_next()

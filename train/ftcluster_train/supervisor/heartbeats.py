@@ -1,0 +1,292 @@
+"""The supervisor's end of the connections to the ranks' guardians, and requests to stop.
+
+A guardian (see `guardian`) connects and sends the run's secret and its rank, as `hello_of` writes
+them, and the supervisor answers with `beat`. From then on the guardian sends lines of JSON: each
+second the `activity` of its rank, with `step` and `doing` as the rank has reported them, and of a
+host's first rank sometimes also `host`, the `HostCondition`; last `exit` and `oom`. The supervisor
+sends a line a second, `beat`, or `end`, `stop` or `stack`.
+
+Everybody who reaches the port may connect. Nothing of a connection is parsed before its first bytes
+are the secret, and who has not sent it is hung up on: after GREETING_SECONDS, or earlier when too
+many wait.
+
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import math
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from ftcluster_common.protocol.launch import GRACE_SECONDS, Host
+from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
+from ftcluster_train.io.rank_status import LINE_LIMIT, rank_of, read_report
+from ftcluster_train.supervisor.rank_life import RankLife, Trouble, at_step, find_trouble
+
+BACKLOG = 4096  # connections that wait to be accepted; net.core.somaxconn is a limit of it
+GREETING_SECONDS = 5.0  # from a connection to the secret
+UNGREETED = 256  # connections that have not sent the secret; a process may open 1024 files
+SAY_SECONDS = 60.0  # between two lines of the log about strangers
+TCP_INFO_BYTES = 8 + 13 * 4  # see _seconds_since_ack
+STOPPED_EXIT_CODE = 128 + signal.SIGTERM  # of a run that was stopped
+
+
+@dataclass(eq=False)
+class _Connection:
+    socket: socket.socket
+    address: str
+    since: float
+    rest: bytes = b""
+    life: RankLife | None = None
+
+
+def _seconds_since_ack(connection: socket.socket) -> float:
+    """For how long the other end's kernel has acknowledged nothing.
+
+    tcpi_last_ack_recv, in ms, of struct tcp_info (Linux, include/uapi/linux/tcp.h): after 8 fields
+    of a byte the 13th of 4 bytes.
+    """
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return math.inf
+    milliseconds = int.from_bytes(info[-4:], sys.byteorder)
+    return milliseconds / 1000
+
+
+class Heartbeats:
+    """The supervisor's end of the guardians' connections.
+
+    Args:
+        address: this host's address in the cluster.
+        secret: what guardians prove themselves with.
+        hosts: the host of each rank.
+        now: the supervisor's seconds.
+        hang_seconds: see `find_trouble`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        secret: str,
+        hosts: Sequence[Host],
+        now: float,
+        timeouts: Timeouts,
+        hang_seconds: float | None = None,
+    ) -> None:
+        self._timeouts, self._hang_seconds = timeouts, hang_seconds
+        self.lives = [
+            RankLife(rank, host.name, host.address, changed=now, since=now, busy=now)
+            for rank, host in enumerate(hosts)
+        ]
+        self._secret = secret
+        self._selector = selectors.DefaultSelector()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        # in the order in which they came
+        self._ungreeted: dict[_Connection, None] = {}
+        self._guardians: dict[_Connection, None] = {}
+        self._strangers, self._say_at = 0, now
+        self._sent = now
+        self._polled: float | None = None  # other hosts may be asked before the first poll
+        self._stopped = 0.0  # for how long the supervisor has not come to poll
+
+    @property
+    def listens_at(self) -> str:
+        """Where guardians connect, address:port."""
+        host, port = self._listener.getsockname()[:2]
+        return f"{host}:{port}"
+
+    def poll(self, now: float) -> None:
+        """Take what has come, and send a beat a second; never waits."""
+        if self._polled is not None:
+            self._stopped = max(self._stopped, now - self._polled)
+        self._polled = now
+        for key, _ in self._selector.select(0):
+            if key.data is None:
+                self._accept(now)
+            elif key.data.socket.fileno() >= 0:  # else it has made room for another one
+                self._read(key.data, now)
+        while self._ungreeted and now - next(iter(self._ungreeted)).since > GREETING_SECONDS:
+            self._refuse(next(iter(self._ungreeted)), now)
+        if now - self._sent >= BEAT_SECONDS:
+            self._sent = now
+            self.send(b"beat\n")
+            for connection in self._guardians:
+                if connection.life:
+                    connection.life.acked = now - _seconds_since_ack(connection.socket)
+
+    def trouble(self, now: float) -> list[Trouble]:
+        """What is wrong with the ranks, see `find_trouble`, or was with the supervisor."""
+        if self._stopped > self._timeouts.supervisor:  # the guardians have ended their ranks
+            first = max(self.lives, key=lambda live: live.step)
+            what = f"the supervisor was stopped for {self._stopped:.0f} s"
+            hint = "find out who sends SIGSTOP on that host, or suspends it"
+            message = f"{what}{at_step(first)}"
+            return [Trouble(self.lives[0].host, None, first.step, "stopped", message, hint)]
+        return find_trouble(self.lives, now, self._timeouts, self._hang_seconds)
+
+    @property
+    def all_done(self) -> bool:
+        """Whether all ranks have ended well."""
+        return all(live.exit == 0 for live in self.lives)
+
+    def all_gone(self, now: float) -> bool:
+        """Whether no rank is left that the supervisor hears of."""
+        oldest = now - self._timeouts.silence
+        return all(
+            live.exit is not None or live.lost or (live.heard or oldest) <= oldest
+            for live in self.lives
+        )
+
+    def send(self, line: bytes) -> None:
+        """Send a line to every guardian."""
+        for connection in self._guardians:
+            with contextlib.suppress(OSError):
+                connection.socket.send(line)
+
+    def close(self) -> None:
+        """Hang up: every guardian that is left ends its rank."""
+        for connection in (*self._guardians, *self._ungreeted):
+            connection.socket.close()
+        self._listener.close()
+        self._selector.close()
+
+    def _accept(self, now: float) -> None:
+        """Take all that wait, and of each what it has sent: a guardian says hello at once."""
+        for _ in range(BACKLOG):  # strangers may come faster than they are hung up on
+            try:
+                peer, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # it is gone again, or there are too many files
+                if self._ungreeted:
+                    self._refuse(next(iter(self._ungreeted)), now)
+                continue
+            peer.setblocking(False)
+            connection = _Connection(peer, str(address[0]), now)
+            self._ungreeted[connection] = None
+            self._selector.register(peer, selectors.EVENT_READ, connection)
+            self._read(connection, now)
+            if len(self._ungreeted) > UNGREETED:
+                self._refuse(next(iter(self._ungreeted)), now)
+
+    def _read(self, connection: _Connection, now: float) -> None:
+        try:
+            data = connection.socket.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        connection.rest += data
+        if connection.life is None:
+            try:
+                self._greet(connection, now)
+            except ValueError:
+                self._refuse(connection, now)
+                return
+        if connection.life is not None:
+            *lines, connection.rest = connection.rest.split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    connection.life.take(read_report(line), now)
+        if not data or len(connection.rest) > LINE_LIMIT:
+            self._hang_up(connection)
+
+    def _greet(self, connection: _Connection, now: float) -> None:
+        """Take a connection's first line: whose guardian it is.
+
+        Raises:
+            ValueError: it is none.
+        """
+        rank = rank_of(connection.rest, self._secret)
+        if rank is None:
+            return
+        if rank >= len(self.lives):
+            raise ValueError
+        connection.rest = connection.rest.partition(b"\n")[2]
+        connection.life = self.lives[rank]
+        connection.life.heard = now
+        del self._ungreeted[connection]
+        self._guardians[connection] = None
+        with contextlib.suppress(OSError):
+            connection.socket.send(b"beat\n")
+
+    def _refuse(self, connection: _Connection, now: float) -> None:
+        """Hang up on somebody who is no guardian; the log says so now and then."""
+        self._strangers += 1
+        if now >= self._say_at:
+            self._say_at = now + SAY_SECONDS
+            print(
+                f"hung up on {connection.address}, which does not have the run's secret; so far on "
+                f"{self._strangers} connections of strangers",
+                flush=True,
+            )
+        self._hang_up(connection)
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._ungreeted.pop(connection, None)
+        self._guardians.pop(connection, None)
+        if connection.life and connection.life.exit is None:
+            connection.life.lost = True
+
+
+class Stopped(Exception):
+    """The run has to end at once."""
+
+
+class StopRequest:
+    """Takes the signals from now on; the second one ends the run at once, unless `repeated`.
+
+    Attributes:
+        asked: whether there was one.
+        saving: the ranks that save before they end; None: the first signal ends the run as well.
+        grace_seconds: see Launch.
+        repeated: whether further signals are the same request, and only the grace time ends it.
+        holding: whether a signal only sets `asked`: the run has not begun, or is being ended.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.saving: Heartbeats | None = None
+        self.grace_seconds = GRACE_SECONDS
+        self.repeated = False
+        self.holding = True
+        self._deadline = float("inf")
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._take)
+
+    def check(self) -> None:
+        """Call while the ranks are at work, and before they are started.
+
+        Raises:
+            Stopped: the grace time is over, or there are no ranks to wait for.
+        """
+        if self.asked and (self.saving is None or time.monotonic() > self._deadline):
+            raise Stopped
+
+    def _take(self, _number: int, _frame: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if self.holding:
+            return
+        # before the first step there is nothing to save
+        ranks = self.saving
+        saves = ranks is not None and all(life.step for life in ranks.lives)
+        if ranks is None or not saves or (again and not self.repeated):
+            self._deadline = -math.inf  # for `check`: Python drops what is raised while it forks
+            raise Stopped
+        if again:
+            return
+        self._deadline = time.monotonic() + self.grace_seconds
+        ranks.send(b"stop\n")

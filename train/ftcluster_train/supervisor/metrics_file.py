@@ -1,0 +1,221 @@
+"""A run's numbers in a file for Prometheus: <prefix>/metrics/RUN.prom on the head.
+
+The format is OpenMetrics 1.0, in the part that Prometheus' older text format has as well, because
+node_exporter's textfile collector reads that. Standard library only: the supervisor writes it.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.protocol.events import EVENTS, is_event
+from ftcluster_common.protocol.given_files import GivenFileError, read_json
+from ftcluster_common.protocol.launch import Launch
+from ftcluster_common.protocol.rank_times import Interval, interval_between, straggler_scores
+from ftcluster_common.protocol.run_state import WAITS
+from ftcluster_train.io.events import EventReader
+
+FOLDER = "metrics"
+SECONDS = 5.0  # between two writes
+KEPT_SECONDS = 3600.0  # that a file stays after its run: until another run starts
+STATES = ("running", "waiting", "done", "failed", "stopped")
+# each gauge with its help and its labels besides `run`
+GAUGES = {
+    "ftcluster_run_info": ("A run, which is always 1.", ("recipe", "backend", "precision")),
+    "ftcluster_run_state": ("1 for the state that a run has, else 0.", ("state",)),
+    "ftcluster_start_time_seconds": ("When the run was launched, since 1970.", ()),
+    "ftcluster_update_time_seconds": ("When this file was written, since 1970.", ()),
+    "ftcluster_hosts": ("Hosts with ranks.", ()),
+    "ftcluster_ranks": ("Ranks of all hosts.", ()),
+    "ftcluster_step": ("The optimizer step that the ranks are in.", ()),
+    "ftcluster_steps": ("Optimizer steps of the whole training.", ()),
+    "ftcluster_eta_seconds": ("Expected time until the last step.", ()),
+    "ftcluster_samples_per_second": ("Training samples of all ranks.", ()),
+    "ftcluster_loss": ("Training loss, a mean since the last log.", ()),
+    "ftcluster_goodput_ratio": ("Part of the run's time with steps that count.", ()),
+    "ftcluster_restart_count": ("How often the ranks were started again.", ()),
+    "ftcluster_checkpoint_step": ("The step of the newest checkpoint.", ()),
+    "ftcluster_sent_bytes_per_step": ("What a rank sends for gradients and weights.", ()),
+    "ftcluster_communication_ratio": ("Part of a step that moves data unhidden.", ()),
+    "ftcluster_wait_ratio": ("Part of a rank's time blocked for slower ranks.", ("rank", "host")),
+    "ftcluster_input_ratio": ("Part of a rank's time that makes batches.", ("rank", "host")),
+    "ftcluster_straggler_score": (
+        "A rank's work of a step, relative to the median rank's.",
+        ("rank", "host"),
+    ),
+}
+
+
+@dataclass
+class RunNumbers:
+    """What the events of a run say of it now.
+
+    Attributes:
+        latest: the last event of each kind.
+        began: of the first event, in seconds since 1970.
+        restarts: how often the ranks were started again.
+        step: the step that the ranks are in.
+        interval: between the last two reports of the ranks.
+        before: seconds of training of the runs that it continues.
+        steps_since_restart: whether the ranks have reported one since they were started.
+    """
+
+    latest: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    began: float = 0.0
+    restarts: int = 0
+    step: int = 0
+    interval: Interval | None = None
+    before: float = 0.0
+    steps_since_restart: bool = False
+    _before: Mapping[str, Any] | None = None
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Fold one event in, unless it is damaged; kinds of a later version are kept."""
+        kind = event["event"]
+        if kind in EVENTS and not is_event(kind, event):
+            return
+        self.began = self.began or float(event["time"])
+        if kind == "placement":
+            self._before = None
+        elif kind == "restart":
+            self.restarts, self.steps_since_restart = event["restart"], False
+        elif kind == "step":
+            self.steps_since_restart = True
+            self.step = max(self.step, event["step"])
+        elif kind == "communication":
+            if not self.interval and "step" in self.latest:
+                self.before = self.latest["step"]["train_seconds"] - event["train_seconds"]
+            self.interval = interval_between(self._before, event)
+            self._before = event
+        self.latest[kind] = event
+
+    def of(self, kind: str, name: str) -> Any:
+        """A field of the last event of a kind; None where there is none."""
+        return self.latest.get(kind, {}).get(name)
+
+
+Sample = tuple[str, Mapping[str, object], float]  # a gauge, its labels besides `run`, its value
+
+
+def samples(numbers: RunNumbers, launch: Launch, recipe: str, now: float) -> Iterator[Sample]:
+    """What is known of a run.
+
+    Args:
+        launch: which hosts have ranks.
+        recipe: its name, or that of the script.
+        now: seconds since 1970.
+    """
+    of = numbers.of
+    waits = str(of("phase", "doing") or "").startswith(WAITS)
+    state = of("end", "state") or ("waiting" if waits else "running")
+    # until the first step after a restart, the last one before it says nothing of now
+    steps = state == "running" and numbers.steps_since_restart
+    speed = of("step", "samples_per_second")
+    about = {name: of("start", name) or "" for name in ("backend", "precision")}
+    yield "ftcluster_run_info", {"recipe": recipe, **about}, 1
+    for one in STATES:
+        yield "ftcluster_run_state", {"state": one}, float(state == one)
+    over = "end" in numbers.latest
+    values = {
+        "start_time_seconds": numbers.began,
+        "update_time_seconds": now,
+        "hosts": 0 if waits else len(launch.hosts),
+        "ranks": 0 if waits else len(launch.rank_hosts),
+        "restart_count": max(numbers.restarts, launch.restarts),
+        "step": numbers.step if "start" in numbers.latest else None,
+        "steps": of("start", "steps"),
+        "eta_seconds": of("step", "remaining_seconds") if steps else 0.0 if over else None,
+        "samples_per_second": speed if steps or over or speed is None else 0.0,
+        "loss": of("step", "loss"),
+        "checkpoint_step": of("checkpoint", "step"),
+    }
+    trained = of("step", "train_seconds")
+    until = of("end", "time") or now
+    if trained is not None and until > numbers.began:
+        values["goodput_ratio"] = (trained - numbers.before) / (until - numbers.began)
+    for name, value in values.items():
+        if value is not None:
+            yield f"ftcluster_{name}", {}, value
+    whole = numbers.interval
+    if whole and whole.ranks and whole.steps > 0 and whole.seconds > 0:
+        yield from _rank_samples(whole, [host.name for host in launch.rank_hosts])
+
+
+def _rank_samples(interval: Interval, hosts: Sequence[str]) -> Iterator[Sample]:
+    yield "ftcluster_sent_bytes_per_step", {}, interval.sent_bytes / interval.steps
+    moved = max(one.communication for one in interval.ranks)
+    yield "ftcluster_communication_ratio", {}, moved / interval.seconds
+    scores = straggler_scores(interval.ranks)
+    for rank, (host, times, score) in enumerate(zip(hosts, interval.ranks, scores, strict=False)):
+        labels = {"rank": rank, "host": host}
+        yield "ftcluster_wait_ratio", labels, times.waiting / interval.seconds
+        yield "ftcluster_input_ratio", labels, times.input / interval.seconds
+        yield "ftcluster_straggler_score", labels, score
+
+
+def text_of(run: str, found: Iterable[Sample]) -> str:
+    """The file's text."""
+    lines: dict[str, list[str]] = {name: [] for name in GAUGES}
+    for name, labels, value in found:
+        pairs = ",".join(
+            f'{key}="{_escaped(str(one))}"' for key, one in {"run": run, **labels}.items()
+        )
+        lines[name].append(f"{name}{{{pairs}}} {float(value):.10g}")
+    parts = [
+        f"# HELP {name} {about}\n# TYPE {name} gauge\n" + "".join(f"{one}\n" for one in lines[name])
+        for name, (about, _) in GAUGES.items()
+        if lines[name]
+    ]
+    return "".join(parts) + "# EOF\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+class MetricsFile:
+    """The file of one run, which is written anew every few seconds. It never fails a run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._events, self._run = EventReader(run_dir), run_dir.name
+        self.path = run_dir.parent.parent / FOLDER / f"{run_dir.name}.prom"
+        self._numbers, self._written = RunNumbers(), 0.0
+        self._recipe = _recipe_of(run_dir)
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(exist_ok=True)
+            for old in self.path.parent.glob("*.prom"):
+                if old.stat().st_mtime < time.time() - KEPT_SECONDS:
+                    old.unlink()
+
+    def tick(self, launch: Launch, step: int) -> None:
+        """Write the file unless it was just written.
+
+        Args:
+            step: that the ranks are in, as their guardians say.
+        """
+        if time.monotonic() - self._written >= SECONDS:
+            self.write(launch, step)
+
+    def write(self, launch: Launch, step: int = 0) -> None:
+        """Write what the events say until now."""
+        self._written = time.monotonic()
+        partial = self.path.with_name(f".{self.path.name}.partial")
+        with contextlib.suppress(OSError):  # a full disk, or a folder that setup has not made
+            for event in self._events.read():
+                with contextlib.suppress(ValueError):  # lists of another number of ranks
+                    self._numbers.add(event)
+            if step:
+                self._numbers.step = step
+            found = samples(self._numbers, launch, self._recipe, time.time())
+            partial.write_text(text_of(self._run, found), encoding="utf-8")
+            partial.rename(self.path)
+
+
+def _recipe_of(run_dir: Path) -> str:
+    with contextlib.suppress(GivenFileError, AttributeError):  # it has another form
+        job = read_json(run_dir / "job.json")
+        return str(job.get("recipe", {}).get("name") or run_dir.name.rsplit("-", 3)[0])
+    return ""

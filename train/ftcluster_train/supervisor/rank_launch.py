@@ -1,0 +1,321 @@
+"""One start of a run's ranks with mpirun, watched until the last process has ended.
+
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from ftcluster_common.protocol.launch import (
+    GUARD_FILE,
+    RESTART_VARIABLE,
+    RUN_VARIABLE,
+    Launch,
+    mpirun_command,
+)
+from ftcluster_train.comm import torch_backends
+from ftcluster_train.errors import TrainError
+from ftcluster_train.io import processes
+from ftcluster_train.io.events import EventWriter
+from ftcluster_train.io.fsync import write_atomically
+from ftcluster_train.io.mpi_output import Stream
+from ftcluster_train.io.stack import hold_stack, own_stack
+from ftcluster_train.rank.guardian import ADDRESS, SECRET
+from ftcluster_train.supervisor.heartbeats import (
+    STOPPED_EXIT_CODE,
+    UNGREETED,
+    Heartbeats,
+    Stopped,
+    StopRequest,
+)
+from ftcluster_train.supervisor.lease import Leases, firewall_notice
+from ftcluster_train.supervisor.metrics_file import MetricsFile
+from ftcluster_train.supervisor.monitors import Ending, Watch, watch_of
+from ftcluster_train.supervisor.rank_environment import (
+    free_port,
+    give_secrets,
+    hold_port,
+    host_path,
+    rank_environment,
+    without_credentials,
+)
+from ftcluster_train.supervisor.rank_life import RankLife, Trouble
+from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
+from ftcluster_train.supervisor.ssh_check import Refusal
+
+PAUSE_SECONDS = 0.2
+FILES_A_HOST = 4  # pipes to the ssh of its lease; mpirun has as many to its own
+OTHER_FILES = 128 + UNGREETED
+
+
+class HostsRefused(Exception):
+    """Hosts on which no rank can be started."""
+
+    def __init__(self, refused: list[Refusal]) -> None:
+        super().__init__()
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Run:
+    """What all starts of a run's ranks have in common.
+
+    Attributes:
+        secrets: see `take_secrets`.
+    """
+
+    leases: Leases
+    events: EventWriter
+    secrets: Mapping[str, str]
+    request: StopRequest
+    metrics: MetricsFile
+
+
+def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
+    """Start mpirun and wait until nothing of the run is left on this host.
+
+    Args:
+        notice: for users, once the hosts are known to answer; "" for none.
+
+    Raises:
+        HostsRefused, TrainError: no rank was started.
+        Stopped: no rank was started.
+    """
+    request, events = run.request, run.events
+    request.holding, request.saving = False, None
+    request.check()
+    make_room_for_files(len(launch.rank_hosts), len(launch.hosts + launch.idle))
+    stack = own_stack()
+    hold_stack(stack)
+    launch = replace(launch, stack=str(stack))  # the link may be moved during the run
+    if launch.ssh_config:
+        events.write("phase", doing="checking that the head reaches the other hosts")
+
+    def waiting(words: str) -> None:
+        events.write("phase", doing=f"waiting: {words}")
+
+    # a run that has begun is not lost to another one; with idle hosts it may have the choice
+    patient = launch.wait or (launch.restarts > 0 and not launch.idle)
+    if not launch.slurm_job:  # Slurm has given the hosts to the job
+        _refuse(run.leases.take(launch, stack, waiting if patient else None))
+        for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
+            events.write("notice", message=firewall_notice(name))
+    if notice:
+        events.write("notice", message=notice)
+    sourced = torch_backends.variables_for(launch.env, host_path())
+    _refuse(give_secrets(run.secrets, launch))  # before: it may take longer than ranks may to start
+    beats = listen_for_guardians(launch)  # before a port is chosen for the rendezvous
+    command = mpirun_command(launch)
+    write_atomically(Path(launch.hostfile_path), command.hostfile)
+    variables = command.env | launch.supervised_variables
+    rendezvous = hold_port()
+    environment = rank_environment(variables, launch.stack, sourced, rendezvous)
+    environment[RESTART_VARIABLE] = str(launch.restarts)
+    environment |= {ADDRESS: beats.listens_at, SECRET: f"{launch.run_dir}/{GUARD_FILE}"}
+    watch = watch_of(launch, events)
+    ending, heard_out = Ending("failed", 1, []), False
+    events.write("phase", doing="starting the ranks")
+    own = os.getpid()
+    process = subprocess.Popen(
+        without_credentials(command.argv, environment, command.env),
+        env=environment,
+        cwd="/",  # the ranks start there too, and Python imports from it
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if launch.script else subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=lambda: processes.end_with_parent(parent=own),
+    )
+    try:
+        request.saving = None if launch.script else beats
+        request.grace_seconds = launch.grace_seconds
+        request.repeated = bool(launch.slurm_job)  # Slurm signals every process, several times
+        slow = SlowHostWatch(Path(launch.run_dir), events, beats.lives)
+
+        def on_step(step: int) -> None:
+            run.metrics.tick(launch, step)
+            slow.tick()
+
+        trouble = _read(process, watch, beats, request, on_step)
+        heard_out = True
+        code = process.wait()
+        code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
+        # whatever became of mpirun after its ranks had ended well
+        ending = watch.ending(0 if beats.all_done else code)
+        if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+            errors = [dict(vars(one)) for one in watch.blame(trouble)]
+            ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
+        if request.asked and ending.state == "failed":
+            ending = replace(
+                ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False
+            )
+    except Stopped:
+        ending = Ending("stopped", STOPPED_EXIT_CODE, [])
+    finally:
+        request.holding = True
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        rendezvous.close()
+        beats.close()  # guardians that are left end their ranks, on every host
+        processes.end_group(process)
+        if ending.state != "done":
+            processes.wait_for_end(launch.run)
+        processes.kill_rest(launch.run)
+        if not heard_out:
+            _read_rest(process, watch)
+    return ending
+
+
+def _refuse(refused: list[Refusal]) -> None:
+    if refused:
+        raise HostsRefused(refused)
+
+
+def listen_for_guardians(launch: Launch) -> Heartbeats:
+    """The supervisor's end of the connections to the ranks' guardians.
+
+    Raises:
+        TrainError: no port is free.
+    """
+    secret = (Path(launch.run_dir) / GUARD_FILE).read_text(encoding="ascii").strip()
+    return Heartbeats(
+        launch.hosts[0].address, free_port(), secret, launch.rank_hosts, time.monotonic(),
+        launch.timeouts, launch.hang_seconds,
+    )  # fmt: skip
+
+
+def make_room_for_files(ranks: int, hosts: int) -> None:
+    """Allow this process, and mpirun, to open as many files as so many ranks and hosts take.
+
+    Raises:
+        TrainError: the account may not.
+    """
+    wanted = ranks + FILES_A_HOST * hosts + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard) or hard >= wanted:
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return
+    raise TrainError(
+        f"a process on {socket.gethostname()} may open {hard} files, and {ranks} ranks on {hosts} "
+        f"hosts take {wanted}",
+        "raise the account's hard limit of nofile there: limits.conf(5)",
+    )
+
+
+def launcher_gone(process: "subprocess.Popen[bytes]", lives: Sequence[RankLife]) -> list[Trouble]:
+    """Whether mpirun was killed, and not because a rank had ended.
+
+    mpirun is a script of a shell, which reports so how mpiexec.hydra has ended; after the end of a
+    rank by a signal that has another exit code.
+    """
+    code = process.poll()
+    if code not in (-signal.SIGKILL, 128 + signal.SIGKILL) or any(live.exit for live in lives):
+        return []
+    step = max(live.step for live in lives)
+    message = f"mpirun was killed by signal 9 (SIGKILL) at step {step}"
+    return [Trouble(lives[0].host, None, step, "signal", message)]
+
+
+def _find_trouble(process: "subprocess.Popen[bytes]", beats: Heartbeats) -> list[Trouble]:
+    """What is wrong with mpirun, else with its ranks, which are then ended by their guardians."""
+    trouble = beats.trouble(time.monotonic())
+    if trouble:  # mpirun's end is also that of the guardians
+        time.sleep(PAUSE_SECONDS)
+    trouble = launcher_gone(process, beats.lives) or trouble
+    if any(one.cause == "hung" for one in trouble):
+        beats.send(b"stack\n")
+        time.sleep(PAUSE_SECONDS)  # they are written before SIGTERM comes
+    if trouble:
+        beats.send(b"end\n")
+    return trouble
+
+
+def _read(
+    process: "subprocess.Popen[bytes]",
+    watch: Watch,
+    beats: Heartbeats,
+    request: StopRequest,
+    on_step: Callable[[int], None],
+) -> list[Trouble]:
+    """Hand mpirun's output to the watch until it ends; returns why the ranks had to be ended.
+
+    After a rank's failure, the others get some time to report theirs before they are ended. Errors
+    that ranks report themselves say more than their exit codes.
+    """
+
+    def end_ranks(_number: int, _frame: FrameType | None) -> None:
+        if process.poll() is None and not asked:
+            asked.append(True)
+            beats.send(b"end\n")  # SIGTERM would have a training's ranks stop at their next step
+            processes.signal_group(process, signal.SIGTERM)
+            signal.setitimer(signal.ITIMER_REAL, processes.GRACE_SECONDS)
+        else:
+            processes.kill_rest(os.environ[RUN_VARIABLE])
+
+    asked: list[bool] = []
+    trouble: list[Trouble] = []
+    armed, looked = False, 0.0
+    signal.signal(signal.SIGALRM, end_ranks)
+    with selectors.DefaultSelector() as selector:
+        for name, pipe in _pipes(process):
+            selector.register(pipe, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select(PAUSE_SECONDS):
+                if data := os.read(key.fd, 65536):
+                    watch.feed(key.data, data)
+                else:
+                    selector.unregister(key.fileobj)
+            watch.pause()
+            request.check()
+            # output may come in thousands of pieces a second, of hundreds of ranks
+            if selector.get_map() and time.monotonic() - looked < PAUSE_SECONDS:
+                continue
+            looked = time.monotonic()
+            beats.poll(looked)
+            on_step(max(life.step for life in beats.lives))
+            if not (watch.over or trouble):
+                trouble = _find_trouble(process, beats)
+            if beats.all_done:  # mpirun may be stopped
+                processes.signal_group(process, signal.SIGCONT)
+            silent = any(one.cause in ("host", "stopped") for one in trouble)
+            if (watch.over or trouble) and not armed:
+                armed = True
+                delay = PAUSE_SECONDS if trouble else processes.GRACE_SECONDS / 2
+                signal.setitimer(signal.ITIMER_REAL, delay)
+            elif silent and beats.all_gone(time.monotonic()):
+                processes.kill_rest(os.environ[RUN_VARIABLE])  # mpirun would wait
+    watch.close()
+    if not (watch.over or trouble) and process.wait() != 0:  # between two looks
+        for _ in range(3):  # who has connected, what it has said, and that it has hung up
+            beats.poll(time.monotonic())
+        trouble = launcher_gone(process, beats.lives) or beats.trouble(time.monotonic())
+    return trouble
+
+
+def _read_rest(process: "subprocess.Popen[bytes]", watch: Watch) -> None:
+    """Hand over what mpirun had written before it was ended."""
+    for name, pipe in _pipes(process):
+        os.set_blocking(pipe.fileno(), False)
+        with contextlib.suppress(BlockingIOError):  # another process has it open
+            while data := os.read(pipe.fileno(), 65536):
+                watch.feed(name, data)
+    watch.close()
+
+
+def _pipes(process: "subprocess.Popen[bytes]") -> Iterator[tuple[Stream, IO[bytes]]]:
+    """mpirun's output; of a training stdout has all of it."""
+    if process.stdout:
+        yield "stdout", process.stdout
+    if process.stderr:
+        yield "stderr", process.stderr

@@ -1,0 +1,247 @@
+"""What guardians have reported of each rank, and which rank or host is in trouble.
+
+Pure functions. Standard library only: the supervisor uses it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
+from ftcluster_train.io.mpi_output import signal_name
+from ftcluster_train.io.rank_status import SCRIPT
+
+IDLE_CPU = 0.02  # share of a core below which a rank waits
+IDLE_WIRE = 1000.0  # bytes a second below which it waits
+STARVED = 3  # a thread that wakes up now and then is not seen awake so often in a row
+WINDOW_SECONDS = 10.0  # CPU and wire are means over this long at most
+STOPPED_HINT = "find out who sends SIGSTOP on that host"
+ASLEEP_HINT = "a disk or network file system of that host does not answer: dmesg there"
+WRITES_OR_READS = ("starting", "loading", "saving")  # in which a slow disk makes a rank sleep long
+ORDER = ("starting", "loading", "forward", "all-reduce", "evaluating", "saving")
+
+
+@dataclass
+class RankLife:
+    """What is known of one rank.
+
+    Attributes:
+        rank: from 0.
+        host: the inventory's name of its host.
+        address: the address that the head reaches the host by.
+        heard: when its guardian was last heard, in the supervisor's seconds; None: never.
+        acked: when the kernel of its host last acknowledged what was sent to the guardian.
+        step: the optimizer step that it is in.
+        doing: what it does: starting, loading, forward, all-reduce, evaluating, saving, script.
+        changed: when `step` or `doing` was last another one, or when it ended.
+        stopped: since when it is stopped (state T); None: it is not.
+        sleep: in which it is uninterruptible (state D), see `activity.sleep_of`; None: in none.
+        asleep: when it was first seen in that sleep.
+        cpu: CPU seconds that its processes have used, at `since`.
+        wire: bytes that they have sent and received, at `since`.
+        since: when the window began over which `cpu` and `wire` are compared.
+        busy: when it was last seen to use its CPU, a disk or the network, or to want a CPU.
+        starved: messages one after the other in which it wanted a CPU.
+        exit: its exit code, negative for a signal; None while it is there.
+        oom: whether the kernel has killed it for want of memory.
+        lost: whether its guardian hung up without an exit code.
+        condition: what its host was like lately, see `HostCondition.read`; {} where it is not the
+            first rank of its host.
+    """
+
+    rank: int
+    host: str
+    address: str
+    heard: float | None = None
+    acked: float = -math.inf
+    step: int = 0
+    doing: str = "starting"
+    changed: float = 0.0
+    stopped: float | None = None
+    sleep: Sequence[Any] | None = None
+    asleep: float = 0.0
+    cpu: float = 0.0
+    wire: int = 0
+    since: float = 0.0
+    busy: float = 0.0
+    starved: int = 0
+    exit: int | None = None
+    oom: bool = False
+    lost: bool = False
+    condition: Mapping[str, Any] = field(default_factory=dict)
+
+    def take(self, message: Mapping[str, Any], now: float) -> None:
+        """Fold one message of the guardian in."""
+        self.heard = now
+        if "exit" in message:
+            self.exit, self.oom = int(message["exit"]), bool(message.get("oom"))
+            self.changed = now
+            return
+        where = (int(message.get("step", self.step)), str(message.get("doing", self.doing)))
+        if where != (self.step, self.doing):
+            (self.step, self.doing), self.changed, self.busy = where, now, now
+        self.condition = message.get("host", self.condition)
+        state = message.get("state")
+        self.stopped = (self.stopped or now) if state == "T" else None
+        if message.get("sleep") != self.sleep:
+            self.sleep, self.asleep = message.get("sleep"), now
+        cpu, wire = float(message.get("cpu", self.cpu)), int(message.get("wire", self.wire))
+        window = max(now - self.since, BEAT_SECONDS)
+        used, moved = (cpu - self.cpu) / window, abs(wire - self.wire) / window
+        self.starved = self.starved + 1 if state == "R" else 0
+        if used > IDLE_CPU or moved > IDLE_WIRE or state == "D" or self.starved >= STARVED:
+            self.busy = now
+        if self.busy == now or window >= WINDOW_SECONDS:
+            self.cpu, self.wire, self.since = cpu, wire, now
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Something that a run does not survive.
+
+    Attributes:
+        rank: the rank, or None where it is the whole host.
+        cause: signal, oom, exit, stopped, asleep, host or hung.
+    """
+
+    host: str
+    rank: int | None
+    step: int
+    cause: str
+    message: str
+    hint: str = ""
+
+
+def find_trouble(
+    lives: Sequence[RankLife],
+    now: float,
+    timeouts: Timeouts,
+    hang_seconds: float | None = None,
+) -> list[Trouble]:
+    """What is wrong with the ranks; the cause first, not those that wait for it.
+
+    Args:
+        now: the supervisor's seconds.
+        hang_seconds: how long no rank may do anything; 0: for ever; None: `silence`.
+    """
+    dead = [life for life in lives if life.exit not in (None, 0)]
+    killed = [life for life in dead if life.oom or (life.exit or 0) < 0]
+    if killed:  # the others ended because one was gone
+        return [_ended(life) for life in killed]
+    # those that end by themselves say why, and the others soon end as well
+    if dead and now - min(life.changed for life in dead) > timeouts.last_words:
+        return [_ended(life) for life in dead]
+    if dead:
+        return []
+    late = [life for life in lives if life.heard is None]
+    if late and now - late[0].changed > timeouts.start:
+        return [_trouble(life, "host", "not started by mpirun") for life in late]
+    running = [life for life in lives if life.heard is not None and life.exit is None]
+    silent = [life for life in running if now - (life.heard or 0) > timeouts.silence or life.lost]
+    if silent:
+        return _silent(silent, lives, now - timeouts.silence / 2)
+    stopped = [
+        life
+        for life in running
+        if life.stopped is not None and now - life.stopped > timeouts.stopped
+    ]
+    if stopped:
+        return [_trouble(life, "stopped", "stopped (SIGSTOP)", STOPPED_HINT) for life in stopped]
+    asleep = [
+        life
+        for life in running
+        if life.sleep and now - life.asleep > _longest_sleep(life, timeouts, hang_seconds)
+    ]
+    if asleep:
+        return [_asleep(life) for life in asleep]
+    limit = timeouts.silence if hang_seconds is None else hang_seconds
+    if any(life.doing == "starting" for life in running):
+        limit = max(limit, timeouts.start)
+    return [] if late or hang_seconds == 0 else _hung(running, now, limit)
+
+
+def _ended(life: RankLife) -> Trouble:
+    code = life.exit or 0
+    if life.oom:
+        what = "killed by the kernel: the host is out of memory"
+        return _trouble(life, "oom", what, "lower batch_size or raise gradient_accumulation_steps")
+    if code < 0:
+        return _trouble(life, "signal", f"killed by signal {-code} ({signal_name(-code)})")
+    return _trouble(life, "exit", f"ended with exit code {code}")
+
+
+def _silent(silent: Sequence[RankLife], lives: Sequence[RankLife], since: float) -> list[Trouble]:
+    """A host is lost of which neither a guardian nor the kernel has said anything `since`.
+
+    Of several ranks there, one is the first that has been silent for too long.
+    """
+    trouble = []
+    for host in dict.fromkeys(life.host for life in silent):
+        there = [life for life in lives if life.host == host and life.exit is None]
+        gone = [life for life in silent if life.host == host]
+        said = max(max(life.acked, life.heard or -math.inf) for life in there)
+        if said <= since and not all(life.lost for life in gone):
+            message = f"{host} ({gone[0].address}) was lost{at_step(gone[0])}: no answer"
+            hint = "check that it is on and that the head reaches it: ftcluster check"
+            trouble.append(Trouble(host, None, gone[0].step, "host", message, hint))
+        else:
+            hint = f"if {host} was rebooted, it is used again when it answers"
+            trouble += [
+                _trouble(life, "signal", "its guardian process was killed", hint)
+                if life.lost
+                else _trouble(life, "stopped", "its guardian process does not answer", STOPPED_HINT)
+                for life in gone
+            ]
+    return trouble
+
+
+def _longest_sleep(life: RankLife, timeouts: Timeouts, hang_seconds: float | None) -> float:
+    """Seconds that a rank may be in one uninterruptible sleep."""
+    if hang_seconds is not None:
+        return hang_seconds or math.inf
+    return timeouts.start if life.doing in WRITES_OR_READS else timeouts.silence
+
+
+def _asleep(life: RankLife) -> Trouble:
+    function = f", {life.sleep[2]}" if life.sleep and life.sleep[2] else ""
+    return _trouble(life, "asleep", f"waits in the kernel (state D{function})", ASLEEP_HINT)
+
+
+def _hung(running: Sequence[RankLife], now: float, limit_seconds: float) -> list[Trouble]:
+    """Where no rank has done anything for a while, those that are the farthest behind.
+
+    Where none is behind, the one that has done nothing for longest; all ranks of a script in that
+    order, which do not report where they are.
+    """
+    idle = {life.rank: max(life.busy, life.changed) for life in running}
+    if not running or now - max(idle.values()) <= limit_seconds:
+        return []
+    first = min(map(_place, running))
+    behind = [life for life in running if _place(life) == first]
+    ordered = sorted(running, key=lambda life: idle[life.rank])
+    scripts = all(life.doing == SCRIPT for life in running)
+    named = behind if len(behind) < len(running) else ordered if scripts else ordered[:1]
+    what = f"no rank has used its CPU, a disk or the network for {limit_seconds:g} s"
+    return [
+        _trouble(
+            life,
+            "hung",
+            f"hung in {life.doing}: {what}",
+            f"its Python stacks: ftcluster logs --rank {life.rank}",
+        )
+        for life in named
+    ]
+
+
+def _place(life: RankLife) -> tuple[int, int]:
+    return life.step, ORDER.index(life.doing) if life.doing in ORDER else 0
+
+
+def _trouble(life: RankLife, cause: str, what: str, hint: str = "") -> Trouble:
+    return Trouble(life.host, life.rank, life.step, cause, f"{what}{at_step(life)}", hint)
+
+
+def at_step(life: RankLife) -> str:
+    """The end of a message: at which step a rank is; a script reports none."""
+    return "" if life.doing == SCRIPT else f" at step {life.step}"

@@ -1,0 +1,185 @@
+"""Names a host that falls behind during a training, with what can be seen on it.
+
+A host's time is what its slowest rank works on a step: the others wait that long in each of them.
+Standard library only: the supervisor uses it.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median, median_low
+from typing import Any
+
+from ftcluster_common.protocol.rank_times import Interval, interval_between
+from ftcluster_train.io.events import EventReader, EventWriter
+from ftcluster_train.supervisor.rank_life import RankLife
+
+SLOWER = 1 / 0.85  # 15 % fewer steps a second than the others, or than itself before
+WINDOW_SECONDS = 30.0  # over which times are compared
+WINDOWS = 2  # that a host is slow in, one after the other, before it is named
+LEAST_EARLIER = 3  # windows to compare a host with itself
+LOOK_SECONDS = 5.0
+STOLEN, SLOW_CLOCK = 0.03, 0.9  # as in a check, see `verification.outliers`
+SWAP = 1e6  # bytes a second
+
+
+@dataclass(frozen=True)
+class Behind:
+    """A host that has become slow, or is as fast as before again.
+
+    Attributes:
+        step: the last one that was looked at.
+        seconds: of work of its slowest rank in a step.
+        usual: what it is compared with, in seconds.
+        others: whether that is the median of the other hosts, else its own in earlier steps.
+        ratio: of the two; 0 where it is not slow any more.
+    """
+
+    host: str
+    step: int
+    seconds: float
+    usual: float
+    others: bool
+    ratio: float
+
+
+@dataclass
+class _Host:
+    slow: int = 0  # windows, one after the other
+    fast: int = 0
+    named: bool = False
+    earlier: list[float] = field(
+        default_factory=list
+    )  # seconds relative to the others', or to the tokens, while none was slow
+
+
+class SlowHosts:
+    """Compares the hosts of a training window by window.
+
+    Args:
+        hosts: the host of each rank.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._of_rank = list(hosts)
+        self._hosts = {name: _Host() for name in hosts}
+        self._window: list[Interval] = []
+
+    def add(self, interval: Interval) -> list[Behind]:
+        """Take the next steps; returns which hosts have become slow, or have recovered."""
+        if len(interval.ranks) != len(self._of_rank):
+            return []
+        self._window.append(interval)
+        if sum(one.seconds for one in self._window) < WINDOW_SECONDS:
+            return []
+        window, self._window = self._window, []
+        steps = sum(one.steps for one in window)
+        seconds = dict.fromkeys(self._hosts, 0.0)
+        for rank, name in enumerate(self._of_rank):
+            work = sum(one.ranks[rank].work for one in window) / steps
+            seconds[name] = max(seconds[name], work)
+        if not all(seconds.values()):  # a clock was set back
+            return []
+        tokens = max(1, sum(one.tokens for one in window)) / steps
+        return list(self._judge(seconds, tokens, window[-1].step))
+
+    def _judge(self, seconds: Mapping[str, float], tokens: float, step: int) -> Iterator[Behind]:
+        relative, compared = {}, {}
+        for name, host in self._hosts.items():
+            rest = [other for other_name, other in seconds.items() if other_name != name]
+            # batches differ in length, and the other hosts' do so likewise
+            now = seconds[name] / (median_low(rest) if rest else tokens)
+            alone = now / median(host.earlier) if len(host.earlier) >= LEAST_EARLIER else 0.0
+            beside = now if rest else 0.0
+            ratio = max(beside, alone)
+            relative[name] = now
+            usual = seconds[name] / ratio if ratio else seconds[name]
+            compared[name] = Behind(name, step, seconds[name], usual, beside >= alone, ratio)
+        slow = {name for name, one in compared.items() if one.ratio >= SLOWER}
+        for name, host in self._hosts.items():
+            host.slow, host.fast = (host.slow + 1, 0) if name in slow else (0, host.fast + 1)
+            if not slow:  # beside a slow one every other is fast
+                host.earlier.append(relative[name])
+            if host.slow >= WINDOWS and not host.named:
+                host.named = True
+                yield compared[name]
+            elif host.fast >= WINDOWS and host.named:
+                host.named = False
+                yield replace(compared[name], ratio=0.0)
+
+
+def message_of(found: Behind, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """What users are told.
+
+    Args:
+        own: of `HostCondition`, of this host; {} where it is not known.
+        others: of the other hosts.
+    """
+    if not found.ratio:
+        return f"{found.host} is as fast as before again, at step {found.step}"
+    beside = "the other hosts" if found.others else "its own steps before"
+    compared = f"{found.seconds:.2f} s of work a step, {beside} {found.usual:.2f} s"
+    wait = "; all others wait for it" if others else ""
+    reasons = "; ".join(_reasons(own, others)) or "nothing on it explains that"
+    return f"{found.host} is {1 - 1 / found.ratio:.0%} slower ({compared}{wait}): {reasons}"
+
+
+def _reasons(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not own:
+        return
+    if programs := own["programs"]:
+        named = ", ".join(
+            f"{name} (process {pid}, {cores:g} cores)" for name, pid, cores in programs
+        )
+        yield f"other programs run on it: {named}"
+    if own["throttled"]:
+        yield f"its CPU was throttled because of heat, {own['throttled']} times: check its fans"
+    clocks = [other["mhz"] for other in others if other["mhz"]]
+    if own["mhz"] and clocks and own["mhz"] < SLOW_CLOCK * median(clocks):
+        yield f"it runs at {own['mhz']} MHz, the others at {median(clocks):.0f}"
+    if own["stolen"] > STOLEN:
+        yield f"the hypervisor gives {own['stolen']:.0%} of its CPU time to others"
+    if own["swap"] > SWAP:
+        yield f"it reads {own['swap'] / 1e6:.0f} MB/s from swap: its memory is short"
+
+
+class SlowHostWatch:
+    """Reads a training's events and reports hosts that fall behind. It never fails a run.
+
+    Args:
+        lives: what the guardians say of each rank.
+    """
+
+    def __init__(self, run_dir: Path, events: EventWriter, lives: Sequence[RankLife]) -> None:
+        self._reader, self._events, self._lives = EventReader(run_dir, from_end=True), events, lives
+        self._slow = SlowHosts([live.host for live in lives])
+        self._before: Mapping[str, Any] | None = None
+        self._looked = time.monotonic()
+
+    def tick(self) -> None:
+        """Look at the events unless it was just done."""
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._looked = time.monotonic()
+        with contextlib.suppress(OSError):  # a full disk
+            for event in self._reader.read():
+                if event["event"] == "communication":
+                    self._take(event)
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        before, self._before = self._before, event
+        if before is None:
+            return  # the first steps are slow on all hosts, each in its own way
+        conditions = {life.host: life.condition for life in self._lives if life.condition}
+        for behind in self._slow.add(interval_between(before, event)):
+            condition = conditions.get(behind.host, {})
+            others = [other for name, other in conditions.items() if name != behind.host]
+            self._events.write(
+                "slow_host",
+                host=behind.host,
+                step=behind.step,
+                ratio=round(behind.ratio, 3),
+                message=message_of(behind, condition, others),
+            )

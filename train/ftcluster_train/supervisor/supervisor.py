@@ -1,0 +1,287 @@
+"""Runs one mpirun on the head, outlives the control node's connection, and ends what it started.
+
+    M=ftcluster_train.host.supervisor
+    python -m $M start RUN_DIR          launch, in the background
+    python -m $M supervise RUN_DIR      launch, in the foreground
+    python -m $M stop RUN_DIR           end the run; print whether it ran, and how it has ended
+    python -m $M stop RUN_DIR --force   the same, without its supervisor
+    python -m $M sweep RUN_DIR          kill what is left of it on this host
+
+`start` does nothing where the run has a supervisor or has ended. For root, `start RUN_DIR --user
+NAME` is that of an account; it exits with NO_UNIT where it cannot be a unit of systemd. One that
+follows a killed supervisor restarts the ranks.
+
+Standard library only: it starts at once and does not depend on what it watches.
+"""
+
+import contextlib
+import os
+import shlex
+import signal
+import sys
+import time
+import traceback
+from functools import partial
+from pathlib import Path
+
+from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.protocol.launch import (
+    LAUNCH_FILE,
+    RUN_VARIABLE,
+    SLURM_VARIABLE,
+    read_launch,
+)
+from ftcluster_common.protocol.slurm import job_in_queue
+from ftcluster_train.errors import TrainError
+from ftcluster_train.io import processes
+from ftcluster_train.io.events import EventWriter, has_ended, seconds_since_first
+from ftcluster_train.io.fsync import write_atomically
+from ftcluster_train.io.processes import kill_rest
+from ftcluster_train.supervisor import background, lease, runs
+from ftcluster_train.supervisor.background import PID_FILE, STOP_FILE
+from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
+from ftcluster_train.supervisor.lease import Leases
+from ftcluster_train.supervisor.metrics_file import MetricsFile
+from ftcluster_train.supervisor.monitors import Ending
+from ftcluster_train.supervisor.rank_environment import (
+    SECRETS,
+    left_secrets,
+    take_back_secrets,
+    take_secrets,
+)
+from ftcluster_train.supervisor.rank_environment import (
+    free_port as free_port,  # for --dry-run's text
+)
+from ftcluster_train.supervisor.rank_launch import HostsRefused, Run
+from ftcluster_train.supervisor.restarts import run_with_restarts
+from ftcluster_train.supervisor.ssh_check import Refusal
+
+NO_UNIT = 3  # exit code of `start`
+SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
+
+
+def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
+    """Launch, wait, report and clean up; returns mpirun's exit code.
+
+    Args:
+        run_dir: has launch.json, and gets the secret files that the hosts get, or none.
+        request: takes the signals that end the run.
+        again: whether the run had a supervisor that was killed.
+    """
+    events = EventWriter(run_dir, partial(background.log_event, run_dir.name))
+    rebooted = background.was_rebooted(run_dir)
+    launch = read_launch(run_dir)
+    os.environ[RUN_VARIABLE] = launch.run  # what this process starts belongs to the run
+    leases, metrics = Leases(launch.share_hosts), MetricsFile(run_dir)
+    try:
+        if (run_dir / STOP_FILE).exists():
+            raise Stopped
+        run = Run(leases, events, take_secrets(launch, request), request, metrics)
+        ending = run_with_restarts(launch, run, again, rebooted)
+    except Stopped:  # while no rank was running
+        kill_rest(launch.run)
+        ending = Ending("stopped", STOPPED_EXIT_CODE, [])
+    except TrainError as error:
+        head = launch.hosts[0].name
+        fields = {"message": error.message, "hint": error.hint, "host": head, "rank": None}
+        ending = Ending("failed", 1, [fields])
+    except HostsRefused as error:
+        ending = Ending("failed", 1, [_not_started(refusal) for refusal in error.refused])
+    finally:
+        request.holding = True
+        forget_secrets(run_dir)  # also after an unexpected error
+        leases.release()
+    background.wait_for_space(run_dir)
+    for message in {str(error["message"]): error for error in ending.errors}.values():
+        events.write("error", **message)
+    events.write("end", state=ending.state, exit_code=ending.exit_code, seconds=ending.seconds)
+    metrics.write(read_launch(run_dir))
+    return ending.exit_code
+
+
+def _not_started(refusal: Refusal) -> dict[str, str | None]:
+    """The fields of an event `error`."""
+    host = refusal.host
+    if refusal.in_use:
+        message, hint = f"{host.name}: {refusal.reason}", lease.HINT
+    else:
+        message, hint = f"{host.name} ({host.address}): {refusal.reason}", "no rank was started"
+    return {"message": message, "hint": hint, "host": host.name, "rank": None}
+
+
+def forget_secrets(run_dir: Path) -> None:
+    """Remove the run's secret files, where it has any, from all hosts."""
+    if left_secrets(run_dir):
+        take_back_secrets(read_launch(run_dir))
+
+
+def start(run_dir: Path, user: str) -> int:
+    """Have the run supervised, unless it is or has ended; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        user: the account, where root starts it, which reads nothing in that folder; else "".
+
+    Raises:
+        TrainError: the account's files cannot be read.
+    """
+    before = background.as_account(user, lambda: read_state(run_dir))
+    if before not in (SUPERVISED, UNSUPERVISED):
+        return before
+    if before == UNSUPERVISED:
+        try:
+            background.start_unit(run_dir, user)
+        except background.NoUnit as error:
+            if user:
+                return NO_UNIT
+            if background.detach():
+                os._exit(become(run_dir, str(error)))
+    if background.as_account(user, lambda: int(not background.wait_for_supervisor(run_dir))):
+        print(f"the supervisor does not start: {run_dir}/supervisor.log", file=sys.stderr)
+        return 1
+    return 0
+
+
+def read_state(run_dir: Path) -> int:
+    """Returns SUPERVISED, UNSUPERVISED, or 1 after saying why it cannot be supervised here."""
+    if background.is_supervised(run_dir):
+        return SUPERVISED
+    if elsewhere := slurm_elsewhere(run_dir):
+        print(elsewhere, file=sys.stderr)
+        return 1
+    return UNSUPERVISED
+
+
+def slurm_elsewhere(run_dir: Path) -> str:
+    """Where the supervisor of a Slurm job's run is, if not on this node; else ""."""
+    if not (run_dir / LAUNCH_FILE).exists() or not (launch := read_launch(run_dir)).slurm_job:
+        return ""
+    here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
+    if here == (launch.slurm_job, launch.hosts[0].name):
+        return ""
+    # from files that others may have written: what a user copies is to be one command
+    job, node = (shlex.quote(str(text)) for text in (launch.slurm_job, launch.hosts[0].name))
+    name = shlex.quote(job_in_queue(launch.slurm_job).name or launch.slurm_job)
+    step = f"srun --jobid={job} --overlap --nodes=1 --nodelist={node}"
+    run = shlex.quote(launch.run)
+    return (
+        f"{launch.run} is a run of Slurm job {job}; follow it by {step} --pty "
+        f"ftcluster attach {run}, or stop it by scancel {name}"
+    )
+
+
+def become(run_dir: Path, no_unit: str = "") -> int:
+    """Be the run's supervisor; returns the exit code.
+
+    Args:
+        run_dir: the run's folder.
+        no_unit: why it is no unit of systemd, where that can be changed.
+    """
+    again = background.become_supervisor(run_dir)
+    background.feed_watchdog()
+    request = StopRequest()
+    background.wait_for_space(run_dir)
+    write_atomically(run_dir / PID_FILE, f"{os.getpid()}\n")
+    try:
+        if no_unit and not again:
+            background.say_why_no_unit(run_dir, no_unit)
+        return supervise(run_dir, request, again)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+
+
+def stop(run_dir: Path) -> str:
+    """End a run; returns "stopped", or "not running" where there is none."""
+    if has_ended(run_dir):
+        return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
+    (run_dir / STOP_FILE).touch()  # for one that is just being started
+    seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
+    grace = read_launch(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
+    deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
+    asked = None
+    while time.monotonic() < deadline:
+        pid = background.supervisor_of(run_dir)
+        if pid is None and has_ended(run_dir):
+            return "stopped"
+        if pid is None and time.monotonic() - seen > background.BACK_SECONDS:
+            return "not running"
+        if pid is not None:
+            seen = time.monotonic()
+        if pid is not None and pid != asked:
+            asked = pid
+            _signal(pid, signal.SIGTERM)
+        if pid is not None and background.is_stopped(pid):
+            _signal(pid, signal.SIGCONT)
+        time.sleep(0.1)
+    raise SystemExit(f"the supervisor (process {asked}) does not end")
+
+
+def force_stop(run_dir: Path) -> str:
+    """End a run whose supervisor does not, and mark it as stopped; returns as `stop` does."""
+    if has_ended(run_dir):
+        return "not running"
+    if elsewhere := slurm_elsewhere(run_dir):
+        raise SystemExit(elsewhere)
+    (run_dir / STOP_FILE).touch()  # what starts it again ends the run
+    deadline = time.monotonic() + background.BACK_SECONDS
+    killed = None
+    while time.monotonic() < deadline and not has_ended(run_dir):
+        pid = background.supervisor_of(run_dir)
+        if pid is not None and killed is None:
+            killed = pid
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.1)
+    processes.kill_all(run_dir.name)
+    if not has_ended(run_dir):  # nothing has started it again, or that one is as bad
+        if (pid := background.supervisor_of(run_dir)) is not None:
+            _signal(pid, signal.SIGKILL)
+        seconds = round(seconds_since_first(run_dir), 2)
+        EventWriter(run_dir).write(
+            "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds
+        )
+    if (run_dir / LAUNCH_FILE).exists():
+        MetricsFile(run_dir).write(read_launch(run_dir))
+    return "stopped"
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def main() -> int:
+    """Entry point; returns the exit code."""
+    try:
+        return run_verb(*sys.argv[1:])
+    except TrainError as error:
+        raise SystemExit(error.message) from None
+    except PermissionError as error:
+        raise SystemExit(f"{error.filename}: {error.strerror}; its owner may") from None
+    except GivenFileError as error:
+        owner = "; its owner may" if isinstance(error.__cause__, PermissionError) else ""
+        raise SystemExit(f"{error}{owner}") from None
+
+
+def run_verb(verb: str, folder: str, *options: str) -> int:
+    """Do what the command line says; returns the exit code."""
+    run_dir = Path(folder)
+    if verb == "start":
+        return start(run_dir, options[1] if options[:1] == ("--user",) else "")
+    if verb == "supervise":
+        return become(run_dir)
+    if verb == "sweep":
+        print(f"ended {len(kill_rest(run_dir.name))}")
+        for name in SECRETS:
+            (run_dir / name).unlink(missing_ok=True)
+    else:
+        print(force_stop(run_dir) if options == ("--force",) else stop(run_dir))
+        forget_secrets(run_dir)  # where the supervisor was killed
+        print(runs.listed(run_dir.parent, [run_dir.name], most=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
