@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from ftcluster_kernels import products, simd
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_train.health.peak import LOOPS, best_seconds, instruction_sets, peak_rate
-from ftcluster_train.io.machine import cpuinfo_field
 
 ROWS, SHAPES = 1760, ((768, 768), (3072, 768), (768, 3072))  # outputs and inputs of the layers
 SECONDS = 0.2  # of a turn

@@ -15,7 +15,7 @@ from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.protocol.job import Job
 
 ROOT = Path(__file__).parent.parent
-KERNELS = ROOT / "train/ftcluster_train/kernels"
+KERNELS = ROOT / "train/ftcluster_kernels"
 TCMALLOC = ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "/usr/lib64/libtcmalloc.so.4")
 BF16 = ("amx_bf16", "avx512_bf16")  # CPU flags
 INSTRUCTIONS = (*BF16, "avx512f", "avx2")

@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-KERNELS = Path("ftcluster_train/kernels")
+KERNELS = Path("ftcluster_kernels")
 COMPILERS = ("cc", "gcc", "clang")
 # by library; the same as in ftcluster_kernels/simd.py
 CPUS = {

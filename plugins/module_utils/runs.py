@@ -1,5 +1,5 @@
 # Apache-2.0 (see LICENSE)
-"""Runs that use a stack: they hold a shared lock on its folder (host/stack.py)."""
+"""Runs that use a stack: they hold a shared lock on its folder (ftcluster_train/io/stack.py)."""
 
 from __future__ import annotations
 

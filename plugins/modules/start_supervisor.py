@@ -63,11 +63,9 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
     refuse_unowned,
 )
 
-RUN = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
-)  # as ftcluster_common.protocol.run_state has it
+RUN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")  # as in ftcluster_common.protocol
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-PROGRAM = "ftcluster_train/supervisor/supervisor.py"
+PROGRAM = "ftcluster_train/host/supervisor.py"
 AT_START = ("*.pth", "*customize.py")  # what Python executes of site-packages before the program
 SECONDS = 90  # it looks twice, for at most 25 s, and starts a unit within 20 s
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from ftcluster_kernels import simd
-from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_kernels.cpu import cpuinfo_field
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROUNDOFF = {dtype: torch.finfo(dtype).eps / 2 for dtype in DTYPES}  # 2^-24 and 2^-8

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftcluster_kernels import linear as module
 from ftcluster_kernels import products, simd
-from ftcluster_train.io.machine import cpuinfo_field
+from ftcluster_kernels.cpu import cpuinfo_field
 from tests.engine.drawn import LIBRARIES, check_near, tensors, unit
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -9,7 +9,18 @@ import pytest
 
 from tests.programs import ROOT
 
-SOURCES = {"ftcluster": ROOT / "runner", "ftcluster_train": ROOT / "train", "plugins": ROOT}
+SOURCES = {
+    "ftcluster": ROOT / "runner",
+    "ftcluster.operations": ROOT / "runner",
+    "ftcluster_common": ROOT / "common",
+    "ftcluster_train": ROOT / "train",
+    "ftcluster_train.engine": ROOT / "train",
+    "ftcluster_train.rank": ROOT / "train",
+    "ftcluster_train.supervisor": ROOT / "train",
+    "plugins": ROOT,
+}
+# packages that anyone can use without ftcluster
+ALONE = ("ftcluster_kernels", "ftcluster_mpi")
 COLLECTION = "ansible_collections.ftcluster.cluster."
 LIBRARY = {"plugin_utils", "module_utils"}
 
@@ -22,31 +33,55 @@ def drawn_layers(package: str) -> list[list[str]]:
     return [line.partition("#")[0].split() for line in picture[1].splitlines()]
 
 
+def folder_of(source: Path, package: str) -> Path:
+    return source / Path(*package.split("."))
+
+
 def rooms_of(source: Path, package: str) -> set[str]:
-    """The package's modules and sub-packages, as the picture names them."""
-    found = (path.relative_to(source / package) for path in (source / package).rglob("*.py"))
-    return {path.parts[0].removesuffix(".py") for path in found} - {"__init__"}
+    """Return the package's modules and sub-packages, as the picture names them."""
+    folder = folder_of(source, package)
+    files = (path.relative_to(folder) for path in folder.rglob("*.py"))
+    return {path.parts[0].removesuffix(".py") for path in files} - {"__init__"}
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and dotted name of each import, also of `import_module("...")`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func).endswith("import_module")
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield node.lineno, str(node.args[0].value)
 
 
 def imports(source: Path, package: str) -> Iterator[tuple[str, str, str]]:
-    """Each import of the package's own: file and line, who imports, what is imported."""
-    for path in sorted((source / package).rglob("*.py")):
-        importer = path.relative_to(source / package).parts[0].removesuffix(".py")
-        if importer == "__init__":  # its own modules take nothing of it
+    """Yield each import within the package: file and line, importing room, imported room."""
+    folder = folder_of(source, package)
+    for path in sorted(folder.rglob("*.py")):
+        importer = path.relative_to(folder).parts[0].removesuffix(".py")
+        if importer == "__init__":  # its own modules import nothing from it
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            else:
-                continue
-            for name in names:
-                first, _, rest = name.removeprefix(COLLECTION).partition(".")
-                if first == package and rest:
-                    where = f"{path.relative_to(source)}:{node.lineno}"
-                    yield where, importer, rest.partition(".")[0]
+        for line, name in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
+            rest = name.removeprefix(COLLECTION).removeprefix(f"{package}.")
+            if rest != name.removeprefix(COLLECTION):
+                yield f"{path.relative_to(source)}:{line}", importer, rest.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", ALONE)
+def test_a_package_of_its_own_imports_nothing_of_ftcluster(package: str) -> None:
+    taken = {
+        f"{path.name}:{line}: {name}"
+        for path in folder_of(ROOT / "train", package).rglob("*.py")
+        for line, name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.startswith(("ftcluster", "ansible_collections")) and not name.startswith(package)
+    }
+    assert taken == set()
 
 
 @pytest.mark.parametrize("package", SOURCES)
@@ -120,22 +155,8 @@ def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
     assert len(text.splitlines()) <= MOST_LINES
 
 
-# Few modules of a size that is read at once: a new one is for a purpose that none has yet, or for
-# a task
-MOST_MODULES = 120
-OF_TASKS = ("engine/tasks/", "engine/data/")
-LINES = range(40, 471)
-SHORT = {  # of the hosts' package, with the reason
-    "mpi": "what a script imports to get the backend; the entry point of torch names it",
-}
-
-
-def test_the_hosts_package_has_few_modules_of_a_readable_size() -> None:
-    package = SOURCES["ftcluster_train"] / "ftcluster_train"
-    lines = {
-        str(path.relative_to(package).with_suffix("")): len(path.read_bytes().splitlines())
-        for path in package.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert {name for name in lines if lines[name] not in LINES} == SHORT.keys()
-    assert len([name for name in lines if not name.startswith(OF_TASKS)]) <= MOST_MODULES
+def test_an_import_by_string_is_seen(tmp_path: Path) -> None:
+    room = tmp_path / "ftcluster_train" / "rank"
+    room.mkdir(parents=True)
+    (room / "script.py").write_text('importlib.import_module("ftcluster_train.engine.loop")\n')
+    assert [arrow[1:] for arrow in imports(tmp_path, "ftcluster_train")] == [("rank", "engine")]

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_common.protocol.kernel_limits import LOGITS
 from ftcluster_kernels import products, simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
 from ftcluster_kernels.gradient_sums import sums_of
@@ -27,6 +26,7 @@ ROWS = 16  # tokens at once: 3 MB of fp32 with GPT-2's vocabulary
 # tokens of a product, about: with some larger numbers, such as 766, oneDNN is a quarter slower
 PRODUCT_ROWS = 256
 torch_cross_entropy = functional.cross_entropy  # also where `ftcluster_train.fast` has replaced it
+LOGITS = 1 << 27  # elements at once: 268 MB in bf16, 2,670 tokens with GPT-2's vocabulary
 ALIGNMENT = 64  # columns: rows that begin on a cache line make the products up to a third faster
 
 

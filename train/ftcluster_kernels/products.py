@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 from ftcluster_kernels import simd
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
-from ftcluster_train.io.machine import cpuinfo_field
 
 AMX = {"amx_tile", "amx_bf16"}  # flags of /proc/cpuinfo
 INTEL = "GenuineIntel"  # its vendor_id

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.private_torch import has_memory
-from ftcluster_train.io.machine import cpuinfo_field
 
 # by library, the flags of /proc/cpuinfo that it needs; the fastest first
 LIBRARIES = {

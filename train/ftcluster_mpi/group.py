@@ -4,16 +4,32 @@ Every collective is a nonblocking one of MPI, so that several are in flight whil
 computes. Reductions are MPI's own, in the tensor's type; everything else moves bytes.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import record_function
 
-from ftcluster_mpi.job import Copies, JoinedGroup, told
+from ftcluster_mpi.job import (
+    SEGMENT,
+    SEGMENT_BETWEEN_HOSTS,
+    leave,
+    open_channel,
+    progress,
+    ranks_here,
+    track,
+)
+from ftcluster_mpi.registration import NAME
 from ftcluster_mpi.types import (
     AVG,
+    CALLS,
+    LEAVE,
     MPI,
+    REFUSED,
     SUM,
     Tensors,
     apart_from,
@@ -22,6 +38,7 @@ from ftcluster_mpi.types import (
     as_parts,
     contiguous,
     counts_of_sparse,
+    describe,
     elements_of,
     empty_for,
     flat,
@@ -32,14 +49,155 @@ from ftcluster_mpi.types import (
     signature,
     unflatten,
 )
-from ftcluster_mpi.work import MpiWork
+from ftcluster_mpi.work import MpiWork, Operation
+
+Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
-class MpiGroup(JoinedGroup):
-    """The ranks of a group; methods as torch calls them.
+def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
+    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
 
-    Tensors may have any layout: those that are not contiguous are copied.
+    @wraps(method)
+    def checked(self: "MpiGroup", *args: Any, **kwargs: Any) -> MpiWork:
+        try:
+            return method(self, *args, **kwargs)
+        except ValueError as error:
+            if not hasattr(error, "told"):  # one may call another
+                error.told = True  # type: ignore[attr-defined]
+                self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
+            raise
+
+    return checked
+
+
+class MpiGroup(dist.ProcessGroup):  # type: ignore[misc]
+    """One rank's membership of a group: joins it, runs its collectives in MPI's thread, leaves it.
+
+    The methods have the names and arguments that torch calls. Tensors may have any layout; a tensor
+    that is not contiguous is copied.
+
+    Args:
+        timeout: time limit of an operation whose call names no other.
+
+    Attributes:
+        segment: size in bytes of the parts that an all-reduce is split into, one after the other.
+
+    Raises:
+        DistBackendError: see `open_channel`.
     """
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._own, self._ranks, self._timeout = rank, size, timeout
+        self._channel = open_channel(store, rank, size, timeout)
+        here, ranks = ranks_here()
+        self.segment = SEGMENT if here == ranks else SEGMENT_BETWEEN_HOSTS
+        self._name = self._description = ""
+        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
+        self._collectives = 0
+        track(self._channel, self._leave)
+
+    def _get_backend(self, _: torch.device) -> "MpiGroup":  # asked by torch from 2.14 on
+        return self
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, text: str) -> None:
+        self._description = text
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def shutdown(self) -> None:
+        """Leave the group without waiting for the others; destroy_process_group calls it."""
+        leave(self._channel)
+
+    abort = shutdown
+
+    def _leave(self) -> Operation:
+        work = self._operation(LEAVE, lambda _: None, (), signature(LEAVE), then=self._channel.free)
+        return work.operations[0]
+
+    @property
+    def _device_types(self) -> list[torch.device]:  # torch asks for it before dcp.async_save
+        return [torch.device("cpu")]
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._collectives
+
+    def _start_coalescing(self, _: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, _: torch.device) -> MpiWork:
+        works, self._together = self._together or [], None
+        return MpiWork.joined(works)
+
+    def _operation(
+        self,
+        name: str,
+        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
+        outputs: Tensors,
+        values: tuple[int, ...] = (),
+        copies: Copies = (),
+        opts: Any = None,
+        splits: tuple[int, ...] = (),
+        divide: torch.Tensor | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> MpiWork:
+        """Hand an operation to the thread that makes all calls of MPI.
+
+        Args:
+            values: its signature.
+            copies: to be made when it is complete; none where both are the same tensor.
+            divide: by the number of ranks, when it is complete.
+            then: called last.
+        """
+
+        def finish() -> None:
+            if divide is not None:
+                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
+                divide.div_(self._ranks, rounding_mode=mode)
+            for target, data in copies:
+                if target is not data:
+                    target.copy_(data.view(target.shape))
+            if then is not None:
+                then()
+
+        def begin() -> Iterator[MPI.Request]:
+            requests = start(self._channel.comm)
+            if isinstance(requests, Iterator):
+                yield from requests
+            elif requests:
+                yield requests
+
+        limit = getattr(opts, "timeout", None)
+        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
+        one = Operation(
+            describe(values) if values else name,
+            begin,
+            finish,
+            values,
+            splits,
+            deadline=time.monotonic() + seconds,
+        )
+        self._collectives += bool(values)
+        work = MpiWork([one], outputs)
+        if torch.autograd._profiler_enabled():
+            with record_function(
+                f"{NAME}:{CALLS[values[0]] if values else name.split()[0]}"
+            ) as event:
+                work.profile(event)  # before it starts: the event ends in another thread
+        progress().submit(self._channel, one)
+        if self._together is not None:
+            self._together.append(work)
+        return work
 
     # reductions
 

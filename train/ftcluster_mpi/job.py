@@ -1,6 +1,7 @@
 """The MPI job that this process belongs to: start, communicators, groups, end."""
 
 import atexit
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -9,30 +10,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from functools import wraps
-from typing import Any
+from functools import cache
+from pathlib import Path
 
-import torch
 import torch.distributed as dist
-from torch.profiler import record_function
 
-from ftcluster_common.protocol.launch import IMPI, RUN_VARIABLE
+from ftcluster_mpi import registration
 from ftcluster_mpi.progress import Channel, Progress
-from ftcluster_mpi.types import (
-    CALLS,
-    LEAVE,
-    MPI,
-    REFUSED,
-    Tensors,
-    check_bfloat16,
-    describe,
-    signature,
-)
-from ftcluster_mpi.work import MpiWork, Operation
-from ftcluster_train.errors import TrainError, error_line
+from ftcluster_mpi.types import MPI, check_bfloat16
+from ftcluster_mpi.work import Operation
 
 # of each rank: 8 ranks took 6 MB for all-reduces of 100 MB (Intel MPI 2021.18)
 SHARED_BYTES = 2 << 20
@@ -47,10 +36,8 @@ PRINT_SECONDS = 1.0  # for ranks that were told that this one has left
 
 _progress: Progress | None = None
 _lock = threading.Lock()
-_open: dict[Channel, Callable[[], Operation]] = {}  # groups, and what leaves them
+_open: dict[Channel, Callable[[], Operation]] = {}  # by group: the call that leaves it
 _left: list[Operation] = []
-
-Copies = Sequence[tuple[torch.Tensor, torch.Tensor]]  # destination, source
 
 
 @dataclass(frozen=True)
@@ -130,8 +117,8 @@ def open_channel(store: dist.Store, rank: int, size: int, timeout: timedelta) ->
 
 def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Member]:
     """All members of a group, by rank."""
-    packages = ("torch", "mpi4py", "ftcluster-train")
-    versions = {name: importlib.metadata.version(name) for name in packages}
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "mpi4py")}
+    versions["ftcluster_mpi"] = _own_version()
     versions["MPI"] = MPI.Get_library_version().split("\n")[0].strip("\0 ")
     own = Member(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, socket.gethostname(), versions)
     store.set(f"member/{rank}", json.dumps(asdict(own)))
@@ -147,6 +134,15 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Me
     return [Member(**json.loads(store.get(key))) for key in keys]
 
 
+@cache
+def _own_version() -> str:
+    """Return a digest of this package's source, which all ranks must share."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 def check(members: Sequence[Member]) -> None:
     """Make sure that MPI connects the members, and that they understand each other.
 
@@ -155,8 +151,8 @@ def check(members: Sequence[Member]) -> None:
     """
     if len({member.number for member in members}) < len(members):
         raise dist.DistBackendError(
-            "mpirun did not start these ranks, so MPI does not connect them: use ftcluster run, or "
-            "mpirun instead of torchrun; or the backend gloo"
+            "mpirun did not start these ranks, so MPI does not connect them: start them with "
+            "mpirun instead of torchrun, or use the backend gloo"
         )
     first = members[0]
     different = [
@@ -169,14 +165,19 @@ def check(members: Sequence[Member]) -> None:
         have = ", ".join(f"{name} {version}" for name, version in first.versions.items())
         raise dist.DistBackendError(
             f"the hosts have different stacks: rank 0 ({first.host}) has {have}; "
-            f"{'; '.join(different)}. Set them up together: ftcluster setup"
+            f"{'; '.join(different)}. Install the same versions on every host"
         )
 
 
+def track(channel: Channel, leaving: Callable[[], Operation]) -> None:
+    """Have `leaving` called when the process ends, unless `leave` is called before."""
+    _open[channel] = leaving
+
+
 def leave(channel: Channel) -> None:
-    """Leave a group; no effect where this rank has left it."""
+    """Leave a group; no effect if this rank has left it before."""
     if channel in _open:
-        _left[:] = [one for one in _left if one.error or not one.done.is_set()]
+        _left[:] = [leaving for leaving in _left if leaving.error or not leaving.done.is_set()]
         _left.append(_open.pop(channel)())
 
 
@@ -199,152 +200,7 @@ def finalize() -> None:
         operation.done.wait()
     failed = next((operation.error for operation in _left if operation.error), None)
     if failed:
-        error = TrainError(f"{LOST}: {failed}", "gloo's groups can be left after a time-out")
-        told = error_line(error) if RUN_VARIABLE in os.environ else error.message
-        print(told, file=sys.stderr, flush=True)
-        time.sleep(PRINT_SECONDS)  # mpirun ends the others when this one ends
+        registration.report_lost(f"{LOST}: {failed}", "groups of gloo can be left after a timeout")
+        time.sleep(PRINT_SECONDS)  # mpirun ends the other ranks when this one ends
     else:
         progress().call(MPI.Finalize)
-
-
-class JoinedGroup(dist.ProcessGroup):  # type: ignore[misc]
-    """A rank's part in a group: joins it, hands operations to MPI's thread, and leaves it.
-
-    Args:
-        timeout: of an operation, unless its call has another one.
-
-    Attributes:
-        segment: bytes of the parts that all-reduces are made in, one after the other.
-
-    Raises:
-        DistBackendError: see `open_channel`.
-    """
-
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
-        super().__init__(rank, size)
-        self._own, self._ranks, self._timeout = rank, size, timeout
-        self._channel = open_channel(store, rank, size, timeout)
-        here, ranks = ranks_here()
-        self.segment = SEGMENT if here == ranks else SEGMENT_BETWEEN_HOSTS
-        self._name = self._description = ""
-        self._together: list[MpiWork] | None = None  # called since `_start_coalescing`
-        self._collectives = 0
-        _open[self._channel] = self._leave
-
-    def _get_backend(self, _: torch.device) -> "JoinedGroup":  # asked by torch from 2.14 on
-        return self
-
-    def getBackendName(self) -> str:
-        return IMPI
-
-    def setGroupName(self, name: str) -> None:
-        self._name = name
-
-    def getGroupName(self) -> str:
-        return self._name
-
-    def setGroupDesc(self, text: str) -> None:
-        self._description = text
-
-    def getGroupDesc(self) -> str:
-        return self._description
-
-    def shutdown(self) -> None:
-        """Leave the group without waiting for the others; destroy_process_group calls it."""
-        leave(self._channel)
-
-    abort = shutdown
-
-    def _leave(self) -> Operation:
-        work = self._operation(LEAVE, lambda _: None, (), signature(LEAVE), then=self._channel.free)
-        return work.operations[0]
-
-    @property
-    def _device_types(self) -> list[torch.device]:  # torch asks for it before dcp.async_save
-        return [torch.device("cpu")]
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self._collectives
-
-    def _start_coalescing(self, _: torch.device) -> None:
-        self._together = []
-
-    def _end_coalescing(self, _: torch.device) -> MpiWork:
-        works, self._together = self._together or [], None
-        return MpiWork.joined(works)
-
-    def _operation(
-        self,
-        name: str,
-        start: Callable[[MPI.Intracomm], Iterator[MPI.Request] | MPI.Request | None],
-        outputs: Tensors,
-        values: tuple[int, ...] = (),
-        copies: Copies = (),
-        opts: Any = None,
-        splits: tuple[int, ...] = (),
-        divide: torch.Tensor | None = None,
-        then: Callable[[], None] | None = None,
-    ) -> MpiWork:
-        """Hand an operation to the thread that makes all calls of MPI.
-
-        Args:
-            values: its signature.
-            copies: to be made when it is complete; none where both are the same tensor.
-            divide: by the number of ranks, when it is complete.
-            then: called last.
-        """
-
-        def finish() -> None:
-            if divide is not None:
-                mode = None if divide.is_floating_point() or divide.is_complex() else "trunc"
-                divide.div_(self._ranks, rounding_mode=mode)
-            for target, data in copies:
-                if target is not data:
-                    target.copy_(data.view(target.shape))
-            if then is not None:
-                then()
-
-        def begin() -> Iterator[MPI.Request]:
-            requests = start(self._channel.comm)
-            if isinstance(requests, Iterator):
-                yield from requests
-            elif requests:
-                yield requests
-
-        limit = getattr(opts, "timeout", None)
-        seconds = (limit if limit and limit > timedelta(0) else self._timeout).total_seconds()
-        one = Operation(
-            describe(values) if values else name,
-            begin,
-            finish,
-            values,
-            splits,
-            deadline=time.monotonic() + seconds,
-        )
-        self._collectives += bool(values)
-        work = MpiWork([one], outputs)
-        if torch.autograd._profiler_enabled():
-            with record_function(
-                f"{IMPI}:{CALLS[values[0]] if values else name.split()[0]}"
-            ) as event:
-                work.profile(event)  # before it starts: the event ends in another thread
-        progress().submit(self._channel, one)
-        if self._together is not None:
-            self._together.append(work)
-        return work
-
-
-def told(method: Callable[..., MpiWork]) -> Callable[..., MpiWork]:
-    """A collective whose wrong arguments on one rank are an error on all, and not a hang."""
-
-    @wraps(method)
-    def checked(self: JoinedGroup, *args: Any, **kwargs: Any) -> MpiWork:
-        try:
-            return method(self, *args, **kwargs)
-        except ValueError as error:
-            if not hasattr(error, "told"):  # one may call another
-                error.told = True  # type: ignore[attr-defined]
-                self._operation(REFUSED, lambda _: None, (), signature(REFUSED))
-            raise
-
-    return checked

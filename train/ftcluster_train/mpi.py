@@ -1,10 +1,10 @@
-"""A backend for torch.distributed over Intel MPI, for torch's own wheels.
+"""The backend "impi" in a rank of ftcluster.
 
     import ftcluster_train.mpi
     torch.distributed.init_process_group("impi")
 
-The ranks have to be started by mpirun. torch 2.5 and newer imports this module by itself, by its
-entry point.
+mpirun must have started the ranks. torch 2.5 and newer imports this module by itself, through its
+entry point. `ftcluster_mpi` is the backend alone.
 """
 
 from ftcluster_train.comm.torch_backends import register

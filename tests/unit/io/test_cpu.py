@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_train.io import machine
-from ftcluster_train.io.machine import counters, cpuinfo_field, megahertz, one_thread_per_core
+from ftcluster_train.io.machine import counters, megahertz, one_thread_per_core
 
 
 @pytest.fixture
@@ -33,10 +33,6 @@ def test_the_frequency_is_that_of_the_threads_in_use(files: dict[str, str]) -> N
     assert megahertz({7}) is None
     files["/proc/cpuinfo"] = "processor : 0\n"
     assert megahertz({0}) is None
-    # fields of the first CPU
-    files["/proc/cpuinfo"] = "model name\t: Xeon: one\n\nmodel name\t: another\n"
-    assert cpuinfo_field("model name") == "Xeon: one"
-    assert cpuinfo_field("bugs") == ""
 
 
 def test_stolen_time_and_throttling(

@@ -11,13 +11,15 @@ Standard library only: the supervisor uses it.
 
 import importlib
 import importlib.util
+import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.protocol.launch import BACKEND_VARIABLE, CCL, IMPI
-from ftcluster_train.errors import TrainError
+from ftcluster_common.protocol.launch import BACKEND_VARIABLE, CCL, RUN_VARIABLE
+from ftcluster_train.errors import TrainError, error_line
 
 ONECCL = "oneccl_bindings_for_pytorch"
 SETVARS = Path("env/setvars.sh")
@@ -103,20 +105,20 @@ def import_ccl() -> None:
 
 
 def register() -> None:
-    """Register the backends; MPI is loaded where a group is made."""
+    """Register impi, and a stand-in for ccl that explains why the stack does not have it."""
     import torch.distributed as dist
 
-    backends = {IMPI: _make_group}
-    if not importlib.util.find_spec(ONECCL):  # it could not register its own any more
-        backends[CCL] = _explain_ccl
-    for name in backends.keys() - dist.Backend.backend_list:
-        dist.Backend.register_backend(name, backends[name], devices=["cpu"])
+    from ftcluster_mpi import registration
+
+    registration.register()
+    if RUN_VARIABLE in os.environ:
+        registration.report_lost_with(_print_error_line)
+    if not importlib.util.find_spec(ONECCL) and CCL not in dist.Backend.backend_list:
+        dist.Backend.register_backend(CCL, _explain_ccl, devices=["cpu"])
 
 
-def _make_group(*arguments: Any) -> Any:
-    from ftcluster_mpi.group import MpiGroup  # loads MPI
-
-    return MpiGroup(*arguments)
+def _print_error_line(message: str, hint: str) -> None:
+    print(error_line(TrainError(message, hint)), file=sys.stderr, flush=True)
 
 
 def _explain_ccl(*_: Any) -> Any:

@@ -13,34 +13,18 @@ from transformers import PreTrainedModel
 from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
-from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.generation import samples_beside_references
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.predictions import predict
 from ftcluster_train.engine.tasks.rows import ROWS_FILE
 from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 
 PREDICTIONS = "predictions"  # the folder of a run, and the file in it
-
-
-@torch.inference_mode()  # type: ignore[untyped-decorator]
-def predict(
-    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
-) -> list[Any]:
-    """What the task's `predictions` gives for each sample, the same on every rank."""
-    model.eval()
-    most = task.recipe.training.per_device_eval_batch_size
-    of_rank: list[tuple[int, Any]] = []
-    lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
-    for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
-        batch = [task.draw(samples[i], i, None) for i in indices]
-        of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
-    by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
-    return [by_index[i] for i in range(len(samples))]
 
 
 class Scores(NamedTuple):

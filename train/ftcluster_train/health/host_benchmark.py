@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_train.io.machine import (
     CPU,
     counters,
-    cpuinfo_field,
     free_memory,
     megahertz,
     one_thread_per_core,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_kernels import simd
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_kernels.products import has_amx
-from ftcluster_train.io.machine import cpuinfo_field
 
 KERNELS = Path(simd.__file__).parent
 ROUNDS = 20_000  # some 0.5 ms to 5 ms

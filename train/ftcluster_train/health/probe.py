@@ -29,6 +29,7 @@ from ftcluster_common.protocol.network import (
     choose_provider,
     network_variables,
 )
+from ftcluster_kernels.cpu import cpuinfo_field
 from ftcluster_train.comm.connectivity import (
     WAIT_SECONDS,
     check_connections,
@@ -38,7 +39,6 @@ from ftcluster_train.errors import first_line
 from ftcluster_train.health.consistency import KERNELS
 from ftcluster_train.health.host_benchmark import kernel_used, measure_host
 from ftcluster_train.health.open_ports import HostFirewall, accept_connections
-from ftcluster_train.io.machine import cpuinfo_field
 from ftcluster_train.io.processes import run_of
 
 REQUEST_VARIABLE = "FTCLUSTER_PROBE_REQUEST"

@@ -1,1 +1,1 @@
-"""Starting, watching and ending ranks on the hosts. Standard library only."""
+"""Programs that a control node, or another host, starts by name; their code is in other rooms."""

@@ -63,12 +63,6 @@ def one_thread_per_core(allowed: Iterable[int]) -> set[int]:
     return set(cores.values())
 
 
-def cpuinfo_field(name: str) -> str:
-    """A field of /proc/cpuinfo, of the first CPU."""
-    lines = read(Path("/proc/cpuinfo")).partition("\n\n")[0].splitlines()
-    return dict(_field(line) for line in lines if ":" in line).get(name, "")
-
-
 def read(path: Path) -> str:
     """A file's text, stripped; "" if it cannot be read."""
     try:

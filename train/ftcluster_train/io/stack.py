@@ -93,5 +93,10 @@ def stack_packages() -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the packages as JSON."""
     print(json.dumps(stack_packages()))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,10 +2,11 @@
 
     python -m ftcluster_train.host.bind PROGRAM ARGUMENTS ...
 
-The plan of all ranks is in FTCLUSTER_PLACEMENT (`ftcluster_common.protocol.launch.rank_placement` makes it),
-the rank in PMI_RANK or torchrun's variables. Each host's masks are computed here, on the host,
-within what this process may use now. Where that fails, as in a container without the capability, a
-line on stderr says so and the rank runs all the same.
+FTCLUSTER_PLACEMENT has the plan of all ranks (see
+`ftcluster_common.protocol.launch.rank_placement`);
+PMI_RANK or torchrun's variables have the rank. Each host computes its own masks from the CPUs that
+this process may use now. If binding fails, as in a container without the capability, stderr says so
+and the rank runs unbound.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
 and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when a process starts.
@@ -71,8 +72,8 @@ def find_place(placement: Mapping[str, Any], rank: int) -> Place:
     """The place of one rank, from 0.
 
     Args:
-        placement: see ftcluster_common.protocol.launch.rank_placement. Ranks are numbered in the order
-            of hosts.
+        placement: see `ftcluster_common.protocol.launch.rank_placement`. Ranks are
+            numbered in the order of hosts.
 
     Raises:
         ValueError: there are fewer ranks.

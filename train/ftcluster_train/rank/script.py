@@ -30,7 +30,7 @@ from ftcluster_train.io.mpi_output import RankEnd, signal_name
 from ftcluster_train.io.processes import end_with_parent
 from ftcluster_train.rank.startup_hooks import add_layer, own_layer
 
-STARTUP = Path(__file__).parent / "startup"  # see sitecustomize.py there
+STARTUP = Path(__file__).parent.parent / "startup"  # see sitecustomize.py there
 GRACE_SECONDS = 8  # between SIGTERM and SIGKILL; less than the supervisor's
 LEVELS = 3  # below the folder that the script starts in, which may have checkpoints
 COMPLETE = "trainer_state.json"  # transformers' Trainer writes it last

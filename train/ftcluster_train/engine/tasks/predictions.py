@@ -1,0 +1,27 @@
+"""Predictions for all samples of a set: one rank computes each, every rank gets all of them."""
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from ftcluster_train.comm.world import World, gather_over_ranks
+from ftcluster_train.engine.data.sampler import eval_batches
+from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.tasks.base import Task
+
+
+@torch.inference_mode()  # type: ignore[untyped-decorator]
+def predict(
+    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
+) -> list[Any]:
+    """Return the task's prediction for each sample, the same list on every rank."""
+    model.eval()
+    most = task.recipe.training.per_device_eval_batch_size
+    of_rank: list[tuple[int, Any]] = []
+    lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
+    for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
+        batch = [task.draw(samples[i], i, None) for i in indices]
+        of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
+    by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
+    return [by_index[i] for i in range(len(samples))]

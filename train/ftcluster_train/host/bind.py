@@ -1,0 +1,12 @@
+"""Start `ftcluster_train.rank.bind` by the name that control nodes and published pages use.
+
+Control nodes and hosts may have different versions of ftcluster, so the names of the programs that
+one starts on the other stay the same.
+"""
+
+import sys
+
+from ftcluster_train.rank.bind import main
+
+if __name__ == "__main__":
+    sys.exit(main())
