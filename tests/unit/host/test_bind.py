@@ -130,7 +130,7 @@ def start(
 
 SHOW = (
     sys.executable, "-c",
-    "import json, os; from ftcluster_train.host.bind import memory_nodes; print(json.dumps("
+    "import json, os; from ftcluster_train.rank.bind import memory_nodes; print(json.dumps("
     "[sorted(os.sched_getaffinity(0)), memory_nodes(), dict(os.environ)]))",
 )  # fmt: skip
 
@@ -254,7 +254,7 @@ def test_a_launch_without_a_plan(missing: str, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("alone", [True, False])
 def test_ranks_do_not_keep_hydras_listening_socket_open_to_others(alone: bool) -> None:
     program = (
-        "import os, sys; from ftcluster_train.host.bind import "
+        "import os, sys; from ftcluster_train.rank.bind import "
         "close_inherited_listeners as close; close(sys.argv[1] == 'True'); "
         "print([os.path.exists(f'/proc/self/fd/{number}') for number in sys.argv[2:]])"
     )

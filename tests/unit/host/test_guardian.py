@@ -20,7 +20,7 @@ from tests.programs import NODE_PATH
 from tests.unit.host.test_heartbeats import HOST
 
 GUARD = (
-    "import sys; from ftcluster_train.host import guardian; guardian.GRACE_SECONDS = 0.5; "
+    "import sys; from ftcluster_train.rank import guardian; guardian.GRACE_SECONDS = 0.5; "
     "sys.exit(guardian.guard(sys.argv[1:], 0))"
 )
 # a rank that has started another process, and ignores being asked to end

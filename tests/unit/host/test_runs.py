@@ -125,7 +125,7 @@ def test_no_answer_grows_with_the_number_of_runs(
     for number, name in enumerate(runs):
         path = make_run(tmp_path, name, START, STEP, RESULT, END)
         os.utime(path / "job.json", (number, number))
-    monkeypatch.setattr("ftcluster_train.host.runs.PAGE_BYTES", 5000)
+    monkeypatch.setattr("ftcluster_train.supervisor.runs.PAGE_BYTES", 5000)
     pages, skip, left = [], 0, 1
     while left:
         page = packed_page(*list_runs(tmp_path, skip=skip))

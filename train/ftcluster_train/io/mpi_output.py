@@ -35,7 +35,7 @@ LOG_BYTES = 32 << 20  # of a file; the one before it is kept as NAME.1
 BANNER = re.compile(r"RANK (\d+) PID \d+ RUNNING AT (\S+)\s+=\s+KILLED BY SIGNAL: (\d+)")
 # of faulthandler, which writes the main thread last; what waits in the backend impi is torch's call
 FRAME = re.compile(
-    r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work)\.py", .+\n)*'
+    r'Current thread .*\n(?:  File ".+/(?:threading|mpi_work|ftcluster_mpi/work)\.py", .+\n)*'
     r'  File "(.+)", line (\d+) in (.+)'
 )
 
