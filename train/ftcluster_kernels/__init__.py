@@ -1,1 +1,1 @@
-"""Functions that run faster here than in torch; they know no model and change nothing."""
+"""Functions of torch that run faster on CPUs; they know no model and replace nothing in torch."""

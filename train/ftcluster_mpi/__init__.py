@@ -3,12 +3,13 @@
     import ftcluster_mpi
     torch.distributed.init_process_group("impi")
 
-mpirun must have started the ranks. Importing the package registers the backend; it loads MPI only
-when the first group is made.
+mpirun must have started the ranks. Importing the package registers the backend and sets RANK and
+WORLD_SIZE from mpirun's variables, if they are not set. MPI is loaded when the first group is made.
 """
 
-from ftcluster_mpi.registration import NAME, register
+from ftcluster_mpi.registration import NAME, register, use_rendezvous_variables
 
 __all__ = ["NAME", "register"]
 
+use_rendezvous_variables()
 register()

@@ -1,7 +1,9 @@
 """Register the backend with torch.distributed. The first group that is made loads MPI."""
 
+import hashlib
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = "impi"
@@ -29,6 +31,33 @@ def register() -> None:
 
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _make_group, devices=["cpu"])
+
+
+def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return torch's variables for `env://` that mpirun's own ones stand for.
+
+    Hydra, the launcher of Intel MPI and MPICH, gives each rank PMI_RANK and PMI_SIZE. If all ranks
+    are on this host, they also meet here, at a port that differs from job to job. A launcher that
+    sets RANK has set the others, so nothing is added then.
+
+    >>> rendezvous_variables({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
+    {'RANK': '1', 'WORLD_SIZE': '4'}
+    """
+    if "RANK" in environ or not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
+        return {}
+    variables = {"RANK": environ["PMI_RANK"], "WORLD_SIZE": environ["PMI_SIZE"]}
+    if environ.get("MPI_LOCALNRANKS") == environ["PMI_SIZE"] and "MASTER_ADDR" not in environ:
+        job = environ.get("I_MPI_HYDRA_UUID", "")
+        number = int.from_bytes(hashlib.sha256(job.encode()).digest()[:4])
+        variables["MASTER_ADDR"] = "127.0.0.1"
+        if "MASTER_PORT" not in environ:  # below the ports that Linux gives to connections
+            variables["MASTER_PORT"] = str(20000 + number % 9000)
+    return variables
+
+
+def use_rendezvous_variables() -> None:
+    """Set torch's variables in this process, where only mpirun's are set."""
+    os.environ.update(rendezvous_variables(os.environ))
 
 
 def _make_group(*arguments: Any) -> Any:
