@@ -133,7 +133,6 @@ SHARED = {  # of several commands, or no command
     "ansible_options", "arguments", "connection", "help", "launch_arguments", "output", "parser",
     "process", "recipe", "usage", "commands",
 }  # fmt: skip
-MOST_LINES = 120
 
 
 def test_the_command_line_parses_calls_and_prints() -> None:
@@ -147,12 +146,11 @@ def test_the_command_line_parses_calls_and_prints() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
-def test_a_command_is_short_and_imports_no_other(path: Path) -> None:
+def test_a_command_imports_no_other(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     found = re.findall(r"^from ftcluster\.cli(?:\.(\w+))? import (\w+)", text, re.MULTILINE)
     others = {module or name for module, name in found} - SHARED
     assert path.name in ADDS_COMMANDS or not others
-    assert len(text.splitlines()) <= MOST_LINES
 
 
 def test_an_import_by_string_is_seen(tmp_path: Path) -> None:
