@@ -10,7 +10,6 @@ import os
 import platform
 import secrets
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +32,15 @@ from ftcluster.errors import (
     FtclusterError,
 )
 from ftcluster.launch.events import EventReader, OutputPipe
+from ftcluster.launch.follow_states import (
+    PLAYS,
+    RECONNECTS,
+    Event,
+    State,
+    after,
+    outcome_event,
+    request_of,
+)
 from ftcluster.launch.record import (
     begin_events,
     begin_record,
@@ -117,9 +125,10 @@ def launch_and_follow(
     with _output() as output:
         output.begin()
         playbook = run.playbook(_events_of(run_hosts, run.id, output), launch)
-        followed = _follow(
-            playbook, run_hosts, run.id, output, view, on_event, cancelled, head_seconds, may_detach
+        follower = Follower(
+            run_hosts, run.id, output, view, on_event, cancelled, head_seconds, may_detach
         )
+        followed = follower.follow(playbook)
     if followed.changed:
         shutil.rmtree(record_dir(run.id))  # it was not started
         raise _changed(run.cluster, followed.changed)
@@ -175,10 +184,8 @@ def attach(
         Detached: a signal, such as that of Ctrl-C, has ended this command only.
     """
     with _output() as output:
-        playbook = Attach(_events_of(run_hosts, run, output))
-        return _follow(
-            playbook, run_hosts, run, output, view, on_event, lambda: False, RECONNECT_LIMIT_SECONDS
-        )
+        follower = Follower(run_hosts, run, output, view, on_event)
+        return follower.follow(Attach(_events_of(run_hosts, run, output)))
 
 
 @contextlib.contextmanager
@@ -195,124 +202,171 @@ def _events_of(run_hosts: RunHosts, run: str, output: OutputPipe | None = None) 
     return RunEvents(run_hosts.at(run), str(events_file(run)), path)
 
 
-def _follow(
-    playbook: Playbook,
-    run_hosts: RunHosts,
-    run: str,
-    output: OutputPipe,
-    view: View,
-    on_event: Callable[[dict[str, Any]], None],
-    cancelled: Callable[[], bool],
-    head_seconds: float,
-    may_detach: bool = True,
-) -> Followed:
-    begin_events(run)
-    progress = RunProgress(run=run)
-    reader = EventReader(events_file(run))
-    launched = False  # whether the head has written an event
-    attaches = isinstance(playbook, Attach)
-    goes_on = attaches  # whether the run has a supervisor, for which this one is nothing
-    task, began = "", 0.0  # that is not shown yet: it may take no time
-    changed: Mapping[str, Any] | None = None
+class Follower:
+    """Follows one run: plays playbooks, shows its events, and does what `follow_states` decides.
 
-    def on_task(event: TaskEvent) -> None:
-        nonlocal task, began, changed, goes_on
-        goes_on = goes_on or event.action == FOLLOW
-        if event.host == run_hosts.head and (answer := take(CLUSTER_CHANGED, event)):
-            (changed,) = answer
-        if event.kind == "task":
-            task = "" if event.action in NO_WORK else event.task[:1].lower() + event.task[1:]
-            began = time.monotonic()
-        view.task_event(event)
+    Attributes:
+        state: see `follow_states`.
+        progress: the run, by its events so far.
+    """
 
-    def add(event: dict[str, Any]) -> None:
-        progress.add(event)
-        view.run_event(progress, event["event"])
-        on_event(event)
+    def __init__(
+        self,
+        run_hosts: RunHosts,
+        run: str,
+        output: OutputPipe,
+        view: View,
+        on_event: Callable[[dict[str, Any]], None],
+        cancelled: Callable[[], bool] = lambda: False,
+        head_seconds: float | None = None,
+        may_detach: bool = True,
+    ) -> None:
+        begin_events(run)
+        self.state = State.LAUNCHING
+        self.progress = RunProgress(run=run)
+        self._run_hosts, self._run, self._output, self._view = run_hosts, run, output, view
+        self._on_event, self._cancelled, self._may_detach = on_event, cancelled, may_detach
+        self._head_seconds = RECONNECT_LIMIT_SECONDS if head_seconds is None else head_seconds
+        self._reader = EventReader(events_file(run))
+        self._interrupts = Interrupts()
+        self._changed: Mapping[str, Any] | None = None
+        self._task, self._task_began = "", 0.0  # that is not shown yet: it may take no time
 
-    def on_tick() -> None:
-        nonlocal launched, task
-        events = reader.new_events()  # what a script has printed before these is in the pipe
-        for event in (*output.new_events(), *events):
-            launched = True
-            add(event)
-        if task and time.monotonic() - began > SHOWN_SECONDS:
-            if not launched:
-                add({"event": "phase", "doing": task})
-            task = ""
-        view.tick()
+    def follow(self, playbook: Playbook) -> Followed:
+        """Play what launches the run, or attaches to it, and follow the run to a final state.
 
-    def play(playbook: Playbook) -> Outcome:
+        Raises:
+            Detached: a signal has ended this command only.
+            FtclusterError: the run was to be stopped, and may still be running.
+        """
+        attaches = isinstance(playbook, Attach)
+        if attaches:
+            self.state = State.SUPERVISED
+        with self._interrupts:
+            outcome, event = self._play_to_its_end(playbook, attaches)
+            if outcome.state == "stopped":
+                self._view.close()
+        if event is Event.UNWATCH and self.state is State.FINISHED:
+            outcome = replace(outcome, state="done")
+        if self.state is State.LEFT:
+            raise Detached(self._run, self._interrupts.first, self.progress.document())
+        if self.state is State.ASKING:
+            wants = _wants_to_detach(self._run, self._view)
+            self._go(Event.DETACH if wants else Event.REFUSED)
+        if self.state is State.STOPPING:
+            self._stop()
+            self._go(Event.STOPPED)
+        self._view.close()
+        if self.progress.ended:
+            complete_record(self._run, end_of(self.progress))
+        detached, lost = self.state is State.DETACHED, self.state is State.LOST
+        return Followed(self.progress, outcome, detached, lost, self._changed)
+
+    def _go(self, event: Event) -> None:
+        self.state = after(self.state, event)
+
+    def _play_to_its_end(self, playbook: Playbook, attaches: bool) -> tuple[Outcome, Event]:
+        """Play the playbook, and attach to the run again as long as that is worth it."""
+        outcome, event = self._play(playbook, attaches)
+        came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
+        while self.state in RECONNECTS:
+            if time.monotonic() >= deadline:
+                self._go(Event.GIVEN_UP)
+                break
+            self._view.say(_reconnect_line(self.state, self._run_hosts.head))
+            time.sleep(RECONNECT_PAUSE_SECONDS)
+            self._go(Event.AGAIN)
+            again = Attach(_events_of(self._run_hosts, self._run, self._output))
+            outcome, event = self._play(again, attaches)
+            if self._reader.offset > came:
+                came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
+        return outcome, event
+
+    def _play(self, playbook: Playbook, attaches: bool) -> tuple[Outcome, Event]:
         outcome = run_playbook(
             playbook.qualified,
-            run_hosts.inventories,
+            self._run_hosts.inventories,
             playbook.variables(),
-            on_task,
-            options=(*run_hosts.limit, *run_hosts.options),
-            on_tick=on_tick,
-            cancelled=lambda: interrupts.count > 0 or cancelled(),
+            self._on_task,
+            options=(*self._run_hosts.limit, *self._run_hosts.options),
+            on_tick=self._on_tick,
+            cancelled=lambda: self._interrupts.count > 0 or self._cancelled(),
             time_limit_seconds=RUN_LIMIT_SECONDS,
-            settings=for_hosts(len(run_hosts.hosts)),
+            settings=for_hosts(len(self._run_hosts.hosts)),
         )
-        on_tick()
-        return outcome
-
-    def head_lost() -> bool:
-        off = ("unreachable", run_hosts.head) in [
-            (failure.kind, failure.host) for failure in outcome.failures
-        ]
-        return off and launched and not progress.ended and outcome.state == "failed"
-
-    def lost() -> str:
-        """What keeps this command from following the run, which has not ended; "" for nothing."""
-        if not launched or progress.ended or outcome.state != "failed":
-            return ""
-        if head_lost():
-            return (
-                f"{run_hosts.head} does not answer; the run continues there. Connecting again ..."
-            )
-        gone = any(
-            (failure.action, failure.host) == (FOLLOW, run_hosts.head)
-            and SUPERVISOR_GONE in failure.message  # else it is this machine's trouble
-            for failure in outcome.failures
+        self._on_tick()
+        event = outcome_event(
+            self.state,
+            outcome,
+            head_off=any(
+                (failure.kind, failure.host) == ("unreachable", self._run_hosts.head)
+                for failure in outcome.failures
+            ),
+            supervisor_gone=any(
+                (failure.action, failure.host) == (FOLLOW, self._run_hosts.head)
+                and SUPERVISOR_GONE in failure.message  # else it is this machine's trouble
+                for failure in outcome.failures
+            ),
+            signalled=self._interrupts.count > 0,
         )
-        return f"the supervisor on {run_hosts.head} is gone. Starting it again ..." if gone else ""
-
-    detached = False
-    with Interrupts() as interrupts:
-        outcome = play(playbook)
-        came, deadline = reader.offset, time.monotonic() + head_seconds
-        while not interrupts.count and (why := lost()) and time.monotonic() < deadline:
-            view.say(why)
-            time.sleep(RECONNECT_PAUSE_SECONDS)
-            outcome = play(Attach(_events_of(run_hosts, run, output)))
-            if reader.offset > came:
-                came, deadline = reader.offset, time.monotonic() + head_seconds
-        cut_off = goes_on and not progress.ended and outcome.state == "failed"
-        if interrupts.count and cut_off:  # the same signal has ended Ansible's own processes
+        if event is None:
             outcome = replace(outcome, state="stopped")
-        if outcome.state == "stopped":
-            view.close()
-    if outcome.state == "stopped" and attaches:
-        if not progress.ended:
-            raise Detached(run, interrupts.first, progress.document())
-        outcome = replace(outcome, state="done")
-    if outcome.state == "stopped" and goes_on and may_detach and not cancelled():
-        if interrupts.first != signal.SIGINT and SLURM_VARIABLE not in os.environ:
-            raise Detached(run, interrupts.first, progress.document())
-        detached = launched and _wants_to_detach(run, view)
-    if outcome.state == "stopped" and not detached:
+            event = request_of(
+                self._interrupts.first,
+                attaches,
+                self._may_detach,
+                self._cancelled(),
+                SLURM_VARIABLE in os.environ,
+            )
+        self._go(event)
+        return outcome, event
+
+    def _on_task(self, event: TaskEvent) -> None:
+        if event.action == FOLLOW:
+            self._go(Event.FOLLOWED)
+        if event.host == self._run_hosts.head and (answer := take(CLUSTER_CHANGED, event)):
+            (self._changed,) = answer
+        if event.kind == "task":
+            name = event.task[:1].lower() + event.task[1:]
+            self._task = "" if event.action in NO_WORK else name
+            self._task_began = time.monotonic()
+        self._view.task_event(event)
+
+    def _on_tick(self) -> None:
+        events = self._reader.new_events()  # what a script has printed before is in the pipe
+        for event in (*self._output.new_events(), *events):
+            self._add(event)
+            if self.state in PLAYS:
+                self._go(Event.END if self.progress.ended else Event.NEWS)
+        if self._task and time.monotonic() - self._task_began > SHOWN_SECONDS:
+            if self.state in (State.LAUNCHING, State.SUPERVISED):
+                self._add({"event": "phase", "doing": self._task})
+            self._task = ""
+        self._view.tick()
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self.progress.add(event)
+        self._view.run_event(self.progress, event["event"])
+        self._on_event(event)
+
+    def _stop(self) -> None:
         with Interrupts() as interrupts:
-            view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
+            self._view.say("stopping the ranks ... (press Ctrl-C again to leave at once)")
             # Slurm sends SIGTERM several times
             patient = SLURM_VARIABLE in os.environ
             stop(
-                run_hosts, run, on_tick, lambda: interrupts.count > 0 and not patient, output=output
+                self._run_hosts,
+                self._run,
+                self._on_tick,
+                lambda: interrupts.count > 0 and not patient,
+                output=self._output,
             )
-    view.close()
-    if progress.ended:
-        complete_record(run, end_of(progress))
-    return Followed(progress, outcome, detached, head_lost(), changed)
+
+
+def _reconnect_line(state: State, head: str) -> str:
+    if state is State.AWAY:
+        return f"{head} does not answer; the run continues there. Connecting again ..."
+    return f"the supervisor on {head} is gone. Starting it again ..."
 
 
 def _wants_to_detach(run: str, view: View) -> bool:
