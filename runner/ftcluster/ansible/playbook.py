@@ -22,6 +22,7 @@ import yaml
 from ftcluster.ansible import child
 from ftcluster.ansible.ansible_words import hint_of
 from ftcluster.ansible.pipes import Pipes
+from ftcluster.ansible.playbook_states import EndState, Reason, State, after
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
 from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
@@ -77,7 +78,7 @@ class Outcome:
         failures: the events of tasks that failed, and of hosts that did not answer.
     """
 
-    state: Literal["done", "failed", "stopped", "timeout"]
+    state: EndState
     output: str
     failures: tuple[TaskEvent, ...] = ()
 
@@ -115,121 +116,138 @@ def run_playbook(
     """
     text = never_a_template(extra_vars)
     with private_folder() as scratch, contextlib.closing(Pipes()) as pipes:
-        return _run(
-            playbook, inventories, text, on_event, scratch, pipes, options=options,
-            on_tick=on_tick, cancelled=cancelled, time_limit_seconds=time_limit_seconds,
-            settings=settings,
-        )  # fmt: skip
+        arguments = _arguments(playbook, text, options, scratch, pipes)
+        playing = _Playing(cancelled, time_limit_seconds)
+        return playing.play(scratch, inventories, arguments, settings or {}, on_event, on_tick)
 
 
-def _run(
-    playbook: str,
-    inventories: Sequence[Path],
-    variables: str,
-    on_event: Callable[[TaskEvent], None],
-    scratch: Path,
-    pipes: Pipes,
-    *,
-    options: Sequence[str],
-    on_tick: Callable[[], None],
-    cancelled: Callable[[], bool],
-    time_limit_seconds: float,
-    settings: Mapping[str, str] | None,
-) -> Outcome:
-    events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
-    messages: list[str] = []
-    failures: list[TaskEvent] = []
-    asked: dict[str, None] = {}  # hosts that have not answered yet
+class _Playing:
+    """One process of ansible-playbook, from its start to its end.
 
-    def receive(raw: dict[str, Any]) -> bool:
+    Two threads share it: ansible-runner's calls `_receive` and `_cancel`, the caller's plays.
+
+    Attributes:
+        state: see `playbook_states`.
+    """
+
+    def __init__(self, cancelled: Callable[[], bool], time_limit_seconds: float) -> None:
+        self.state: State = "playing"
+        self._cancelled = cancelled
+        self._deadline = time.monotonic() + time_limit_seconds
+        self._measure_at = time.monotonic() + LOOK_SECONDS
+        self._events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
+        self._messages: list[str] = []
+        self._waiting_for: dict[str, None] = {}  # hosts that have not answered yet
+
+    def play(
+        self,
+        scratch: Path,
+        inventories: Sequence[Path],
+        arguments: Sequence[str],
+        settings: Mapping[str, str],
+        on_event: Callable[[TaskEvent], None],
+        on_tick: Callable[[], None],
+    ) -> Outcome:
+        """Start ansible-playbook and pass its events on until it has ended."""
+        import ansible_runner  # a quarter of what a command takes that needs no playbook
+
+        # where pipelining is off, Ansible writes there what a task is given, such as a token
+        environment = ansible_environment({**settings, "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
+        failures: list[TaskEvent] = []
+        thread: threading.Thread | None = None
+        try:
+            with Interrupts():  # a signal in the midst of it would leave a thread that nobody ends
+                thread, runner = ansible_runner.run_async(
+                    private_data_dir=str(scratch),
+                    project_dir=str(Path.cwd()),
+                    ident="run",
+                    binary=sys.executable,
+                    cmdline=shlex.join(arguments),
+                    inventory=[str(path) for path in inventories],
+                    envvars=environment,
+                    event_handler=self._receive,
+                    cancel_callback=self._cancel,
+                    quiet=True,
+                    suppress_env_files=True,
+                    fact_cache_type="memory",  # else it sets that of files
+                )
+            while thread.is_alive() or not self._events.empty():
+                with contextlib.suppress(queue.Empty):
+                    event = self._events.get(timeout=POLL_SECONDS)
+                    if event.kind in ("failed", "unreachable"):
+                        failures.append(event)
+                    on_event(event)
+                on_tick()
+        except BaseException:
+            self._end("raised")
+            if thread:
+                thread.join()
+            raise
+        succeeded = runner.status == "successful"
+        self.state = end = after(self.state, "succeeded" if succeeded else "failed")
+        return Outcome(end, "\n".join(self._messages), tuple(failures))
+
+    def _end(self, reason: Reason) -> None:
+        """End ansible-playbook and all that it has started, for this reason."""
+        self.state = after(self.state, reason)
+        # ansible-runner ends only its child; the child's workers have sessions of their own
+        end_descendants()
+
+    def _receive(self, raw: dict[str, Any]) -> bool:
         event = read_event(raw)
         if event:
             if event.kind == "started":
-                asked[event.host] = None
+                self._waiting_for[event.host] = None
             elif event.kind != "diff":
-                asked.pop(event.host, None)
-            events.put(event)
+                self._waiting_for.pop(event.host, None)
+            self._events.put(event)
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
-            messages.append(printable(raw["stdout"]))
+            self._messages.append(printable(raw["stdout"]))
         return False  # ansible-runner shall not keep it
 
-    ended: Literal["", "stopped", "timeout", "failed"] = ""
-    deadline = time.monotonic() + time_limit_seconds
-    look_at = time.monotonic() + LOOK_SECONDS
+    def _cancel(self) -> bool:
+        if self.state == "playing" and (reason := self._reason_to_end()):
+            self._end(reason)
+        return self.state != "playing"
 
-    def too_large() -> bool:
-        nonlocal look_at
-        if time.monotonic() < look_at:
+    def _reason_to_end(self) -> Reason | None:
+        late = time.monotonic() > self._deadline
+        if self._cancelled():
+            return "cancelled"
+        if late:
+            return "late"
+        return "too_large" if self._too_large() else None
+
+    def _too_large(self) -> bool:
+        if time.monotonic() < self._measure_at:
             return False
-        look_at = time.monotonic() + LOOK_SECONDS
+        self._measure_at = time.monotonic() + LOOK_SECONDS
         if memory_of("ansible-playbook") <= MOST_MEMORY_BYTES:
             return False
-        messages.append(
+        self._messages.append(
             f"Ansible was ended, because it needed more than {MOST_MEMORY_BYTES / 1e9:.1f} GB of "
             "memory here: a host's answer has no end, or is far too large. These had not answered "
-            f"yet: {', '.join(asked) or 'none'}; look at what is installed there, or leave them out"
+            f"yet: {', '.join(self._waiting_for) or 'none'}; look at what is installed there, or "
+            "leave them out"
         )
         return True
 
-    def cancel() -> bool:
-        # ansible-runner ends only its child; the child's workers have sessions of their own
-        nonlocal ended
-        if not ended:
-            late = time.monotonic() > deadline
-            ended = (
-                "stopped" if cancelled() else "timeout" if late else "failed" if too_large() else ""
-            )
-            if ended:
-                end_descendants()
-        return bool(ended)
 
-    import ansible_runner  # a quarter of what a command takes that needs no playbook
-
+def _arguments(
+    playbook: str, variables: str, options: Sequence[str], scratch: Path, pipes: Pipes
+) -> list[str]:
+    """Return the arguments of the child that becomes ansible-playbook; fills `scratch`."""
     write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()
     pipes.drop(command_file(scratch, "run"))
     # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
-    given = pipes.give(scratch / "variables.yml", variables.encode())
-    arguments = [
+    path = pipes.give(scratch / "variables.yml", variables.encode())
+    return [
         *("-P", child.__file__, str(os.getpid()), "ansible-playbook", playbook),
         # before the user's own -e, which override them
-        *("--extra-vars", f"@{given}"),
+        *("--extra-vars", f"@{path}"),
         *_through_pipes(options, scratch, pipes),
     ]
-    # where pipelining is off, Ansible writes there what a task is given, such as a token
-    environment = ansible_environment({**(settings or {}), "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
-    thread: threading.Thread | None = None
-    try:
-        with Interrupts():  # a signal in the midst of it would leave a thread that nobody ends
-            thread, runner = ansible_runner.run_async(
-                private_data_dir=str(scratch),
-                project_dir=str(Path.cwd()),
-                ident="run",
-                binary=sys.executable,
-                cmdline=shlex.join(arguments),
-                inventory=[str(path) for path in inventories],
-                envvars=environment,
-                event_handler=receive,
-                cancel_callback=cancel,
-                quiet=True,
-                suppress_env_files=True,
-                fact_cache_type="memory",  # else it sets that of files
-            )
-        while thread.is_alive() or not events.empty():
-            with contextlib.suppress(queue.Empty):
-                event = events.get(timeout=POLL_SECONDS)
-                if event.kind in ("failed", "unreachable"):
-                    failures.append(event)
-                on_event(event)
-            on_tick()
-    except BaseException:
-        ended = "stopped"
-        end_descendants()
-        if thread:
-            thread.join()
-        raise
-    state = ended or ("done" if runner.status == "successful" else "failed")
-    return Outcome(state, "\n".join(messages), tuple(failures))
 
 
 def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[str]:
