@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ftcluster.errors import UsageError
-from ftcluster_common.protocol.launch import HUB_TOKEN_FILE
 
 
 def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-token") -> str:
@@ -36,9 +35,3 @@ def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-toke
     if not re.fullmatch(r"[\w.-]+", token, re.ASCII):
         raise UsageError(f"{option}: {where} does not have a token", "run hf auth login")
     return token
-
-
-def rank_variables(run_dir: str) -> dict[str, str]:
-    """Variables that make the ranks' huggingface_hub read the token in the run's folder."""
-    # a host's own HF_TOKEN would override the file; an empty one does not
-    return {"HF_TOKEN_PATH": f"{run_dir}/{HUB_TOKEN_FILE}", "HF_TOKEN": ""}

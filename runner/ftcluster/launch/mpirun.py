@@ -4,24 +4,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftcluster.planning.backends import WORKERS
+from ftcluster.launch.environment import in_a_shell, of_all_ranks, of_host
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_line, shell_word
-from ftcluster_common.protocol.launch import (
-    BACKEND_VARIABLE,
-    CCL,
-    MPI_VARIABLES,
-    RUN_VARIABLE,
-    Launch,
-    RankCores,
-    RankHost,
-    head_variables,
-    mesh_variables,
-    mpirun_command,
-    slurm_variables,
-)
-from ftcluster_common.protocol.network import PROVIDER_VARIABLE, network_variables
+from ftcluster_common.protocol.launch import CCL, Launch, RankCores, RankHost, mpirun_command
 
 FREE_PORT = "from ftcluster_train.host.supervisor import free_port; print(free_port())"
 SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
@@ -47,28 +34,10 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
     folder = run_dir(plan, run)
     several = len(plan.hosts) > 1
     ssh_config = f"{plan.prefix}/mesh/ssh_config" if several and not slurm_job else ""
-    env = {
-        RUN_VARIABLE: run,
-        BACKEND_VARIABLE: plan.backend,
-        "MASTER_ADDR": plan.hosts[0].address,  # its port is chosen on the head at the launch
-        **MPI_VARIABLES,
-        "TOKENIZERS_PARALLELISM": "false",  # each rank has its own cores; no pool across them
-        # torch asks the kernel for huge pages for tensors of 2 MiB and more, which it gives where
-        # transparent huge pages are set to `madvise`: one page fault instead of 512
-        "THP_MEM_ALLOC_ENABLE": "1",
-        **mesh_variables(ssh_config, plan.interface),
-        **slurm_variables(slurm_job, plan.interface),
-    }
-    if plan.rank_user:  # the stack is not the account's to write
-        env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
-    if plan.provider:
-        env[PROVIDER_VARIABLE] = plan.provider
-    if plan.backend == CCL:
-        env["CCL_WORKER_COUNT"] = str(WORKERS)
     return Launch(
         run_dir=folder,
         program=tuple(program) or ("-m", "ftcluster_train.engine.rank", folder),
-        env=env,
+        env=of_all_ranks(plan, run, ssh_config, slurm_job),
         hosts=tuple(launch_host(plan, host) for host in plan.hosts),
         ssh_config=ssh_config,
         stack=stack_link(plan),
@@ -86,28 +55,8 @@ def launch_host(plan: LaunchPlan, host: HostPlan) -> RankHost:
         tuple(RankCores(rank.cpus, rank.threads, tuple(rank.memory)) for rank in host.placement),
         # relative, because a launch keeps to the stack that the link leads to when it starts
         tuple(library.removeprefix(f"{stack_link(plan)}/") for library in host.preload),
-        _host_variables(plan, host),
+        of_host(plan, host),
     )
-
-
-def _host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
-    """Variables of the ranks of one host."""
-    variables = {}
-    if host.allocator:
-        # the default, 1, gives free memory back to the kernel, all of it whenever the heap grows
-        # (PageHeap::New in gperftools), and the next step has to fault it in again
-        variables["TCMALLOC_RELEASE_RATE"] = "0"
-    if host.openmp:
-        # the default is to poll for 200 ms after each product (OpenMP run-time's manual), which
-        # keeps communication threads from the cores
-        variables["KMP_BLOCKTIME"] = "1"
-    if host.interface:
-        variables["GLOO_SOCKET_IFNAME"] = host.interface
-    variables |= network_variables(plan.provider, host.network)
-    if plan.backend == CCL:
-        # each rank needs to know those of all ranks (oneCCL Developer Guide, Environment Variables)
-        variables["CCL_WORKER_AFFINITY"] = ",".join(rank.workers for rank in host.placement)
-    return variables
 
 
 def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None) -> str:
@@ -141,12 +90,11 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
     if plan.backend == CCL:
         lines.append(f". {shell_word(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
-    on_head = head_variables(shell_word(launch.stack), "$PATH", "$port")
-    variables = command.env | (launch.supervised_variables if job is not None else {})
+    on_head, *variables = in_a_shell(launch, prepared=job is not None)
     lines += [
         f"port=$({python} -c {shell_word(FREE_PORT)})",
-        f"env {' '.join(f'{key}={value}' for key, value in on_head.items())} \\",
-        *(f"  {key}={shell_word(value)} \\" for key, value in sorted(variables.items())),
+        f"env {on_head} \\",
+        *(f"  {assignment} \\" for assignment in variables),
         f"  {shell_line(command.argv)}",
     ]
     return "\n".join(lines)

@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 from ftcluster.ansible.playbooks import Launched, RunEvents, RunScript
 from ftcluster.errors import FtclusterError
+from ftcluster.launch.environment import of_script
 from ftcluster.launch.follow import launch_and_follow
-from ftcluster.launch.hub_token import rank_variables
 from ftcluster.launch.layer import LOCK, Layer
 from ftcluster.launch.mpirun import render, run_dir
 from ftcluster.launch.run import Run, failure, raise_if_stopped
@@ -17,12 +17,7 @@ from ftcluster.progress.view import View
 from ftcluster.user_script.command import Script
 from ftcluster.user_script.files import Copied
 from ftcluster_common.protocol.job import ScriptJob
-from ftcluster_common.protocol.launch import (
-    ACCELERATE_CPU_VARIABLE,
-    FAST_VARIABLE,
-    LAYER_VARIABLE,
-    Launch,
-)
+from ftcluster_common.protocol.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -120,16 +115,8 @@ def render_script(
     """
     program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))
     launch = render(plan, run, program)
-    token = rank_variables(run_dir(plan, run)) if hub_token else {}
-    packages = {LAYER_VARIABLE: layer_folder(plan, layer)} if layer else {}
-    kernels = {FAST_VARIABLE: "1"} if fast else {}
-    script = {
-        "FTCLUSTER_PRECISION": plan.precision,
-        # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
-        ACCELERATE_CPU_VARIABLE: "true",
-        "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
-    }
-    env = launch.env | script | token | packages | kernels
+    packages = layer_folder(plan, layer)
+    env = launch.env | of_script(plan, launch.run_dir, hub_token, packages, fast)
     return replace(launch, env=env, script=True)
 
 

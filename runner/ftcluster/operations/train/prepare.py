@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from ftcluster.cluster.price import price_of
 from ftcluster.cluster.saved import Cluster
-from ftcluster.errors import FtclusterError, UsageError
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.environment import with_user_variables
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
@@ -38,7 +39,6 @@ from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.host_names import described
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.protocol.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
 from ftcluster_common.protocol.run_state import name_of_run
 from ftcluster_common.recipe import CausalLm, Recipe
 
@@ -162,12 +162,7 @@ class LaunchOptions:
         given = {name: value for name, value in vars(self).items() if value is not None}
         command = given.pop("command")
         plain, secret = read_env(given.pop("env"))
-        if own := sorted(run.launch.env.keys() & {*plain, *secret}):
-            raise UsageError(f"--env {', '.join(own)}: the launch sets it itself", "leave it out")
-        path = f"{run.launch.run_dir}/{SECRET_ENV_FILE}"
-        tags = read_tags(given.pop("tags"))
-        env = run.launch.env | plain | ({SECRET_ENV_VARIABLE: path} if secret else {})
-        env |= {TAGS_VARIABLE: tags} if tags else {}
+        env = with_user_variables(run.launch, plain, secret, read_tags(given.pop("tags")))
         launch = replace(run.launch, env=env, **given)
         return replace(run, command=command, launch=launch, secrets=secret)
 
