@@ -92,33 +92,38 @@ class RecipeRequest:
             FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
         """
         trains = purpose == "train"
+        # the recipe's stages: as asked for, with the folders of the hosts, with the settings of
+        # `ftcluster tune`, and with the plan's batch
         remembered: tuple[str, ...] = ()
         if trains:
-            recipe = training_recipe(self.words, self.data, self.model, chosen=self.chosen)
+            asked = training_recipe(self.words, self.data, self.model, chosen=self.chosen)
         else:
-            recipe, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
-        check_inputs(recipe, purpose)
-        columns, encodings = find_columns(recipe, purpose), file_notes(recipe, purpose)
+            asked, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
+        check_inputs(asked, purpose)
+        columns, encodings = find_columns(asked, purpose), file_notes(asked, purpose)
         facts = first_hosts(cluster.usable, self.nodes)
         further = next_hosts(cluster.usable, self.nodes, self.spares)
-        size = _size_of(recipe)
-        recipe, folders = on_the_hosts(recipe, facts)
+        size = _size_of(asked)
+        placed, folders = on_the_hosts(asked, facts)
         tuned, tuning, stacks = UNTUNED, None, load_stacks()
         if trains and use_tuning:
-            asked = as_tuned(recipe, self.ranks_per_host)
-            tuned, tuning = choose_tuned(cluster.tunings, asked, facts.hosts)
-        recipe, shape = tuned.applied_to(recipe), (self.ranks_per_host, size, trains, tuned)
-        decided = plan_with_spares(facts, further, recipe, stacks, *shape, drained=cluster.drained)
-        recipe, notes = with_batch_of(recipe, decided) if trains else (recipe, remembered)
+            wanted = as_tuned(placed, self.ranks_per_host)
+            tuned, tuning = choose_tuned(cluster.tunings, wanted, facts.hosts)
+        shape = (self.ranks_per_host, size, trains, tuned)
+        adjusted = tuned.applied_to(placed)
+        decided = plan_with_spares(
+            facts, further, adjusted, stacks, *shape, drained=cluster.drained
+        )
+        launched, notes = with_batch_of(adjusted, decided) if trains else (adjusted, remembered)
         if tuning:
             decided = decided.with_decision(Decision("tuning", *tuning))
         if "batch_size" in tuned.settings:
-            notes = (*notes, f"batch_size={recipe.batch_size}: {tuned.why} --batch")
+            notes = (*notes, f"batch_size={launched.batch_size}: {tuned.why} --batch")
         notes = (*notes, *encodings)
-        run_id = new_run_id(self.run_name or recipe.name)
+        run_id = new_run_id(self.run_name or launched.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
         return TrainingRun(
-            run_id, cluster, decided, launch, recipe, folders, columns, notes, purpose
+            run_id, cluster, decided, launch, launched, folders, columns, notes, purpose
         )
 
 

@@ -150,9 +150,9 @@ class _Trials:
         self.cluster = cluster_of(request.connection, view)
         self._connection_options = request.connection.to(self.cluster)
         self.hosts = first_hosts(self.cluster.usable, request.nodes)
-        recipe = training_recipe(request.words, request.data, request.model)
-        recipe, _ = on_the_hosts(recipe, self.hosts)
-        self.recipe = as_tuned(recipe, request.ranks_per_host)
+        asked = training_recipe(request.words, request.data, request.model)
+        placed, _ = on_the_hosts(asked, self.hosts)
+        self.recipe = as_tuned(placed, request.ranks_per_host)
         self.view = view
         self.ids: list[str] = []
 
