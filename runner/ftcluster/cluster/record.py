@@ -173,7 +173,7 @@ def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
     return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load, of_sizes)
 
 
-# the fields of a recipe that a search tries, see benchmark/tuning.py, and what they may be
+# the fields of a recipe that a search tries, see search/candidates.py, and what they may be
 _SETTINGS: Mapping[str, tuple[type, ...]] = {
     "ranks_per_host": (int,),
     "communication_cores": (int,),

@@ -21,9 +21,10 @@ from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.runs.report import ReportRequest
 from ftcluster.operations.train import prepare, sweep
-from ftcluster.operations.train.sweep_result import Aim, Row, SweepResult
+from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
+from ftcluster.search.rows import Aim, Row
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS, cluster, host

@@ -22,17 +22,11 @@ from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.runs.report import ReportRequest, report
 from ftcluster.operations.train.sweep_request import Part, SweepRequest, name_of, parts_of
-from ftcluster.operations.train.sweep_result import (
-    DIVERGED,
-    NOT_STARTED,
-    WAITING,
-    Row,
-    SweepResult,
-    aim_of,
-)
+from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
-from ftcluster.recipe.search import Settings
+from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, Row, aim_of
+from ftcluster.search.space import Settings
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState, name_of_run
 

@@ -16,8 +16,8 @@ from ftcluster.paths import plain_name
 from ftcluster.planning.plan import first_hosts
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import all_fields
-from ftcluster.recipe.search import MOST, Axis, Settings, axes_of, combinations, drawn
-from ftcluster.recipe.tpe import Tpe
+from ftcluster.search.space import MOST, Axis, Settings, axes_of, combinations, drawn
+from ftcluster.search.tpe import Tpe
 
 NAME_LENGTH, DIGEST_LENGTH = 29, 10  # of the 40 that a run's name may have
 

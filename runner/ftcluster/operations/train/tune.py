@@ -5,9 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ftcluster.benchmark import tuning
 from ftcluster.benchmark.scaling import measure
-from ftcluster.benchmark.tuning import RANKS, Measured, Search, Settings, candidates, decide
 from ftcluster.cluster.record import with_tuning, without_tunings
 from ftcluster.cluster.tunings import Tuning, hosts_of, recipe_of
 from ftcluster.errors import FtclusterError, Interrupted
@@ -20,12 +18,16 @@ from ftcluster.operations.result import Result
 from ftcluster.operations.train.bench_scaling import short_run
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, as_tuned
 from ftcluster.operations.train.recipe_words import on_the_hosts, training_recipe
+from ftcluster.operations.train.tune_result import document as tune_document
+from ftcluster.operations.train.tune_result import lines as tune_lines
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
 from ftcluster.provision.shared import change_record
+from ftcluster.search.candidates import RANKS, candidates
+from ftcluster.search.turns import DEFAULT, Measured, Search, Settings, decide
 from ftcluster.stacks.catalog import load_stacks
 
 BUDGET_SECONDS = 600.0
@@ -119,8 +121,8 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     verdict = decide(search.trials)
     stack = trials.hosts.head.stack
     spent = time.monotonic() - began
-    document = tuning.document(trials.recipe.name, stack, search, verdict, spent, state)
-    text = list(tuning.lines(document))
+    document = tune_document(trials.recipe.name, stack, search, verdict, spent, state)
+    text = list(tune_lines(document))
     if verdict.speed_up is not None and verdict.spread is not None:
         best = Tuning(
             trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
@@ -170,7 +172,7 @@ class _Trials:
 
     def candidates(self) -> list[Settings]:
         """What may be faster than the plan's default."""
-        plan = self.prepared(tuning.DEFAULT).plan
+        plan = self.prepared(DEFAULT).plan
         backends = stack_of(self.hosts, load_stacks()).backends
         hosts = self.hosts.hosts
         return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ftcluster.errors import FtclusterError
-from ftcluster.recipe.search import Axis, Settings, Values
+from ftcluster.search.space import Axis, Settings, Values
 
 PACKAGE = "optuna>=5,<6"  # as in pyproject.toml, the extra search
 

@@ -1,4 +1,4 @@
-"""The search for the fastest settings of a training, and its result. No I/O: trials are given.
+"""The search for the fastest settings of a training. No I/O: trials are given.
 
 Each setting is tried alone, with the plan's default between the others, because hosts are faster at
 one time than at another. The best one, all that helped together, and the default then take turns,
@@ -7,31 +7,18 @@ and a setting is taken only if it is faster by more than these repeated trials d
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any
 
-from ftcluster.cluster.facts import HostFacts
 from ftcluster.errors import ClusterChanged, FtclusterError
-from ftcluster.planning.plan import LaunchPlan
-from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
-from ftcluster.text.table import aligned
-from ftcluster_common.protocol.cpu_list import parse_cpus
-from ftcluster_common.protocol.launch import CCL
-from ftcluster_common.recipe import Recipe
 
 Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; none: the plan's default
 DEFAULT: Settings = {}
-RANKS, CORES, ALLOCATOR, BATCH = "ranks_per_host", "communication_cores", "allocator", "batch_size"
-BACKEND = "training.ddp_backend"
-MORE_RANKS = (2, 4)  # in a NUMA node
-MOST_CORES = 2  # for communication
-CORES_A_CORE = 4  # of a rank for each that is tried for communication
-BATCHES = (2, 4)  # times the recipe's
 
 FIRST, FINAL = 1, 0  # the round of each setting alone; that in which the best take turns
 FINALISTS = 2
@@ -89,58 +76,6 @@ class Verdict:
     best: Settings = field(default_factory=dict)
     speed_up: float | None = None
     spread: float | None = None
-
-
-def candidates(
-    recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan, backends: Sequence[str],
-    batch: bool,
-) -> Iterator[Settings]:  # fmt: skip
-    """Each setting that may be faster than the plan's, alone; what the recipe sets is left alone.
-
-    What makes the largest difference comes first, because the time may not be enough for all.
-
-    Args:
-        plan: the default.
-        backends: those of the hosts' stack.
-        batch: whether larger batches are tried, which give another model.
-    """
-    training, several = recipe.training, plan.world_size > 1
-    fixed_batch = training.per_device_train_batch_size is not None
-    if recipe.ranks_per_host is None and not fixed_batch:
-        yield from ({RANKS: ranks} for ranks in _rank_counts(recipe, hosts, plan))
-    if several and training.ddp_backend == "auto":
-        yield from ({BACKEND: name} for name in backends if name != plan.backend)
-    if several and recipe.communication_cores is None and plan.backend != CCL:
-        yield from ({CORES: cores} for cores in _communication_cores(hosts, plan))
-    if recipe.allocator == "auto" and any(host.tcmalloc for host in hosts):
-        yield {ALLOCATOR: "libc"}
-    if batch and not fixed_batch:
-        yield from ({BATCH: times * recipe.batch_size} for times in BATCHES)
-
-
-def _rank_counts(
-    recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan
-) -> Iterator[int]:  # fmt: skip
-    """Numbers of ranks that all hosts can have, but for the plan's own."""
-    possible = set[int]()
-    for host in hosts:
-        whole = Topology.of(host).even_counts
-        possible |= {*whole, *(times * whole[0] for times in MORE_RANKS)}
-    most = min(min(host.cores for host in hosts), recipe.batch_size // len(hosts))
-    default = {host.ranks for host in plan.hosts}
-    yield from (ranks for ranks in sorted(possible) if ranks <= most and {ranks} != default)
-
-
-def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterator[int]:
-    """Numbers of cores of each rank, but for the plan's own; none under a quota."""
-    if any(host.cpu_quota is not None for host in hosts):
-        return
-    ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]
-    fewest = min(cores for cores, _ in ranks)
-    planned = {cores - threads for cores, threads in ranks}
-    for cores in range(min(MOST_CORES, fewest // CORES_A_CORE) + 1):
-        if {cores} != planned:
-            yield cores
 
 
 def together(ranked: Sequence[Settings]) -> Settings:
@@ -330,89 +265,3 @@ def decide(trials: Sequence[Trial]) -> Verdict:
     differs = max(map(spread, [repeated[best], *defaults.values()]))
     wins = speed_up - 1 > differs
     return Verdict(of[best] if wins else DEFAULT, of[best], speed_up, differs)
-
-
-def document(
-    recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
-) -> dict[str, Any]:
-    """The result of `tune --json`."""
-    first = [trial for trial in search.trials if trial.round == FIRST]
-    defaults = [one.samples_per_second for one in first if not one.settings]
-    alike = [speed for speed in defaults if speed]
-    return {
-        "state": state,
-        "recipe": recipe,
-        "stack": stack,
-        "settings": dict(verdict.settings),
-        "best": dict(verdict.best),
-        "speed_up": _rounded(verdict.speed_up),
-        "spread": _rounded(verdict.spread),
-        "worth": [
-            {"settings": dict(trial.settings), "speed_up": _rounded(speed)}
-            for trial, speed in relative(first)
-        ],
-        "worth_spread": _rounded(spread(alike)) if len(alike) > 1 else None,
-        "trials": [asdict(trial) for trial in search.trials],
-        "left_out": [dict(one) for one in search.left_out],
-        "seconds": round(seconds, 1),
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-def lines(result: Mapping[str, Any]) -> Iterator[str]:
-    """Format the document for a terminal, line by line."""
-    count = counted(len(result["trials"]), "trial")
-    yield (
-        f"recipe {result['recipe']}, stack {result['stack']}: {count} in "
-        f"{duration(result['seconds'])}"
-    )
-    noise = result["worth_spread"]
-    if result["worth"]:
-        yield ""
-        rows = sorted(result["worth"], key=lambda one: -float(one["speed_up"]))
-        within = "as fast, within the spread"
-        yield from aligned(
-            [
-                ("setting alone", "x the default", ""),
-                *(
-                    (
-                        written(row["settings"]),
-                        f"{row['speed_up']:.2f}",
-                        within if noise is None or abs(row["speed_up"] - 1) <= noise else "",
-                    )
-                    for row in rows
-                ),
-            ]
-        )
-        if noise is not None:
-            yield f"repeated trials of the default differed by {noise:.1%}"
-    failed = {written(trial["settings"]): trial["problem"] for trial in result["trials"]}
-    for name, problem in failed.items():
-        if problem:
-            yield f"failed: {name}: {problem.splitlines()[0]}"
-    if result["left_out"]:
-        names = "; ".join(map(written, result["left_out"]))
-        yield f"no time for: {names}"
-    yield ""
-    yield from _verdict(result)
-
-
-def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
-    speed_up, differs = result["speed_up"], result["spread"]
-    if result["settings"]:
-        yield (
-            f"fastest: {written(result['settings'])}: {speed_up:.2f} x the plan's default; "
-            f"repeated trials differed by up to {differs:.1%}"
-        )
-    elif speed_up is not None:
-        yield (
-            f"the plan's default stays: the best, {written(result['best'])}, had {speed_up:.2f} x "
-            f"its speed, and repeated trials differed by up to {differs:.1%}"
-        )
-    elif result["state"] == "done" and not result["left_out"]:
-        yield "the plan's default stays: nothing was faster"
-    else:
-        yield "the plan's default stays: there was no time to compare others with it"

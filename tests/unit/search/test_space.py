@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ftcluster.errors import UsageError
 from ftcluster.recipe.recipe import all_fields
-from ftcluster.recipe.search import Range, Values, _parts, axes_of, combinations, drawn
+from ftcluster.search.space import Range, Values, _parts, axes_of, combinations, drawn
 
 KEYS = all_fields()
 PLAIN = st.text("abc019.-_/ ", min_size=1, max_size=6).filter(lambda text: bool(text.strip()))

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from ftcluster.benchmark.tuning import (
+from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.operations.train.tune_result import document, lines
+from ftcluster.planning.plan import plan
+from ftcluster.recipe.recipe import parse_recipe
+from ftcluster.search.candidates import candidates
+from ftcluster.search.turns import (
     FINAL,
     Measured,
     Search,
     Settings,
     Trial,
-    candidates,
     decide,
-    document,
-    lines,
     relative,
 )
-from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.planning.plan import plan
-from ftcluster.recipe.recipe import parse_recipe
 from tests.unit.clusters import STACKS, cluster, host
 from tests.unit.shell import Said
 

@@ -1,0 +1,97 @@
+"""The result of `tune`, as a document and as text."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ftcluster.planning.tuned import written
+from ftcluster.progress.format import duration
+from ftcluster.search.turns import FIRST, Search, Verdict, relative, spread
+from ftcluster.text.plural import counted
+from ftcluster.text.table import aligned
+
+
+def document(
+    recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
+) -> dict[str, Any]:
+    """The result of `tune --json`."""
+    first = [trial for trial in search.trials if trial.round == FIRST]
+    defaults = [one.samples_per_second for one in first if not one.settings]
+    alike = [speed for speed in defaults if speed]
+    return {
+        "state": state,
+        "recipe": recipe,
+        "stack": stack,
+        "settings": dict(verdict.settings),
+        "best": dict(verdict.best),
+        "speed_up": _rounded(verdict.speed_up),
+        "spread": _rounded(verdict.spread),
+        "worth": [
+            {"settings": dict(trial.settings), "speed_up": _rounded(speed)}
+            for trial, speed in relative(first)
+        ],
+        "worth_spread": _rounded(spread(alike)) if len(alike) > 1 else None,
+        "trials": [asdict(trial) for trial in search.trials],
+        "left_out": [dict(one) for one in search.left_out],
+        "seconds": round(seconds, 1),
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def lines(result: Mapping[str, Any]) -> Iterator[str]:
+    """Format the document for a terminal, line by line."""
+    count = counted(len(result["trials"]), "trial")
+    yield (
+        f"recipe {result['recipe']}, stack {result['stack']}: {count} in "
+        f"{duration(result['seconds'])}"
+    )
+    noise = result["worth_spread"]
+    if result["worth"]:
+        yield ""
+        rows = sorted(result["worth"], key=lambda one: -float(one["speed_up"]))
+        within = "as fast, within the spread"
+        yield from aligned(
+            [
+                ("setting alone", "x the default", ""),
+                *(
+                    (
+                        written(row["settings"]),
+                        f"{row['speed_up']:.2f}",
+                        within if noise is None or abs(row["speed_up"] - 1) <= noise else "",
+                    )
+                    for row in rows
+                ),
+            ]
+        )
+        if noise is not None:
+            yield f"repeated trials of the default differed by {noise:.1%}"
+    failed = {written(trial["settings"]): trial["problem"] for trial in result["trials"]}
+    for name, problem in failed.items():
+        if problem:
+            yield f"failed: {name}: {problem.splitlines()[0]}"
+    if result["left_out"]:
+        names = "; ".join(map(written, result["left_out"]))
+        yield f"no time for: {names}"
+    yield ""
+    yield from _verdict(result)
+
+
+def _verdict(result: Mapping[str, Any]) -> Iterator[str]:
+    speed_up, differs = result["speed_up"], result["spread"]
+    if result["settings"]:
+        yield (
+            f"fastest: {written(result['settings'])}: {speed_up:.2f} x the plan's default; "
+            f"repeated trials differed by up to {differs:.1%}"
+        )
+    elif speed_up is not None:
+        yield (
+            f"the plan's default stays: the best, {written(result['best'])}, had {speed_up:.2f} x "
+            f"its speed, and repeated trials differed by up to {differs:.1%}"
+        )
+    elif result["state"] == "done" and not result["left_out"]:
+        yield "the plan's default stays: nothing was faster"
+    else:
+        yield "the plan's default stays: there was no time to compare others with it"
