@@ -19,13 +19,14 @@ class Tpe:
 
     Args:
         seed: what it draws with.
-        at_once: how many are asked for before their values are told.
+        count: how many combinations it chooses.
+        at_once: how many it chooses before it learns their values.
 
     Raises:
         FtclusterError: optuna is not installed.
     """
 
-    def __init__(self, axes: Sequence[Axis], seed: int, at_once: int = 1) -> None:
+    def __init__(self, axes: Sequence[Axis], seed: int, count: int, at_once: int = 1) -> None:
         try:
             optuna = importlib.import_module("optuna")
         except ImportError as error:
@@ -48,21 +49,26 @@ class Tpe:
             else:
                 found = optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
             self._distributions[axis.name] = found
+        self._left, self._at_once = count, at_once
         self._trials: list[Any] = []
 
-    def ask(self) -> Settings:
-        """The next combination; it may be one that was there before."""
-        trial = self._study.ask(self._distributions)
-        self._trials.append(trial)
-        given = ((axis, trial.params[axis.name]) for axis in self._axes)
+    def ask(self) -> list[Settings]:
+        """Return the next combinations; they may have been there before."""
+        while self._left and len(self._trials) < self._at_once:
+            self._trials.append(self._study.ask(self._distributions))
+            self._left -= 1
+        return [self._settings(trial) for trial in self._trials]
+
+    def _settings(self, trial: Any) -> Settings:
+        values = ((axis, trial.params[axis.name]) for axis in self._axes)
         return {
             axis.name: value if isinstance(axis, Values) else axis.text(value)
-            for axis, value in given
+            for axis, value in values
         }
 
-    def tell(self, values: Sequence[float | None]) -> None:
-        """The values of the combinations that were asked for since; None where one has none."""
-        for trial, value in zip(self._trials, values, strict=True):
+    def tell(self, results: Sequence[float | None]) -> None:
+        """Take the values of the last combinations; None for one that has none."""
+        for trial, value in zip(self._trials, results, strict=True):
             if value is None:
                 self._study.tell(trial, state=self._failed)
             else:

@@ -7,10 +7,10 @@ and a setting is taken only if it is faster by more than these repeated trials d
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 from ftcluster.errors import ClusterChanged, FtclusterError
 from ftcluster.planning.tuned import written
@@ -60,6 +60,10 @@ class Trial:
     problem: str = ""
 
 
+T = TypeVar("T")
+Tries = Generator["Attempt", Measured | FtclusterError, T]  # asks for attempts and gets results
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The winner of the last round, if there is one.
@@ -94,39 +98,63 @@ def together(ranked: Sequence[Settings]) -> Settings:
     return merged
 
 
-class Search:
-    """Tries settings until the best are known or the time is over.
+@dataclass(frozen=True)
+class Attempt:
+    """A training of so many steps that is to be measured."""
+
+    settings: Settings
+    steps: int
+
+
+class Turns:
+    """A strategy that tries settings until the best are known or the time is over.
 
     Attributes:
         trials: those that have ended, also where the search was interrupted.
         left_out: candidates that there was no time for.
 
     Args:
-        measure: trains so many steps with these settings; raises FtclusterError where it fails.
+        pool: the candidates.
         left: seconds that are left.
         say: takes a line about what is tried.
     """
 
     def __init__(
         self,
-        measure: Callable[[Settings, int], Measured],
+        pool: Sequence[Settings],
         left: Callable[[], float],
         say: Callable[[str], None],
         seed: int = 0,
     ) -> None:
-        self._measure, self._left, self._say = measure, left, say
+        self._left, self._say = left, say
         self._random = random.Random(seed)
+        self._attempts = self._run(pool)
+        self._asked: list[Attempt] | None = None  # before the first one
         self.trials: list[Trial] = []
         self.left_out: list[Settings] = []
         self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
 
-    def run(self, pool: Sequence[Settings]) -> None:
-        """Try these candidates, and keep all trials.
+    def ask(self) -> list[Attempt]:
+        """Return the next attempt; none at the end."""
+        if self._asked is None:
+            self._asked = [next(self._attempts)]
+        return self._asked
+
+    def tell(self, results: Sequence[Measured | FtclusterError]) -> None:
+        """Take the speed of the last attempt, or why it failed.
 
         Raises:
             FtclusterError: the default failed twice.
         """
-        first = self._measured(DEFAULT, FIRST_STEPS)
+        [result] = results
+        try:
+            self._asked = [self._attempts.send(result)]
+        except StopIteration:
+            self._asked = []
+
+    def _run(self, pool: Sequence[Settings]) -> Tries[None]:
+        """Try these candidates, and keep all trials."""
+        first = yield from self._measured(DEFAULT, FIRST_STEPS)
         self._step = first.step_seconds
         self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
         self._say(
@@ -134,9 +162,9 @@ class Search:
             f"{duration(self._overhead)} besides its steps"
         )
         steps = max(FIRST_STEPS, math.ceil(1.5 * TRIAL_SECONDS / self._step))
-        faster = self._round(pool, steps)
+        faster = yield from self._round(pool, steps)
         all_of_them = together(faster)
-        self._final([all_of_them, *(one for one in faster if one != all_of_them)], steps)
+        yield from self._final([all_of_them, *(one for one in faster if one != all_of_them)], steps)
 
     def _cost(self, steps: int) -> float:
         return self._overhead + steps * self._step
@@ -145,7 +173,7 @@ class Search:
         """Return the seconds that the last round takes."""
         return turns * (finalists + 1) * self._cost(steps)
 
-    def _round(self, pool: Sequence[Settings], steps: int) -> list[Settings]:
+    def _round(self, pool: Sequence[Settings], steps: int) -> Tries[list[Settings]]:
         """Try candidates in order; return those faster than the default, the fastest first."""
         order = list(pool)
 
@@ -154,18 +182,18 @@ class Search:
             return self._left() >= trials * self._cost(steps) + last_round
 
         while order and has_time(3):  # the default, a candidate, the default
-            self._try(DEFAULT, FIRST, steps)
+            yield from self._try(DEFAULT, FIRST, steps)
             for _ in range(min(BETWEEN, len(order))):
                 if has_time(2):
-                    self._try(order.pop(0), FIRST, steps)
+                    yield from self._try(order.pop(0), FIRST, steps)
         self.left_out = order
         if self.trials:
-            self._try(DEFAULT, FIRST, steps)
+            yield from self._try(DEFAULT, FIRST, steps)
         speeds = relative(self.trials)
         faster = [(speed, trial.settings) for trial, speed in speeds if speed > 1]
         return [settings for _, settings in sorted(faster, key=lambda pair: -pair[0])]
 
-    def _final(self, ranked: Sequence[Settings], steps: int) -> None:
+    def _final(self, ranked: Sequence[Settings], steps: int) -> Tries[None]:
         finalists = [settings for settings in ranked if settings][:FINALISTS]
         if finalists and self._left() < self._reserve(steps, len(finalists)):
             finalists = finalists[:1]
@@ -175,30 +203,30 @@ class Search:
                 return
             self._random.shuffle(turn)
             for settings in turn:
-                self._try(settings, FINAL, steps)
+                yield from self._try(settings, FINAL, steps)
 
-    def _measured(self, settings: Settings, steps: int) -> Measured:
-        """A trial; one of the default is repeated once if it fails, as a port may be taken."""
-        try:
-            return self._measure(settings, steps)
-        except ClusterChanged:  # no trial of these settings
-            raise
-        except FtclusterError as error:
-            if error.state == "stopped" or settings:
-                raise
-            self._say(f"  failed, once more: {error.message.splitlines()[0]}")
-            return self._measure(settings, steps)
+    def _measured(self, settings: Settings, steps: int) -> Tries[Measured]:
+        """Try once; the default once more if it fails, as a port may be taken.
 
-    def _try(self, settings: Settings, number: int, steps: int) -> None:
+        Raises:
+            FtclusterError: it failed.
+        """
+        result = yield Attempt(settings, steps)
+        if isinstance(result, FtclusterError) and not settings:
+            self._say(f"  failed, once more: {result.message.splitlines()[0]}")
+            result = yield Attempt(settings, steps)
+        if isinstance(result, FtclusterError):
+            raise result
+        return result
+
+    def _try(self, settings: Settings, number: int, steps: int) -> Tries[None]:
         what = written(settings) or "the plan's default"
         where = "last round" if number == FINAL else "alone"
         self._say(f"{where}, {counted(steps, 'step')}: {what} ...")
         try:
-            measured = self._measured(settings, steps)
-        except ClusterChanged:  # no trial of these settings
-            raise
+            measured = yield from self._measured(settings, steps)
         except FtclusterError as error:
-            if error.state == "stopped" or not settings:
+            if not settings:
                 raise
             self.trials.append(Trial(settings, number, steps, None, error.message))
             self._say(f"  failed: {error.message.splitlines()[0]}")
@@ -214,6 +242,28 @@ class Search:
                 speed_up = measured.samples_per_second / before[-1].samples_per_second
                 against = f", {speed_up:.2f} x the default"
         self._say(f"  {measured.samples_per_second:.1f} samples/s{against}")
+
+
+def attempted(
+    measure: Callable[[Settings, int], Measured], attempts: Sequence[Attempt]
+) -> list[Measured | FtclusterError]:
+    """Measure each attempt; return its speed, or the error it failed with.
+
+    Raises:
+        ClusterChanged: the attempt was not made.
+        FtclusterError: the user or somebody else has stopped it.
+    """
+    results: list[Measured | FtclusterError] = []
+    for attempt in attempts:
+        try:
+            results.append(measure(attempt.settings, attempt.steps))
+        except ClusterChanged:
+            raise
+        except FtclusterError as error:
+            if error.state == "stopped":
+                raise
+            results.append(error)
+    return results
 
 
 def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ from ftcluster.operations.train.tune_result import document, lines
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.search.candidates import candidates
+from ftcluster.search.engine import search
 from ftcluster.search.turns import (
     FINAL,
     Measured,
-    Search,
     Settings,
     Trial,
+    Turns,
+    attempted,
     decide,
     relative,
 )
@@ -50,10 +53,10 @@ class Hosts:
         self.clock += 8 + steps * step
         return Measured(speed, step, 8 + steps * step)
 
-    def search(self, budget: float = 3600) -> Search:
-        found = Search(self.measure, lambda: budget - self.clock, self.said.append)
-        found.run(POOL)
-        return found
+    def search(self, budget: float = 3600) -> Turns:
+        turns = Turns(POOL, lambda: budget - self.clock, self.said.append)
+        search(turns, partial(attempted, self.measure))
+        return turns
 
 
 def test_what_helped_is_put_together() -> None:
@@ -66,30 +69,30 @@ def test_what_helped_is_put_together() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_chooses_nothing(seed: int) -> None:
-    search = Hosts({}, noise=0.05, seed=seed).search()
-    assert decide(search.trials).settings == {}
+    turns = Hosts({}, noise=0.05, seed=seed).search()
+    assert decide(turns.trials).settings == {}
 
 
 def test_hosts_that_become_slower_choose_nothing() -> None:
     hosts = Hosts({}, drift=0.02)
-    search = hosts.search()
-    first = [trial for trial in search.trials if trial.round == 1]
+    turns = hosts.search()
+    first = [trial for trial in turns.trials if trial.round == 1]
     assert max(abs(speed - 1) for _, speed in relative(first)) < 0.02
-    assert decide(search.trials).settings == {}
+    assert decide(turns.trials).settings == {}
 
 
 @pytest.mark.parametrize("budget", [10, 60, 120, 300, 600, 900, 1500, 3600])
 def test_the_time_is_kept_and_the_last_round_has_its_part(budget: int) -> None:
     hosts = Hosts({"communication_cores=0": 1.2})
-    search = hosts.search(budget)
-    first, longest = 8 + 9 * 0.1, max((8 + 0.1 * one.steps for one in search.trials), default=0)
+    turns = hosts.search(budget)
+    first, longest = 8 + 9 * 0.1, max((8 + 0.1 * one.steps for one in turns.trials), default=0)
     assert hosts.clock <= max(first, budget + longest)
     if budget >= 300:
-        assert decide(search.trials).settings["communication_cores"] == 0
+        assert decide(turns.trials).settings["communication_cores"] == 0
     if budget <= 60:
-        assert search.trials == []
-        assert search.left_out
-        assert decide(search.trials).speed_up is None
+        assert turns.trials == []
+        assert turns.left_out
+        assert decide(turns.trials).speed_up is None
 
 
 def test_a_candidate_that_fails_is_left_out() -> None:
@@ -100,10 +103,10 @@ def test_a_candidate_that_fails_is_left_out() -> None:
             raise FtclusterError("not enough memory")
         return hosts.measure(settings, steps)
 
-    search = Search(measure, lambda: 1000.0, hosts.said.append)
-    search.run(POOL)
-    assert [one.problem for one in search.trials if one.problem] == ["not enough memory"]
-    assert decide(search.trials).settings == {"allocator": "libc"}
+    turns = Turns(POOL, lambda: 1000.0, hosts.said.append)
+    search(turns, partial(attempted, measure))
+    assert [one.problem for one in turns.trials if one.problem] == ["not enough memory"]
+    assert decide(turns.trials).settings == {"allocator": "libc"}
 
 
 def test_a_default_that_fails_once_is_tried_again() -> None:
@@ -115,9 +118,9 @@ def test_a_default_that_fails_once_is_tried_again() -> None:
             raise FtclusterError("the port is taken")
         return hosts.measure(settings, steps)
 
-    search = Search(measure, lambda: 1000.0, hosts.said.append)
-    search.run(POOL)
-    assert decide(search.trials).speed_up is None
+    turns = Turns(POOL, lambda: 1000.0, hosts.said.append)
+    search(turns, partial(attempted, measure))
+    assert decide(turns.trials).speed_up is None
     assert failed
 
 
@@ -126,7 +129,7 @@ def test_the_default_must_not_fail() -> None:
         raise FtclusterError("no host answers")
 
     with pytest.raises(FtclusterError, match="no host answers"):
-        Search(measure, lambda: 1000.0, print).run(POOL)
+        search(Turns(POOL, lambda: 1000.0, print), partial(attempted, measure))
 
 
 def test_what_is_known_when_it_is_stopped() -> None:
@@ -142,12 +145,12 @@ def test_what_is_known_when_it_is_stopped() -> None:
                 raise Interrupted("stopped")
             return hosts.measure(settings, steps)
 
-        search = Search(measure, lambda: 3600 - hosts.clock, hosts.said.append)
+        turns = Turns(POOL, lambda: 3600 - hosts.clock, hosts.said.append)
         with pytest.raises(Interrupted):
-            search.run(POOL)
-        verdict = decide(search.trials)
-        turns = sum(one.round == FINAL and not one.settings for one in search.trials)
-        assert bool(verdict.settings) <= (turns >= 3)
+            search(turns, partial(attempted, measure))
+        verdict = decide(turns.trials)
+        defaults = sum(one.round == FINAL and not one.settings for one in turns.trials)
+        assert bool(verdict.settings) <= (defaults >= 3)
     assert verdict.settings
 
 
@@ -180,11 +183,11 @@ def test_candidates_are_what_has_an_effect_and_is_not_set() -> None:
 
 def test_the_result_as_text(said: Said) -> None:
     hosts = Hosts({"communication_cores=0": 1.1, "ranks_per_host=1": 0.7}, noise=0.01)
-    search = hosts.search()
-    verdict = decide(search.trials)
-    said("\n".join(lines(document("mrpc", "native", search, verdict, hosts.clock))))
-    search = Hosts({}, noise=0.02).search()
-    search.trials.append(Trial({"allocator": "libc"}, 2, 60, None, "rank 0 was killed"))
-    said("\n".join(lines(document("mrpc", "native", search, decide(search.trials), 600))))
-    search = Hosts({}).search(50)
-    said("\n".join(lines(document("mrpc", "native", search, decide(search.trials), 50))))
+    turns = hosts.search()
+    verdict = decide(turns.trials)
+    said("\n".join(lines(document("mrpc", "native", turns, verdict, hosts.clock))))
+    turns = Hosts({}, noise=0.02).search()
+    turns.trials.append(Trial({"allocator": "libc"}, 2, 60, None, "rank 0 was killed"))
+    said("\n".join(lines(document("mrpc", "native", turns, decide(turns.trials), 600))))
+    turns = Hosts({}).search(50)
+    said("\n".join(lines(document("mrpc", "native", turns, decide(turns.trials), 50))))

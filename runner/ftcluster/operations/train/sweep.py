@@ -25,6 +25,7 @@ from ftcluster.operations.train.sweep_request import Part, SweepRequest, name_of
 from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
+from ftcluster.search.engine import search
 from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, Row, aim_of
 from ftcluster.search.space import Settings
 from ftcluster.text.plural import counted
@@ -59,8 +60,6 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     if request.fetch and path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"--fetch: {path} is not empty", "name another folder")
     try:
-        one.find()
-        one.run()
         one.search()
         return one.completed()
     except (Interrupted, KeyboardInterrupt) as error:
@@ -87,11 +86,10 @@ class _Sweep:
         self._parts = parts_of(cluster, request.nodes, request.connection.to(cluster))
         self._steps_view = steps_view if len(self._parts) == 1 else View()
         self._token = find_token() if request.hub_token else ""
-        self._search = request.search(len(self._parts))
+        self._strategy = request.strategy(len(self._parts))
         self.rows: list[Row] = []
         self._contents: dict[str, str] = {}
-        asked = [self._search.ask() for _ in self._parts] if self._search else request.tried
-        prepared, self._asked = self._add(asked[: request.tpe or None])
+        prepared, _ = self._add(self._strategy.ask())
         first = prepared[0].recipe
         self._aim = aim_of(first, request.metric, request.fields)
         self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
@@ -221,25 +219,27 @@ class _Sweep:
                 self._poll()
 
     def search(self) -> None:
-        """Train what the search chooses by those that were trained, until it has had its number.
+        """Train what the strategy chooses, until it has chosen all."""
+        search(self._strategy, self._try_all)
 
-        What has no end yet ends it too: the next ones would be others without its metric.
+    def _try_all(self, settings: Sequence[Settings]) -> list[float | None] | None:
+        """Train each of these that is not trained yet.
+
+        Returns:
+            What is to be least, None for a run that has no metric; None for all if one has no end.
         """
-        search, left = self._search, self._request.tpe - len(self._asked)
-        while search and left > 0 and all(row.state in ENDED for row in self._asked):
-            values = [self._aim.of(row.metrics) for row in self._asked]
-            search.tell(
-                [
-                    None if value is None or row.state != "done"
-                    else -value if self._aim.more_is_better(name) else value
-                    for row, (name, value) in zip(self._asked, values, strict=True)
-                ]
-            )  # fmt: skip
-            asked = [search.ask() for _ in self._parts[:left]]
-            left -= len(asked)
-            _, self._asked = self._add(asked)
-            self.find()
-            self.run()
+        _, rows = self._add(settings)
+        self.find()
+        self.run()
+        if any(row.state not in ENDED for row in rows):
+            return None
+        return [self._cost(row) for row in rows]
+
+    def _cost(self, row: Row) -> float | None:
+        name, value = self._aim.of(row.metrics)
+        if value is None or row.state != "done":
+            return None
+        return -value if self._aim.more_is_better(name) else value
 
     def _launch(self, row: Row, number: int) -> None:
         """Start a run; one that cannot be started is a row with its reason."""

@@ -16,6 +16,7 @@ from ftcluster.paths import plain_name
 from ftcluster.planning.plan import first_hosts
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import all_fields
+from ftcluster.search.engine import Listed, Strategy
 from ftcluster.search.space import MOST, Axis, Settings, axes_of, combinations, drawn
 from ftcluster.search.tpe import Tpe
 
@@ -76,23 +77,17 @@ class SweepRequest(RecipeRequest):
         """The names of those with several values."""
         return [axis.name for axis in self._axes[1]]
 
-    def search(self, at_once: int) -> Tpe | None:
-        """What chooses so many combinations at once by their results; None: all are known before.
+    def strategy(self, at_once: int) -> Strategy[Settings, float | None]:
+        """Return what chooses the settings of each run, so many at once where results decide.
 
         Raises:
+            UsageError: there are too many, or a field has a range and none are drawn.
             FtclusterError: optuna is not installed.
         """
-        return Tpe(self._axes[1], self.seed, at_once) if self.tpe else None
-
-    @property
-    def tried(self) -> list[Settings]:
-        """The settings of each run, where they do not depend on others.
-
-        Raises:
-            UsageError: there are too many, or a field has a range and `random` is 0.
-        """
         _, axes = self._axes
-        return drawn(axes, self.random, self.seed) if self.random else combinations(axes)
+        if self.tpe:
+            return Tpe(axes, self.seed, self.tpe, at_once)
+        return Listed(drawn(axes, self.random, self.seed) if self.random else combinations(axes))
 
     def with_settings(self, settings: Settings, name: str | None = None) -> RecipeRequest:
         """The request of one run, on all hosts that it is given."""

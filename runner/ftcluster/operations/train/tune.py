@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ftcluster.benchmark.scaling import measure
@@ -27,7 +28,8 @@ from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
 from ftcluster.provision.shared import change_record
 from ftcluster.search.candidates import RANKS, candidates
-from ftcluster.search.turns import DEFAULT, Measured, Search, Settings, decide
+from ftcluster.search.engine import search
+from ftcluster.search.turns import DEFAULT, Measured, Settings, Turns, attempted, decide
 from ftcluster.stacks.catalog import load_stacks
 
 BUDGET_SECONDS = 600.0
@@ -107,27 +109,27 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     for line in trials.fixed():
         trials.view.say(line)
     trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps what is known by then")
-    search = Search(
-        trials.measure,
+    turns = Turns(
+        pool,
         lambda: request.budget_seconds - (time.monotonic() - began),
         trials.view.say,
         request.seed,
     )
     state = "done"
     try:
-        search.run(pool)
+        search(turns, partial(attempted, trials.measure))
     except (Interrupted, KeyboardInterrupt):
         state = "stopped"
-    verdict = decide(search.trials)
+    verdict = decide(turns.trials)
     stack = trials.hosts.head.stack
     spent = time.monotonic() - began
-    document = tune_document(trials.recipe.name, stack, search, verdict, spent, state)
+    document = tune_document(trials.recipe.name, stack, turns, verdict, spent, state)
     text = list(tune_lines(document))
     if verdict.speed_up is not None and verdict.spread is not None:
         best = Tuning(
             trials.recipe.name, recipe_of(trials.recipe), hosts_of(trials.hosts.hosts),
             f"{datetime.now(UTC):%Y-%m-%d}", verdict.settings, round(verdict.speed_up, 4),
-            round(verdict.spread, 4), len(search.trials),
+            round(verdict.spread, 4), len(turns.trials),
         )  # fmt: skip
         try:
             trials.keep(with_tuning(best))

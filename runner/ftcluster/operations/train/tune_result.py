@@ -6,13 +6,13 @@ from typing import Any
 
 from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
-from ftcluster.search.turns import FIRST, Search, Verdict, relative, spread
+from ftcluster.search.turns import FIRST, Turns, Verdict, relative, spread
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
 
 def document(
-    recipe: str, stack: str, search: Search, verdict: Verdict, seconds: float, state: str = "done"
+    recipe: str, stack: str, search: Turns, verdict: Verdict, seconds: float, state: str = "done"
 ) -> dict[str, Any]:
     """The result of `tune --json`."""
     first = [trial for trial in search.trials if trial.round == FIRST]
