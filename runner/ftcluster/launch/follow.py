@@ -21,9 +21,8 @@ from typing import Any
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, RUN_STOPPED, SET_FACT, take
-from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
-from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
 from ftcluster.errors import (
@@ -50,7 +49,7 @@ from ftcluster.launch.record import (
     record_dir,
 )
 from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
-from ftcluster.launch.run_hosts import RunHosts
+from ftcluster.launch.run_hosts import RunHosts, play_on
 from ftcluster.paths import plain_name
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -283,16 +282,13 @@ class Follower:
         return outcome, event
 
     def _play(self, playbook: Playbook, attaches: bool) -> tuple[Outcome, Event]:
-        outcome = run_playbook(
-            playbook.qualified,
-            self._run_hosts.inventories,
-            playbook.variables(),
+        outcome = play_on(
+            self._run_hosts,
+            playbook,
             self._on_task,
-            options=(*self._run_hosts.limit, *self._run_hosts.options),
             on_tick=self._on_tick,
             cancelled=lambda: self._interrupts.count > 0 or self._cancelled(),
             time_limit_seconds=RUN_LIMIT_SECONDS,
-            settings=for_hosts(len(self._run_hosts.hosts)),
         )
         self._on_tick()
         event = outcome_event(
@@ -408,16 +404,13 @@ def stop(
         if event.host == run_hosts.head and (answer := take(RUN_STOPPED, event)):
             listed.extend(one for one in answer[0][0] if one.run == run)
 
-    outcome = run_playbook(
-        playbook.qualified,
-        run_hosts.inventories,
-        playbook.variables(),
+    outcome = play_on(
+        run_hosts,
+        playbook,
         on_event,
-        options=(*run_hosts.limit, *run_hosts.options),
         on_tick=on_tick,
         cancelled=cancelled,
         time_limit_seconds=STOP_LIMIT_SECONDS,
-        settings=for_hosts(len(run_hosts.hosts)),
     )
     if outcome.state != "done":
         reasons = "".join(f"\n  {failure.host}: {failure.message}" for failure in outcome.failures)

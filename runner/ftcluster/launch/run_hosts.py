@@ -2,12 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, pattern_of
-from ftcluster.ansible.playbooks import RunFolder
+from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbooks import Playbook, RunFolder
+from ftcluster.ansible.settings import for_hosts
 from ftcluster.cluster.saved import Cluster
 
 UNREACHABLE = "check that it is on and that ssh connects to it: ftcluster check"  # a hint
@@ -108,6 +110,29 @@ class RunHosts:
             run,
             f"{self.runs}/{run}",
         )
+
+
+def play_on(
+    run_hosts: RunHosts,
+    playbook: Playbook,
+    on_event: Callable[[TaskEvent], None],
+    *,
+    on_tick: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = lambda: False,
+    time_limit_seconds: float,
+) -> Outcome:
+    """Play a playbook of runs on their hosts; the arguments are those of `run_playbook`."""
+    return run_playbook(
+        playbook.qualified,
+        run_hosts.inventories,
+        playbook.variables(),
+        on_event,
+        options=(*run_hosts.limit, *run_hosts.options),
+        on_tick=on_tick,
+        cancelled=cancelled,
+        time_limit_seconds=time_limit_seconds,
+        settings=for_hosts(len(run_hosts.hosts)),
+    )
 
 
 def head_lost_hint(run: str) -> str:

@@ -18,12 +18,11 @@ from ftcluster.ansible.answers import (
     run_id,
     take,
 )
-from ftcluster.ansible.playbook import TaskEvent, run_playbook
+from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.ansible.playbooks import Ask, Caches, Clean, Data, Fetch, Jobs, Logs, Runs
-from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, sudo_hint
+from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, play_on, sudo_hint
 from ftcluster.recipe.recipe import checked_recipe
 from ftcluster.text.printable import printable
 from ftcluster_common.protocol.run_state import RunState
@@ -293,16 +292,13 @@ def play(
             (answered[event.host],) = found
 
     with Interrupts() as interrupts:
-        outcome = run_playbook(
-            playbook.qualified,
-            run_hosts.inventories,
-            playbook.variables(),
+        outcome = play_on(
+            run_hosts,
+            playbook,
             on_event,
-            options=(*run_hosts.limit, *run_hosts.options),
             on_tick=on_tick,
             cancelled=lambda: interrupts.count > 0,
             time_limit_seconds=time_limit_seconds,
-            settings=for_hosts(len(run_hosts.hosts)),
         )
         on_tick()
     if outcome.state == "stopped":

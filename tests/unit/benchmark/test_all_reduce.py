@@ -19,7 +19,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import UsageError
-from ftcluster.launch import follow
+from ftcluster.launch import follow, run_hosts
 from ftcluster.planning.plan import plan
 from tests.unit.clusters import STACKS, VM, cluster, host
 from tests.unit.shell import Said, Shell
@@ -180,7 +180,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
         options["on_tick"]()
         return Outcome("done", "")
 
-    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
 
 
 @pytest.mark.usefixtures("ended", "head")
@@ -209,6 +209,6 @@ def test_a_part_of_the_hosts_says_nothing_of_all(shell: Shell) -> None:
 
 
 def test_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "run_playbook", lambda *_, **__: Outcome("failed", "no Python"))
+    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "no Python"))
     remember(Cluster((Path("/inventory.ini"),), cluster(VM)))
     assert main(["bench", "allreduce", "--ranks-per-host", "2"]) == 1

@@ -14,7 +14,7 @@ from ftcluster.ansible.playbooks import Ask
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.launch import ask, follow
+from ftcluster.launch import ask, run_hosts
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster_common.protocol.launch import label_pattern, unpack_env
 from tests.unit.clusters import VM, cluster, host
@@ -199,7 +199,7 @@ class Hosts:
         self.variables: dict[str, Any] = {}
         self.state = "done"
         self.playbooks: list[str] = []
-        monkeypatch.setattr(follow, "run_playbook", self.run)
+        monkeypatch.setattr(run_hosts, "run_playbook", self.run)
 
     def run(self, playbook: str, _inventory: Path, variables: dict[str, Any], *_: Any,
             cancelled: Any, on_tick: Any, **__: Any) -> Outcome:  # fmt: skip

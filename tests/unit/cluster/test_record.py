@@ -27,7 +27,7 @@ from ftcluster.cluster.facts import BENCH, SETUP
 from ftcluster.cluster.record import Drained, MeasuredOn, record_of, with_bench, with_drained
 from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.launch import follow
+from ftcluster.launch import run_hosts
 from ftcluster.launch.record import recorded_runs
 from ftcluster.operations.train.prepare import RecipeRequest
 from ftcluster.progress.view import make_view
@@ -256,7 +256,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str,
         on_event(answer_event(CLUSTER_CHANGED, says.pop(0), host="xeon1"))
         return Outcome("failed", "", (TaskEvent("failed", "prepare", host="xeon1"),))
 
-    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     remember(known())
     return says, launches
 

@@ -19,7 +19,7 @@ from ftcluster.cli.commands import read_arguments
 from ftcluster.cli.connection import shown_command
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import Detached, FtclusterError, Interrupted
-from ftcluster.launch import follow
+from ftcluster.launch import follow, run_hosts
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.record import (
     begin_record,
@@ -89,7 +89,7 @@ def play(
             on_event(one)
         return replace(outcome, failures=tuple(events))
 
-    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
 
 
 def test_a_lost_connection_is_taken_up_again(
@@ -162,7 +162,7 @@ def test_a_task_is_shown_if_it_takes_long(
             on_tick()
         return Outcome("failed", "")
 
-    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == ["copy"]
 
@@ -260,7 +260,7 @@ def signalled(
         os.kill(os.getpid(), number)
         return Outcome(state, "")
 
-    monkeypatch.setattr(follow, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     return played
 
 

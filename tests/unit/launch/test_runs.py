@@ -14,7 +14,7 @@ from ftcluster.ansible.inventory import BUNDLED_LOCALHOST
 from ftcluster.ansible.playbook import Outcome, TaskEvent
 from ftcluster.ansible.playbooks import Clean
 from ftcluster.errors import FtclusterError
-from ftcluster.launch import runs
+from ftcluster.launch import run_hosts, runs
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_train.io.events import EventWriter
@@ -46,7 +46,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
                 ))  # fmt: skip
         return Outcome("done", "")
 
-    monkeypatch.setattr(runs, "run_playbook", run_playbook)
+    monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
 
 
 def test_a_training_is_found_without_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Said
 ) -> None:
     off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
-    monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
+    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
     with pytest.raises(FtclusterError) as caught:
         runs.copy_logs(RUN_HOSTS, "r-1", {"ranks.log": tmp_path})
     said(caught.value)
@@ -85,7 +85,7 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
     asks = TaskEvent(
         "failed", "runs", "List the runs", "head", "Task failed: Missing sudo password"
     )
-    monkeypatch.setattr(runs, "run_playbook", lambda *_, **__: Outcome("failed", "", (asks,)))
+    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "", (asks,)))
     with pytest.raises(FtclusterError) as caught:
         runs.list_runs(RUN_HOSTS)
     assert caught.value.hint == "sudo asks for a password there: give -K"
