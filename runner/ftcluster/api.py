@@ -18,7 +18,7 @@ from ftcluster.operations.models import evaluate as evaluating
 from ftcluster.operations.models import generate as generating
 from ftcluster.operations.models import loaded as loading
 from ftcluster.operations.models import predict as predicting
-from ftcluster.operations.models.evaluate import EvaluateResult, TrainedModelRequest
+from ftcluster.operations.models.evaluate import EvaluateRequest, EvaluateResult
 from ftcluster.operations.models.generate import GenerateRequest, Sampling
 from ftcluster.operations.models.loaded import Data, data_path
 from ftcluster.operations.models.predict import PredictRequest, PredictResult
@@ -333,7 +333,7 @@ def evaluate(
     Raises:
         FtclusterError: the model, recipe or data are not valid, or the run failed.
     """
-    request = TrainedModelRequest(**_asked(recipe, settings, model=model, **more), launch=launch)
+    request = EvaluateRequest(**_asked(recipe, settings, model=model, **more), launch=launch)
     return again(lambda: evaluating.evaluate(request, view), view)
 
 

@@ -8,7 +8,8 @@ from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import launch_options
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_use, recipe_of
-from ftcluster.operations.models.evaluate import TrainedModelRequest, dry_run, evaluate
+from ftcluster.operations.models.evaluate import EvaluateRequest, evaluate
+from ftcluster.operations.models.trained import dry_run
 from ftcluster.progress.view import make_view
 
 
@@ -27,7 +28,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    request = TrainedModelRequest(
+    request = EvaluateRequest(
         **recipe_of(options), hub_token=options.hf_token, launch=launch_options(options)
     )
     view = make_view(options.verbose)

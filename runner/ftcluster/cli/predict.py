@@ -8,7 +8,8 @@ from ftcluster.cli.connection import connected
 from ftcluster.cli.launch_arguments import launch_options
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_use, recipe_of
-from ftcluster.operations.models.predict import PredictRequest, dry_run, predict
+from ftcluster.operations.models.predict import PredictRequest, predict
+from ftcluster.operations.models.trained import dry_run
 from ftcluster.progress.view import make_view
 
 

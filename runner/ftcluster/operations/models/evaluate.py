@@ -1,15 +1,11 @@
 """Measures a trained model, over all hosts of a cluster."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from ftcluster.errors import UsageError
-from ftcluster.launch import training_run
-from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.train.plan import PlanResult
-from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, say_notes
+from ftcluster.operations.models.trained import TrainedModelRequest
 from ftcluster.operations.train.train import speed
 from ftcluster.progress.classes import class_documents, class_lines
 from ftcluster.progress.format import metrics
@@ -17,35 +13,24 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import EVALUATE, Purpose
-from ftcluster_common.recipe import PreferenceTuning, TextDistillation
+from ftcluster_common.recipe import PreferenceTuning, Recipe
 
 
 @dataclass(frozen=True)
-class TrainedModelRequest(RecipeRequest):
-    """What a trained model, the request's `model`, is used for.
+class EvaluateRequest(TrainedModelRequest):
+    """A model that is measured."""
 
-    Attributes:
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
-    """
+    purpose: ClassVar[Purpose] = EVALUATE
 
-    hub_token: bool = False
-    launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=3))
-
-    def launchable(self, purpose: Purpose, view: View) -> TrainingRun:
-        """The run that is asked for.
-
-        Raises:
-            FtclusterError: see `RecipeRequest.prepared`.
-        """
-        run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), purpose))
-        if run.recipe.teacher:
-            classifies = isinstance(run.recipe.options, TextDistillation)
-            kind, recipe = ("classifier", "classify") if classifies else ("embedder", "embed")
-            raise UsageError(
-                f"a distilled model is used as the {kind} that it is",
-                f"ftcluster {purpose} {recipe} --model {self.model}",
-            )
-        return replace(run, hub_token=find_token() if self.hub_token else "")
+    def refusal(self, recipe: Recipe) -> UsageError | None:
+        """Refuse what a recipe of preferences cannot measure by itself."""
+        if not isinstance(recipe.options, PreferenceTuning):
+            return None
+        return UsageError(
+            "what a model prefers is measured against the one that its training began with",
+            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
+            f"sft --model {self.model}",
+        )
 
 
 @dataclass(frozen=True)
@@ -88,30 +73,11 @@ class EvaluateResult:
         return [*class_lines(result), *text_lines(written_texts(result, ())), *of_all]
 
 
-def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:
-    """What `evaluate` would launch. Raises as `evaluate`."""
-    return PlanResult(_prepared(request, view))
-
-
-def evaluate(request: TrainedModelRequest, view: View) -> EvaluateResult:
+def evaluate(request: EvaluateRequest, view: View) -> EvaluateResult:
     """Measure a model on the recipe's validation sets, or on all rows of its data.
 
     Raises:
         ClusterChanged: the cluster is another one than it was planned for; see `again`.
         FtclusterError: the request is not valid, or the run failed.
     """
-    run = _prepared(request, view)
-    say_notes(run, view)
-    progress = training_run.train(run, view, request.connection.to(run.cluster))
-    return EvaluateResult(run, progress, str(request.model))
-
-
-def _prepared(request: TrainedModelRequest, view: View) -> TrainingRun:
-    run = request.launchable(EVALUATE, view)
-    if isinstance(run.recipe.options, PreferenceTuning):
-        raise UsageError(
-            "what a model prefers is measured against the one that its training began with",
-            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
-            f"sft --model {request.model}",
-        )
-    return run
+    return EvaluateResult(*request.launched(view), str(request.model))

@@ -8,22 +8,19 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ftcluster.ansible.answers import json_object
 from ftcluster.errors import UsageError
-from ftcluster.launch import training_run
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import fetch_model
-from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations.models.evaluate import EvaluateResult, TrainedModelRequest
-from ftcluster.operations.train.plan import PlanResult
-from ftcluster.operations.train.prepare import say_notes
+from ftcluster.operations.models.evaluate import EvaluateResult
+from ftcluster.operations.models.trained import TrainedModelRequest
 from ftcluster.operations.train.train import speed
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
-from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
+from ftcluster_common.protocol.job import PREDICT, Purpose
+from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm, Recipe
 
 # also as text, which rows of CSV have
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -41,6 +38,8 @@ class PredictRequest(TrainedModelRequest):
 
     output: str = ""
 
+    purpose: ClassVar[Purpose] = PREDICT
+
     def __post_init__(self) -> None:
         """Refuse an output that cannot be written.
 
@@ -53,6 +52,18 @@ class PredictRequest(TrainedModelRequest):
             raise UsageError(f"--output {self.output} does not end in {', '.join(FORMATS)}")
         if not path.parent.is_dir():
             raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
+
+    def refusal(self, recipe: Recipe) -> UsageError | None:
+        """Refuse a language model, which has no prediction for a row."""
+        if not isinstance(recipe.options, LanguageModel | DecoderTuning):
+            return None
+        masked = isinstance(recipe.options, MaskedLm)
+        pipeline = "fill-mask" if masked else "text-generation"
+        return UsageError(
+            "a language model predicts nothing of a row",
+            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
+            "model=DIR)",
+        )
 
 
 @dataclass(frozen=True)
@@ -81,11 +92,6 @@ class PredictResult(EvaluateResult):
         return [f"{self.rows} predictions: {self.output}", speed(self.progress, self.run)]
 
 
-def dry_run(request: PredictRequest, view: View) -> PlanResult:
-    """What `predict` would launch. Raises as `predict`."""
-    return PlanResult(_prepared(request, view))
-
-
 def predict(request: PredictRequest, view: View) -> PredictResult:
     """Predict the class, number, answer or embedding of each row, in their order.
 
@@ -93,14 +99,12 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
         ClusterChanged: the cluster is another one than it was planned for; see `again`.
         FtclusterError: the request is not valid, or the run failed.
     """
-    run = _prepared(request, view)
-    say_notes(run, view)
-    connection_options = request.connection.to(run.cluster)
-    progress, model = training_run.train(run, view, connection_options), str(request.model)
+    run, progress = request.launched(view)
+    model = str(request.model)
     if progress.state == "running":  # detached from
         view.say(f"its predictions will be in {run.launch.run_dir}/predictions on the head")
         return PredictResult(run, progress, model, request.output, 0)
-    run_hosts = replace(run_hosts_of(run.cluster), options=connection_options)
+    run_hosts = replace(run_hosts_of(run.cluster), options=request.connection.to(run.cluster))
     with tempfile.TemporaryDirectory() as scratch:
         copied = Path(scratch) / "predictions"
         fetch_model(run_hosts, run.id, str(progress.result.get("predictions")), copied)
@@ -114,19 +118,6 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
     text = table if mark else rows
     write_atomically(output, text.encode("utf-8", "backslashreplace"))
     return PredictResult(run, progress, model, request.output, rows.count("\n"))
-
-
-def _prepared(request: PredictRequest, view: View) -> TrainingRun:
-    run = request.launchable(PREDICT, view)
-    if isinstance(run.recipe.options, LanguageModel | DecoderTuning):
-        masked = isinstance(run.recipe.options, MaskedLm)
-        pipeline = "fill-mask" if masked else "text-generation"
-        raise UsageError(
-            "a language model predicts nothing of a row",
-            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
-            "model=DIR)",
-        )
-    return run
 
 
 def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
