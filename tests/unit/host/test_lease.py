@@ -16,7 +16,8 @@ import pytest
 
 from ftcluster_common.protocol.launch import Launch
 from ftcluster_train.supervisor import lease
-from ftcluster_train.supervisor.lease import UNIT, Leases
+from ftcluster_train.supervisor.lease import UNIT
+from ftcluster_train.supervisor.leases import Leases
 from tests.programs import NODE_PATH, wait_for
 from tests.unit.host.test_supervisor import (
     NODES,
@@ -205,7 +206,7 @@ def test_a_restart_keeps_the_lease_or_takes_it_again(
         return owner
 
     launch = Launch(str(tmp_path / "run"), (), {}, tuple(NODES[:1]), "", "", timeout_seconds=3)
-    leases = lease.Leases(share=False)
+    leases = Leases(share=False)
     try:
         assert leases.take(launch, Path(sys.prefix)) == []
         owner = owner_alone()
@@ -309,7 +310,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         idle=(NODES[2],), spares=1,
     )  # fmt: skip
     other = Holder(tmp_path / NODES[2].address, NAME)
-    leases = lease.Leases(share=False)
+    leases = Leases(share=False)
     try:
         assert other.ask() == "held"
         [refusal] = leases.take(launch, Path(sys.prefix))
@@ -317,7 +318,7 @@ def test_a_spare_is_taken_with_the_hosts_and_kept_but_not_needed_later(
         assert leases.take(replace(launch, restarts=1), Path(sys.prefix)) == []
         leases.release()
         other.end()
-        leases = lease.Leases(share=False)
+        leases = Leases(share=False)
         for restarts in range(2):
             assert leases.take(replace(launch, restarts=restarts), Path(sys.prefix)) == []
             assert "run run is using it" in lease.current_holder(tmp_path / NODES[2].address)

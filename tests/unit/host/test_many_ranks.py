@@ -17,7 +17,7 @@ from ftcluster_common.protocol.timeouts import Timeouts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import Heartbeats
-from ftcluster_train.supervisor.lease import _Holder
+from ftcluster_train.supervisor.leases import _Holder
 from ftcluster_train.supervisor.rank_launch import PAUSE_SECONDS, _read, make_room_for_files
 
 RANKS = 512

@@ -11,7 +11,7 @@ from ftcluster_common.protocol.launch import Launch, RankCores, RankHost, read_l
 from ftcluster_train.io.events import EventWriter
 from ftcluster_train.supervisor import restarts
 from ftcluster_train.supervisor.heartbeats import StopRequest
-from ftcluster_train.supervisor.lease import Leases
+from ftcluster_train.supervisor.leases import Leases
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import HostsRefused, Run

@@ -8,18 +8,18 @@ What the packages of a script's own requirements are chosen by, as one JSON docu
     python -m ftcluster_train.host.stack
 """
 
-import fcntl
 import json
 import os
 import socket
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from ftcluster_train.errors import TrainError
+from ftcluster_train.io.locks import SHARED, lock_within
 
 WAIT_SECONDS = 20.0  # setup may be replacing the node package
+PAUSE_SECONDS = 0.1
 
 
 def hold_stack(stack: Path, inherited: bool = False) -> None:
@@ -38,21 +38,12 @@ def hold_stack(stack: Path, inherited: bool = False) -> None:
     except OSError:
         raise gone from None
     os.set_inheritable(descriptor, inherited)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            break
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                os.close(descriptor)
-                raise TrainError(
-                    f"a setup is changing the stack {stack} on {host}",
-                    "wait for its end, then start the run again",
-                ) from None
-            time.sleep(0.1)
-        except OSError:
-            return  # a file system without locks
+    if not lock_within(descriptor, SHARED, lambda: WAIT_SECONDS, PAUSE_SECONDS):
+        os.close(descriptor)
+        raise TrainError(
+            f"a setup is changing the stack {stack} on {host}",
+            "wait for its end, then start the run again",
+        )
     try:
         same = os.path.samestat(os.fstat(descriptor), stack.stat())
     except OSError:

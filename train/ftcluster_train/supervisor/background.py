@@ -12,7 +12,6 @@ Standard library only.
 """
 
 import contextlib
-import fcntl
 import os
 import pwd
 import resource
@@ -32,6 +31,7 @@ from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.io.activity import process_state
 from ftcluster_train.io.events import EventWriter, has_ended
 from ftcluster_train.io.fsync import GROUP_READS, has_space, write_atomically
+from ftcluster_train.io.locks import EXCLUSIVE, try_lock
 
 PID_FILE = "supervisor.pid"
 BOOT_FILE = "supervisor.boot"  # of which start of the host the supervisor was
@@ -336,12 +336,8 @@ def become_supervisor(run_dir: Path) -> bool:
     """
     os.umask(GROUP_READS)
     lock = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)  # until this process ends
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(lock, EXCLUSIVE):
         os._exit(0)
-    except OSError:
-        pass  # a file system without locks
     log = os.open(run_dir / "supervisor.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -39,7 +39,7 @@ from ftcluster_train.supervisor.heartbeats import (
     Stopped,
     StopRequest,
 )
-from ftcluster_train.supervisor.lease import Leases, firewall_notice
+from ftcluster_train.supervisor.leases import Leases, firewall_notice
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending, Watch, watch_of
 from ftcluster_train.supervisor.rank_environment import (

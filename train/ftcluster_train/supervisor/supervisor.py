@@ -40,7 +40,7 @@ from ftcluster_train.io.processes import kill_rest
 from ftcluster_train.supervisor import background, lease, runs
 from ftcluster_train.supervisor.background import PID_FILE, STOP_FILE
 from ftcluster_train.supervisor.heartbeats import STOPPED_EXIT_CODE, Stopped, StopRequest
-from ftcluster_train.supervisor.lease import Leases
+from ftcluster_train.supervisor.leases import Leases
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_environment import (

@@ -1,0 +1,38 @@
+"""Locks on open files and folders (flock), which the kernel frees with the process that has them.
+
+A file system without locks refuses nobody. Standard library only.
+"""
+
+import fcntl
+import time
+from collections.abc import Callable
+
+EXCLUSIVE, SHARED = fcntl.LOCK_EX, fcntl.LOCK_SH
+
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file; return False if another process has it locked."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks
+    return True
+
+
+def lock_within(
+    descriptor: int, kind: int, limit_seconds: Callable[[], float], pause_seconds: float
+) -> bool:
+    """Lock an open file; return False if another process has it locked for too long.
+
+    Args:
+        limit_seconds: returns how long the lock is waited for, and is asked at each attempt.
+        pause_seconds: time between two attempts.
+    """
+    began = time.monotonic()
+    while not try_lock(descriptor, kind):
+        if time.monotonic() - began > limit_seconds():
+            return False
+        time.sleep(pause_seconds)
+    return True
