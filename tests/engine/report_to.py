@@ -12,7 +12,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.engine.progress import make_trackers
+from ftcluster_train.engine.trackers import make_trackers
 from tests.engine.models import make_model
 
 BOTH = ("tensorboard", "trackio")

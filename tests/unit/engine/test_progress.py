@@ -15,7 +15,8 @@ import pytest
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine import tracker_packages
-from ftcluster_train.engine.progress import MLFLOW_SETTINGS, ProgressLog, Trackers, make_trackers
+from ftcluster_train.engine.progress import ProgressLog
+from ftcluster_train.engine.trackers import MLFLOW_SETTINGS, Trackers, make_trackers
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
 
