@@ -16,7 +16,7 @@ import pytest
 from ftcluster_common.recipe import Training
 from ftcluster_train.engine import tracker_packages
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.trackers import MLFLOW_SETTINGS, Trackers, make_trackers
+from ftcluster_train.engine.trackers import MLFLOW_SETTINGS, STARTS, Trackers, make_trackers
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter
 
@@ -301,3 +301,31 @@ def test_a_full_disk_costs_lines_but_no_checkpoint_is_lost_silently(
     log.notice("there is space again")
     [line] = (tmp_path / "events.jsonl").read_text().splitlines()
     assert json.loads(line)["message"] == "there is space again"
+
+
+def test_each_tracker_that_a_recipe_takes_can_start_and_has_its_package() -> None:
+    assert STARTS.keys() == tracker_packages.PACKAGES.keys()
+    for name in STARTS:
+        assert Training(report_to=name).report_to == name
+
+
+@pytest.mark.parametrize("name", sorted(STARTS))
+def test_whatever_a_package_raises_at_its_start_is_an_error_of_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    class PackagesOwnError(Exception):
+        pass
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise PackagesOwnError("http://me:secret@server is away\nmore")
+
+    for needed in ("tensorboard", "torch", "torch.utils", "mlflow", "mlflow.entities"):
+        module(monkeypatch, needed)
+    module(monkeypatch, "torch.utils.tensorboard", SummaryWriter=fails)
+    module(monkeypatch, "mlflow.tracking", MlflowClient=fails)
+    module(monkeypatch, "wandb", init=fails, Settings=dict)
+    module(monkeypatch, "trackio", init=fails)
+    for variable in ("TRACKIO_DIR", *MLFLOW_SETTINGS):
+        monkeypatch.setenv(variable, str(tmp_path))  # so that it is taken back after the test
+    with pytest.raises(TrainError, match=f"logging to {name} cannot start at .*server is away$"):
+        trackers(tmp_path, report_to=name)

@@ -7,12 +7,13 @@ accelerate's trackers are not used: they end the MLflow run of a failed training
 their metrics from one process-wide run, and differ between the versions of the stacks.
 """
 
+import contextlib
 import importlib
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,6 +66,21 @@ class Trackers:
                 self._notify(f"logging to {name} stopped: {_without_password(error)}")
 
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """The training that trackers make a run of.
+
+    Attributes:
+        reports: folder for the files of trackers that have no server.
+        name: name of the run.
+        settings: the recipe's `training` and the user's tags.
+    """
+
+    reports: Path
+    name: str
+    settings: Mapping[str, Any]
+
+
 def make_trackers(
     training: Training, run_dir: Path, run: str, notify: Callable[[str], None]
 ) -> Trackers:
@@ -74,38 +90,23 @@ def make_trackers(
         TrainError: a package is not installed on this host, or its server or folder fails.
     """
     names = [training.report_to] if isinstance(training.report_to, str) else training.report_to
-    trackers: dict[str, Tracker] = {}
     tags = dict(word.split("=", 1) for word in os.environ.get(TAGS_VARIABLE, "").split())
     settings = {**asdict(training), **{f"tags.{name}": value for name, value in tags.items()}}
-    for name in dict.fromkeys(names):
-        if name == "tensorboard":
-            trackers[name] = TensorBoard(run_dir / "reports" / "tensorboard")
-        elif name == "trackio":
-            store = run_dir / "reports" / "trackio"
-            trackers[name] = Trackio(store, training.run_name or run, settings)
-        elif name == "mlflow":
-            store = run_dir / "reports" / "mlruns"
-            trackers[name] = MLflow(store, training.run_name or run, settings)
-        elif name == "wandb":
-            store = run_dir / "reports" / "wandb"
-            trackers[name] = Wandb(store, training.run_name or run, settings)
-    return Trackers(trackers, notify)
+    tracked = TrackedRun(run_dir / "reports", training.run_name or run, settings)
+    return Trackers(
+        {name: STARTS[name](tracked) for name in dict.fromkeys(names) if name in STARTS}, notify
+    )
 
 
 class TensorBoard(Tracker):
-    """Writes event files.
+    """Writes event files into the folder `tensorboard`."""
 
-    Raises:
-        TrainError: the package tensorboard is not installed, or the folder cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, run: TrackedRun) -> None:
+        folder = str(run.reports / "tensorboard")
         _import("tensorboard", "tensorboard")  # torch's module needs it
         module = _import("torch.utils.tensorboard", "tensorboard")
-        try:
-            self._writer = module.SummaryWriter(log_dir=str(folder))
-        except OSError as error:
-            raise _start_error("tensorboard", str(folder), error) from error
+        with _starting("tensorboard", folder):
+            self._writer = module.SummaryWriter(log_dir=folder)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write values, and flush them for those who watch the run."""
@@ -119,64 +120,82 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-class Trackio(Tracker):
-    """Logs to a run of trackio, in TRACKIO_DIR or in the folder `store`; it needs no network.
+class LoggedRun(Tracker):
+    """Logs to a run as wandb's and trackio's `init` return it; they write in the background.
 
-    The project is TRACKIO_PROJECT, by default ftcluster.
-
-    Raises:
-        TrainError: the package is not installed, or its Space or folder fails.
+    Args:
+        finish: writes what is left, and whether the training failed.
     """
 
-    def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
-        where = os.environ.setdefault("TRACKIO_DIR", str(store))  # read by the import
-        module = _import("trackio", "trackio")
-        project = os.environ.get("TRACKIO_PROJECT") or EXPERIMENT
-        try:
-            self._run = module.init(
-                project=project, name=name, config=dict(settings), resume="allow",
-                auto_log_gpu=False, auto_log_cpu=False,
-            )  # fmt: skip
-        except Exception as error:  # SQLite's, the Hub's and ValueError have no common base
-            raise _start_error("trackio", where, error) from error
+    def __init__(self, run: Any, finish: Callable[[bool], None]) -> None:
+        self._run, self._finish = run, finish
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values; a thread of trackio's writes them."""
+        """Log values."""
         self._run.log(dict(values), step=step)
 
-    def close(self, failed: bool) -> None:  # noqa: ARG002 - its runs have no field for it
+    def close(self, failed: bool) -> None:
         """Write what is left."""
-        self._run.finish()
+        self._finish(failed)
+
+
+def _trackio(run: TrackedRun) -> LoggedRun:
+    """Log to TRACKIO_DIR, by default the folder `trackio`, which needs no network.
+
+    The project is TRACKIO_PROJECT, by default ftcluster. Its runs have no field for a failure.
+    """
+    # read by the import
+    where = os.environ.setdefault("TRACKIO_DIR", str(run.reports / "trackio"))
+    module = _import("trackio", "trackio")
+    with _starting("trackio", where):
+        started = module.init(
+            project=os.environ.get("TRACKIO_PROJECT") or EXPERIMENT, name=run.name,
+            config=dict(run.settings), resume="allow", auto_log_gpu=False, auto_log_cpu=False,
+        )  # fmt: skip
+    return LoggedRun(started, lambda failed: started.finish())  # noqa: ARG005
+
+
+def _wandb(run: TrackedRun) -> LoggedRun:
+    """Log to the folder `wandb`, which `wandb sync` sends later, or at once to its server.
+
+    It sends at once where WANDB_MODE is online; the project is WANDB_PROJECT, by default ftcluster.
+    """
+    store = run.reports / "wandb"
+    module = _import("wandb", "wandb")
+    with _starting("wandb", str(store)):
+        store.mkdir(parents=True, exist_ok=True)  # else it takes the system's /tmp
+        started = module.init(
+            project=os.environ.get("WANDB_PROJECT") or EXPERIMENT, name=run.name, dir=str(store),
+            config=dict(run.settings), mode=os.environ.get("WANDB_MODE") or "offline",
+            settings=module.Settings(console="off"),  # mpirun has the ranks' output
+        )  # fmt: skip
+    return LoggedRun(started, lambda failed: started.finish(exit_code=int(failed)))
 
 
 class MLflow(Tracker):
-    """Logs to a run in MLflow, on the server MLFLOW_TRACKING_URI or in the folder `store`.
+    """Logs to a run on the server MLFLOW_TRACKING_URI, by default in the folder `mlruns`.
 
     The experiment is MLFLOW_EXPERIMENT_NAME, by default ftcluster.
-
-    Raises:
-        TrainError: the package is not installed, or the server or folder fails.
     """
 
-    def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
+    def __init__(self, run: TrackedRun) -> None:
         for variable, value in MLFLOW_SETTINGS.items():
             os.environ.setdefault(variable, value)
         tracking = _import("mlflow.tracking", "mlflow")
         self._entities = _import("mlflow.entities", "mlflow")
+        store = run.reports / "mlruns"
         uri = os.environ.get("MLFLOW_TRACKING_URI") or store.absolute().as_uri()
         experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
-        try:
+        with _starting("mlflow", uri):
             self._client = tracking.MlflowClient(tracking_uri=uri)
             known = self._client.get_experiment_by_name(experiment)
             number = known.experiment_id if known else self._client.create_experiment(experiment)
-            self._run = self._client.create_run(number, run_name=name).info.run_id
+            self._run = self._client.create_run(number, run_name=run.name).info.run_id
             parameters = [
                 self._entities.Param(key, str(value)[:MAX_PARAMETER])
-                for key, value in settings.items()
+                for key, value in run.settings.items()
             ]
             self._client.log_batch(self._run, params=parameters)
-        except Exception as error:  # MLflow's errors and those of the network have no common base
-            raise _start_error("mlflow", uri, error) from error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Log values with the current time."""
@@ -189,34 +208,10 @@ class MLflow(Tracker):
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
 
 
-class Wandb(Tracker):
-    """Logs to a run of wandb in the folder `store`, which `wandb sync` sends later.
-
-    It sends at once where WANDB_MODE is online; the project is WANDB_PROJECT, by default ftcluster.
-
-    Raises:
-        TrainError: the package is not installed, or its server or folder fails.
-    """
-
-    def __init__(self, store: Path, name: str, settings: Mapping[str, Any]) -> None:
-        module = _import("wandb", "wandb")
-        try:
-            store.mkdir(parents=True, exist_ok=True)  # else it takes the system's /tmp
-            self._run = module.init(
-                project=os.environ.get("WANDB_PROJECT") or EXPERIMENT, name=name, dir=str(store),
-                config=dict(settings), mode=os.environ.get("WANDB_MODE") or "offline",
-                settings=module.Settings(console="off"),  # mpirun has the ranks' output
-            )  # fmt: skip
-        except Exception as error:  # wandb's, OSError and those of the network
-            raise _start_error("wandb", str(store), error) from error
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values; a process of wandb's writes them."""
-        self._run.log(dict(values), step=step)
-
-    def close(self, failed: bool) -> None:
-        """Write what is left, and how the training ended."""
-        self._run.finish(exit_code=int(failed))
+# by its name in report_to: starts the tracker; TrainError where its package, server or folder fails
+STARTS: dict[str, Callable[[TrackedRun], Tracker]] = {
+    "tensorboard": TensorBoard, "trackio": _trackio, "mlflow": MLflow, "wandb": _wandb,
+}  # fmt: skip
 
 
 def _import(module: str, name: str) -> Any:
@@ -226,11 +221,17 @@ def _import(module: str, name: str) -> Any:
         raise missing(name, error) from error
 
 
-def _start_error(name: str, where: str, error: Exception) -> TrainError:
-    return TrainError(
-        f"logging to {name} cannot start at {_without_password(where)}: {_without_password(error)}",
-        "check that place, or train without: training.report_to=none",
-    )
+@contextlib.contextmanager
+def _starting(name: str, where: str) -> Iterator[None]:
+    """Raise a TrainError for whatever a package, its server or its folder raises."""
+    try:
+        yield
+    except Exception as error:  # errors of packages and of the network have no common base
+        raise TrainError(
+            f"logging to {name} cannot start at {_without_password(where)}: "
+            f"{_without_password(error)}",
+            "check that place, or train without: training.report_to=none",
+        ) from error
 
 
 def _without_password(text: str | Exception) -> str:
