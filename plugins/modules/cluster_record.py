@@ -13,11 +13,9 @@ description:
     nothing of each other.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.prefix
 options:
-  prefix:
-    description: The folder that the cluster lives in.
-    type: path
-    required: true
   changes:
     description:
       - Entries by section, C(drained), C(all_reduce) or C(tunings), and by their name in it.

@@ -19,6 +19,8 @@ description:
   - An environment that a run uses is not changed; the module fails with the run's name.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.from_action
 options:
   path:
     description: The environment's folder. Let its name change with its contents.
@@ -80,9 +82,6 @@ options:
       - The folder on the control node that wheels are downloaded to.
       - Left out, C(ftcluster/wheels) in the user's cache folder.
     type: path
-  from_action:
-    description: What the action plugin adds. No task sets it.
-    type: dict
 attributes:
   check_mode:
     description: Says whether something would be installed; downloads nothing.

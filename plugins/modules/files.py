@@ -18,6 +18,9 @@ description:
     others may change.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.changes
+  - ftcluster.cluster.attributes.texts
 options:
   files:
     description: What shall be there, or shall not.
@@ -50,13 +53,6 @@ options:
         description: The group's name; empty, it is left as it is.
         type: str
         default: ""
-attributes:
-  check_mode:
-    description: Says what would change.
-    support: full
-  diff_mode:
-    description: Shows the texts before and after.
-    support: full
 """
 
 EXAMPLES = r"""

@@ -12,16 +12,14 @@ description:
   - Needs root, because only root can list rules.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.reads
 options:
   hosts:
     description: Addresses that other tables may keep out.
     type: list
     elements: str
     default: []
-attributes:
-  check_mode:
-    description: Runs the same in check mode.
-    support: full
 """
 
 EXAMPLES = r"""

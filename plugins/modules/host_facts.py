@@ -15,6 +15,8 @@ description:
   - Changes nothing and needs no privileges.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.reads
 options:
   prefix:
     description:
@@ -62,10 +64,6 @@ options:
       - Left out, those on the search path.
     type: str
     default: ""
-attributes:
-  check_mode:
-    description: Runs the same in check mode.
-    support: full
 """
 
 EXAMPLES = r"""

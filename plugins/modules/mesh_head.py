@@ -19,6 +19,9 @@ description:
   - Trusts the host keys it is given and no others.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.changes
+  - ftcluster.cluster.attributes.texts
 options:
   folder:
     description: The folder, made if missing. Only its owner can read what is in it.
@@ -62,13 +65,6 @@ options:
     type: list
     elements: str
     default: []
-attributes:
-  check_mode:
-    description: Says what would change.
-    support: full
-  diff_mode:
-    description: Shows the texts before and after.
-    support: full
 """
 
 EXAMPLES = r"""

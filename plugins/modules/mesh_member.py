@@ -17,6 +17,8 @@ description:
   - Returns the public host keys, read from the host itself over the connection that Ansible has.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.changes
 options:
   public_key:
     description: The head's public key. Empty in check mode before it is made.
@@ -37,10 +39,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-attributes:
-  check_mode:
-    description: Says what would change.
-    support: full
 """
 
 EXAMPLES = r"""

@@ -13,6 +13,8 @@ description:
   - Fails as M(ansible.builtin.command) does, with C(rc), C(stdout) and C(stderr).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.skips
 options:
   stack:
     description: The folder of the stack.
@@ -36,10 +38,6 @@ options:
       sources; for programs that import torch.
     type: bool
     default: false
-attributes:
-  check_mode:
-    description: Does nothing.
-    support: none
 """
 
 EXAMPLES = r"""

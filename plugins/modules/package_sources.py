@@ -14,6 +14,8 @@ description:
   - On hosts with neither, or where no program is missing, nothing is tried.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.reads
 options:
   packages:
     description: The packages that are missing.
@@ -24,10 +26,6 @@ options:
     description: Packages that count as missing where the program, which is the value, is.
     type: dict
     default: {}
-attributes:
-  check_mode:
-    description: Runs the same in check mode.
-    support: full
 """
 
 EXAMPLES = r"""

@@ -20,6 +20,8 @@ description:
     it is removed once nothing was written into it for a day in which the host ran.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.from_action
 options:
   source:
     description: The folder on the control node, or a file there.
@@ -33,9 +35,6 @@ options:
     description: Names of the files in it that are copied; all of them by default.
     type: list
     elements: str
-  from_action:
-    description: What the action plugin adds. No task sets it.
-    type: dict
 attributes:
   check_mode:
     description: Says whether it would be copied.

@@ -15,6 +15,8 @@ description:
   - As root, refuses a folder that others could exchange.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.skips
 options:
   path:
     description: The run's folder. Those above it are made as well.
@@ -40,10 +42,6 @@ options:
     description: Files in it by name, which only their owner may read.
     type: dict
     default: {}
-attributes:
-  check_mode:
-    description: Does nothing.
-    support: none
 """
 
 EXAMPLES = r"""

@@ -14,11 +14,10 @@ description:
     by other control nodes after O(lease), after a reboot of the host, or with O(take_over).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.prefix
+  - ftcluster.cluster.options.from_action
 options:
-  prefix:
-    description: The folder that the cluster lives in.
-    type: path
-    required: true
   state:
     description: V(released) removes the lock of the same setup, and no other.
     type: str
@@ -48,9 +47,6 @@ options:
     description: Seconds after which another control node may take the lock.
     type: int
     default: 3600
-  from_action:
-    description: What the action plugin adds. No task sets it.
-    type: dict
 attributes:
   check_mode:
     description: Fails if another setup holds the lock; takes nothing.

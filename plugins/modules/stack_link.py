@@ -12,11 +12,9 @@ description:
     C(<prefix>/previous).
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.prefix
 options:
-  prefix:
-    description: The folder that the cluster lives in.
-    type: path
-    required: true
   path:
     description: The stack's folder, for O(state=current).
     type: path

@@ -14,11 +14,9 @@ description:
     it only if root owns it and the whole way to it.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.options.prefix
 options:
-  prefix:
-    description: The folder that the cluster lives in.
-    type: path
-    required: true
   run:
     description: The run's id; its folder is C(<prefix>/runs/<run>).
     type: str

@@ -15,6 +15,8 @@ description:
   - Is an action plugin. Changes nothing.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.reads
 options:
   python:
     description: The stack's Python on the head.
@@ -31,10 +33,6 @@ options:
     type: list
     elements: dict
     default: []
-attributes:
-  check_mode:
-    description: Runs the same in check mode.
-    support: full
 """
 
 EXAMPLES = r"""
