@@ -28,7 +28,7 @@ from bench.engine_run import WORLD, Clock
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
-from ftcluster_kernels.linear import shape_of
+from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.loop import train

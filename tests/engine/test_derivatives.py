@@ -15,12 +15,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from ftcluster_kernels import (
+    activations,
     attention,
     cross_entropy,
     documents,
-    elementwise,
+    dropout,
     linear,
+    lora,
+    norms,
     products,
+    rotary,
     simd,
 )
 from ftcluster_train.patching import script_functions
@@ -98,7 +102,7 @@ def attend_by_torch(
         shares = shares * mask.any(-1, keepdim=True)
     torch.manual_seed(SEED)
     if p:
-        drop = elementwise.exact_drop_of(p, elementwise.draw_seed())
+        drop = dropout.exact_drop_of(p, dropout.draw_seed())
         shares = shares * simd.mask_of(drop, *shares.shape) / (1 - p)
     return shares @ value
 
@@ -125,30 +129,30 @@ def draw(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 def cases() -> Iterator[tuple[str, Function, Function, list[torch.Tensor]]]:
     """The name of a kernel, the kernel, the same by torch, and inputs that have gradients."""
-    for name, function in elementwise.TORCH.items():
-        yield name, partial(elementwise.activate, name), function, draw((7, 33))
+    for name, function in activations.TORCH.items():
+        yield name, partial(activations.activate, name), function, draw((7, 33))
         yield (
-            f"gated {name}", partial(elementwise.activate, name),
+            f"gated {name}", partial(activations.activate, name),
             lambda x, factor, function=function: function(x) * factor, draw((7, 33), (7, 33)),
         )  # fmt: skip
-    drop = elementwise.drop_of(0.3, SEED)
+    drop = dropout.drop_of(0.3, SEED)
     yield (
-        "dropout", lambda x: elementwise._Dropout.apply(x, drop),
+        "dropout", lambda x: dropout._Dropout.apply(x, drop),
         lambda x: x * simd.mask_of(drop, 7, 33), draw((7, 33)),
     )  # fmt: skip
     yield (
-        "layer norm", lambda x, weight, bias: elementwise.norm(x, weight, bias, 1e-5, True),
+        "layer norm", lambda x, weight, bias: norms.norm(x, weight, bias, 1e-5, True),
         lambda x, weight, bias: functional.layer_norm(x, (33,), weight, bias),
         draw((7, 33), (33,), (33,)),
     )  # fmt: skip
     yield (
-        "RMS norm", lambda x, weight: elementwise.rms_norm(x, weight, 1e-5),
+        "RMS norm", lambda x, weight: norms.rms_norm(x, weight, 1e-5),
         lambda x, weight: functional.rms_norm(x, (33,), weight, 1e-5), draw((7, 33), (33,)),
     )  # fmt: skip
     angles = draw((2, 5, 8))[0]
     cosines, sines = angles.cos(), angles.sin()
     yield (
-        "rotary", lambda q, k: torch.cat(elementwise.rotary(q, k, cosines, sines), 1),
+        "rotary", lambda q, k: torch.cat(rotary.rotary(q, k, cosines, sines), 1),
         lambda *qk: torch.cat(
             [
                 x * cosines[:, None]
@@ -168,7 +172,7 @@ def cases() -> Iterator[tuple[str, Function, Function, list[torch.Tensor]]]:
     )
     frozen = draw((6, 8))[0]
     yield (
-        "low rank", lambda *inputs: linear._LowRankLinear.apply(
+        "low rank", lambda *inputs: lora._LowRankLinear.apply(
             inputs[0], frozen, None, *inputs[1:], 0.5
         ),
         lambda x, down, up: functional.linear(x, frozen + up @ down * 0.5),
@@ -298,7 +302,7 @@ def test_derivatives_are_those_of_torch(default: str, name: str) -> None:
 def test_transforms_see_torch_s_operations(name: str) -> None:
     """Forward-mode differentiation refuses a kernel, and FlopCounterMode would count nothing."""
     kernel, by_torch, inputs = CASES[name]
-    if name == "dropout":  # the kernel itself; `elementwise.dropout` asks torch
+    if name == "dropout":  # the kernel itself; `dropout.dropout` asks torch
         return
     if name.startswith("documents, "):  # the caller computes them in groups, then
         with FlopCounterMode(display=False), pytest.raises(AssertionError, match="caller"):
@@ -482,12 +486,12 @@ def test_what_c_would_misread_is_refused(name: str) -> None:
 def test_a_single_vector_goes_through_each_linear_layer() -> None:
     vector, weight, down, up = draw((64,), (48, 64), (4, 64), (48, 4))
     bias, learned = draw((48,))[0], weight.clone().requires_grad_()
-    adapter = linear.Adapter(torch.nn.Parameter(down), torch.nn.Parameter(up), 0.5)
+    adapter = lora.Adapter(torch.nn.Parameter(down), torch.nn.Parameter(up), 0.5)
     found = linear.linear(vector, learned, bias)
     torch.testing.assert_close(found, functional.linear(vector, weight, bias))
     found.sum().backward()
     torch.testing.assert_close(learned.grad, vector.expand(48, 64))
-    found = linear.linear_with_adapter(vector, weight, bias, adapter)
+    found = lora.linear_with_adapter(vector, weight, bias, adapter)
     torch.testing.assert_close(found, functional.linear(vector, weight + up @ down * 0.5, bias))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_kernels import simd
-from ftcluster_kernels.elementwise import DROP_LEVELS, MOST_DROPPED, drop_of
+from ftcluster_kernels.dropout import DROP_LEVELS, MOST_DROPPED, drop_of
 from ftcluster_kernels.simd import Drop
 from ftcluster_train.patching.shared_entries import DROPOUT
 from tests.engine.drawn import ROUNDOFF, dtypes, seeds, tensors

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 
-from ftcluster_train import kernels
+import ftcluster_kernels as kernels
 from ftcluster_train.comm.world import World
 from tests.engine.jobs import make_job, make_samples, run
 from tests.engine.models import VOCABULARY

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ftcluster_kernels import products
 from ftcluster_kernels.gradient_sums import make_sums
-from ftcluster_kernels.linear import Adapter, linear_with_adapter
+from ftcluster_kernels.lora import Adapter, linear_with_adapter
 from tests.engine.drawn import check_near, dtypes, tensors, unit
 
 BF16 = torch.bfloat16

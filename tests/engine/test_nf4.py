@@ -11,7 +11,7 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ftcluster_common.recipe import InstructionTuning
-from ftcluster_kernels.linear import dense
+from ftcluster_kernels.nf4 import dense
 from ftcluster_train.engine import models
 from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear_layers
 from ftcluster_train.engine.models import load_model

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_kernels.elementwise import copies, rms_norm, rounded_output
+from ftcluster_kernels.norms import copies, rms_norm, rounded_output
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster_kernels.elementwise import rotary
+from ftcluster_kernels.rotary import rotary
 from tests.engine.drawn import check_near, dtypes, seeds, unit
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then

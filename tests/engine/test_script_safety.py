@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from ftcluster_kernels.elementwise import rounded_output
+from ftcluster_kernels.norms import rounded_output
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.test_fast import BERT, enabled, small_config  # noqa: F401 - a fixture

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from ftcluster_kernels import simd
-from ftcluster_kernels.elementwise import activate, drop_of
+from ftcluster_kernels.activations import activate
+from ftcluster_kernels.dropout import drop_of
 from ftcluster_kernels.simd import Drop
 from tests.engine.drawn import DTYPES, LIBRARIES, check_near, dtypes, seeds, unit
 

@@ -17,11 +17,7 @@ import torch
 
 from ftcluster_kernels import attention_heads, simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
-from ftcluster_kernels.elementwise import (
-    draw_seed,
-    drop_of,
-    exact_drop_of,
-)
+from ftcluster_kernels.dropout import draw_seed, drop_of, exact_drop_of
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.simd import Drop
 

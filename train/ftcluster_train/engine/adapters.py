@@ -20,7 +20,8 @@ from ftcluster_common.recipe import (
     TextRanking,
     split_revision,
 )
-from ftcluster_kernels.linear import Adapter, dense
+from ftcluster_kernels.lora import Adapter
+from ftcluster_kernels.nf4 import dense
 from ftcluster_train.engine.models import new_weights
 from ftcluster_train.errors import TrainError
 

@@ -3,7 +3,7 @@
 `train` reads from top to bottom: data, model, optimizer, then for each step a batch, forward and
 backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save. Tasks
 (batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch functions
-in `ftcluster_train.kernels`.
+in `ftcluster_kernels`.
 """
 
 import math
@@ -17,7 +17,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import Job
-from ftcluster_kernels.linear import shape_of
+from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
 from ftcluster_train.engine.data.token_store import Samples

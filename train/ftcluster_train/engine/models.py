@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from ftcluster_common.recipe import BY_TYPE, Adapters, Recipe
-from ftcluster_kernels.linear import in_nf4
+from ftcluster_kernels.nf4 import in_nf4
 from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
@@ -308,7 +308,7 @@ def dtype_keyword(version: str) -> str:
 
 
 def _with_plain_layers(model: "PreTrainedModel") -> None:
-    """Replace bitsandbytes' linear layers by torch's, for whose weights see `kernels.nf4`."""
+    """Replace bitsandbytes' linear layers by those of torch, see `ftcluster_kernels.nf4`."""
     for name, layer in list(model.named_modules()):
         # a layer of GPT-2 has the other order of inputs and outputs, and gets no adapters
         if not (hasattr(layer, "source_cls") and layer.source_cls is nn.Linear):

@@ -31,7 +31,7 @@ from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.job import GENERATE, Job, read_job
 from ftcluster_common.protocol.launch import own_rank
 from ftcluster_common.recipe import Options, TextClassification
-from ftcluster_kernels.linear import dtype_of, shape_of
+from ftcluster_kernels.nf4 import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
     check_equal_samples,

@@ -221,7 +221,7 @@ def product_shapes(model: Any) -> Counter[tuple[int, int]]:
     import torch
     from transformers.pytorch_utils import Conv1D
 
-    from ftcluster_kernels.linear import shape_of
+    from ftcluster_kernels.nf4 import shape_of
 
     kinds = (torch.nn.Linear, Conv1D)
     shapes = (shape_of(module.weight) for module in model.modules() if isinstance(module, kinds))

@@ -1,7 +1,7 @@
 """Which calls of torch's attention go to the kernel, and how their arguments do.
 
 A row may have several documents, one after the other, of which no token attends to another one's,
-see `kernels.documents`. Its mask is a `DocumentMask` with their lengths.
+see `ftcluster_kernels.documents`. Its mask is a `DocumentMask` with their lengths.
 """
 
 from typing import Any, NamedTuple, TypeGuard
@@ -28,7 +28,7 @@ from ftcluster_kernels.documents import (
     layout_of,
     split_row,
 )
-from ftcluster_kernels.elementwise import MOST_DROPPED
+from ftcluster_kernels.dropout import MOST_DROPPED
 from ftcluster_train.patching.registry import FunctionPatch
 
 DTYPES = {torch.bfloat16, torch.float32}

@@ -12,14 +12,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_kernels.elementwise import fits_norm, norm, rounded_output
 from ftcluster_kernels.gradient_sums import sums_of
-from ftcluster_kernels.linear import (
-    dtype_of,
-    linear,
-    linear_in_nf4,
-    linear_with_adapter,
-)
+from ftcluster_kernels.linear import linear
+from ftcluster_kernels.lora import linear_with_adapter
+from ftcluster_kernels.nf4 import dtype_of, linear_in_nf4
+from ftcluster_kernels.norms import fits_norm, norm, rounded_output
 from ftcluster_kernels.products import torch_linear
 from ftcluster_train.patching.exact_heads import exact_linear, is_exact
 from ftcluster_train.patching.registry import FunctionPatch, always

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ftcluster_kernels.elementwise import copies, forget_copy
+from ftcluster_kernels.norms import copies, forget_copy
 from ftcluster_kernels.products import torch_linear
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks

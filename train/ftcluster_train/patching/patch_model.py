@@ -47,11 +47,12 @@ class Optimizations:
     """Which optimizations a training uses; each can be left out to measure it (bench/engine).
 
     Attributes:
-        dropout: masks from a generator that all threads compute together, see `kernels.dropout`.
-        attention: matrix products for short sequences, see `kernels.attention`.
-        activations: one loop for each, see `kernels.activations`; also RMSNorm and rotary
-            positions, see `kernels.norm` and `kernels.rotary`.
-        cross_entropy: no logits in fp32, see `kernels.linear_cross_entropy`.
+        dropout: masks from a generator that all threads compute together, see
+            `ftcluster_kernels.dropout`.
+        attention: matrix products for short sequences, see `ftcluster_kernels.attention`.
+        activations: one loop for each, see `ftcluster_kernels.activations`; also RMSNorm and
+            rotary positions, see `norms` and `rotary` beside it.
+        cross_entropy: no logits in fp32, see `ftcluster_kernels.cross_entropy`.
         bf16_weights: a bf16 copy of fp32 master weights, see
             `ftcluster_train.engine.optim.flat_params`.
         group_by_length: batches of similar length, see `ftcluster_train.engine.data.sampler`.
@@ -206,7 +207,7 @@ def _nodes_of(loss: torch.Tensor) -> set[Any]:
 def _kernel_of(node: Any) -> str:
     """Return the name of the kernel that a node of a graph belongs to, or "".
 
-    Each autograd function of `ftcluster_train.kernels` has it as an attribute.
+    Each autograd function of `ftcluster_kernels` has it as an attribute.
     """
     name: str = getattr(function_of(node), "kernel", "")
     return name

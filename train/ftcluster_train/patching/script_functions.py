@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from ftcluster_kernels.cross_entropy import cross_entropy
-from ftcluster_kernels.elementwise import computes_in_bf16, fits_norm, norm
 from ftcluster_kernels.linear import linear
+from ftcluster_kernels.norms import computes_in_bf16, fits_norm, norm
 from ftcluster_kernels.private_torch import script_as
 from ftcluster_kernels.products import torch_linear
 from ftcluster_train.patching.attention import Attention, cast_as_torch

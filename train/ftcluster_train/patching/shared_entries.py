@@ -15,17 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from ftcluster_kernels import simd
-from ftcluster_kernels.elementwise import (
-    MOST_DROPPED,
-    TORCH,
-    Turned,
-    activate,
-    dropout,
-    rms_norm,
-    rotary,
-    torch_gelu,
-    torch_silu,
-)
+from ftcluster_kernels.activations import TORCH, activate, torch_gelu, torch_silu
+from ftcluster_kernels.dropout import MOST_DROPPED, dropout
+from ftcluster_kernels.norms import rms_norm
+from ftcluster_kernels.rotary import Turned, rotary
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, computes_same, has_hooks
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations

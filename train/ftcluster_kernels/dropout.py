@@ -1,0 +1,84 @@
+"""Dropout with a generator that all threads of a rank compute together.
+
+torch draws one number for each element, on one thread (`bernoulli_`). Here word k of a mask is
+SplitMix64's output for counter k (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators"), so a mask is elementwise arithmetic, and each word decides on four elements. Nothing
+is kept for the backward pass, which draws the mask again.
+"""
+
+from typing import Any
+
+import torch
+
+from ftcluster_kernels import simd
+from ftcluster_kernels.private_torch import has_memory, is_transformed
+from ftcluster_kernels.simd import Drop
+
+DROP_LEVELS = 1 << 16  # steps in which a probability can be given
+MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
+
+
+def drop_of(p: float, seed: int) -> Drop:
+    """Which elements dropout drops: each one with a probability near `p`.
+
+    The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
+    the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
+    Below 0.004 the nearest scale is 1, and the probability is `p`.
+
+    Args:
+        p: from 0 to MOST.
+        seed: any 64 bits.
+    """
+    scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16, device="cpu"))
+    return _drop((1 - 1 / scale) or p, scale, seed)
+
+
+def exact_drop_of(p: float, seed: int) -> Drop:
+    """As `drop_of`, but with the probability `p` itself, and the scale 1."""
+    return _drop(p, 1.0, seed)
+
+
+def _drop(probability: float, scale: float, seed: int) -> Drop:
+    """The probability is in steps."""
+    return Drop(seed, round(probability * DROP_LEVELS) - DROP_LEVELS // 2, scale)
+
+
+class _Dropout(torch.autograd.Function):  # type: ignore[misc]
+    kernel = "dropout"
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, drop: Drop) -> torch.Tensor:
+        ctx.drop = drop
+        return simd.dropout(values, drop)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        if is_transformed() or not has_memory(grad_output):
+            mask = simd.mask_of(ctx.drop, *grad_output.shape)
+            return (grad_output * mask).to(grad_output.dtype), None
+        return _Dropout.apply(grad_output, ctx.drop), None
+
+
+def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor:
+    """Each element is 0 or the scale times itself.
+
+    The mask depends on torch's default generator, as that of torch's dropout, so gradient
+    checkpointing draws the same one again.
+
+    Args:
+        values: those that `simd.is_fit` takes.
+        p: above 0, at most MOST.
+        exact: whether the probability is `p`, and the scale as exact as torch's.
+    """
+    if is_transformed() or not simd.is_fit(values):
+        output: torch.Tensor = torch.dropout(values, p, True)
+        return output
+    seed = draw_seed()
+    drop = exact_drop_of(p, seed)._replace(scale=1 / (1 - p)) if exact else drop_of(p, seed)
+    dropped: torch.Tensor = _Dropout.apply(values, drop)
+    return dropped
+
+
+def draw_seed() -> int:
+    """64 bits from torch's default generator."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None).item())

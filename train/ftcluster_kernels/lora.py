@@ -1,0 +1,115 @@
+"""Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
+
+As one function with a backward pass of its own: what the adapter adds is added by the matrix
+product that computes it, and nothing of the layer's output is copied.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ftcluster_kernels.derivatives import by_torch, needs_torch
+from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.nf4 import dense, dtype_of, linear_in_nf4
+from ftcluster_kernels.private_torch import is_transformed
+from ftcluster_kernels.products import (
+    MULTIPLE,
+    product_of_columns,
+    product_with_adapter,
+    takes_adapter,
+    torch_linear,
+)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of a linear layer, whose weight has it as attribute `adapter`.
+
+    Attributes:
+        down: A, shape (rank, inputs).
+        up: B, shape (outputs, rank); 0 at first.
+        scale: what their product is multiplied by.
+        dropout: of the adapter's input.
+    """
+
+    down: torch.nn.Parameter
+    up: torch.nn.Parameter
+    scale: float
+    dropout: float = 0.0
+
+
+def linear_with_adapter(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapter: Adapter
+) -> torch.Tensor:
+    """As `torch.nn.functional.linear`, with what the adapter adds; the weight may be in NF4."""
+    # before and after a training the adapter is in fp32
+    dtype = dtype_of(weight)
+    down, up = adapter.down.to(dtype), adapter.up.to(dtype)
+    input = input.to(dtype)
+    dropped = adapter.dropout if torch.is_grad_enabled() else 0.0
+    with torch.autocast("cpu", enabled=False):
+        if dropped or input.ndim < 2 or is_transformed():
+            low = functional.linear(functional.dropout(input, dropped) if dropped else input, down)
+            plain = linear_in_nf4 if hasattr(weight, "nf4") else functional.linear
+            return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
+        output: torch.Tensor = _LowRankLinear.apply(input, weight, bias, down, up, adapter.scale)
+    return output
+
+
+class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
+    """The weight and the bias are frozen."""
+
+    kernel = "low_rank"
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        down: torch.Tensor,
+        up: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        flat, right = input.flatten(0, -2), dense(weight).T
+        ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
+        if takes_adapter(flat, right, bias, down.T, up.T):
+            more = -len(down) % MULTIPLE
+            down, up = functional.pad(down, (0, 0, 0, more)), functional.pad(up, (0, more))
+        output, low = product_with_adapter(flat, right, bias, down.T, up.T, scale)
+        ctx.save_for_backward(input, down, up, low)
+        return output.unflatten(0, input.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        input, down, up, low = ctx.saved_tensors
+        right = dense(ctx.weight)
+        if needs_torch(grad_output):
+            of_input, of_down, of_up = by_torch(
+                lambda x, down, up: (
+                    torch_linear(x, right) + torch_linear(torch_linear(x, down), up) * ctx.scale
+                ),
+                (input, *ctx.factors),
+                grad_output,
+            )
+            return of_input, None, None, of_down, of_up, None
+        flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
+        if ctx.needs_input_grad[0]:
+            grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
+            grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
+        else:
+            grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
+        of_down = _to_sums(ctx.factors[0], product_of_columns(flat, grad_low).T)
+        of_up = _to_sums(ctx.factors[1], product_of_columns(grad, low))
+        return grad_input, None, None, of_down, of_up, None
+
+
+def _to_sums(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+    """A gradient with more rows or columns, unless it went to the weight's sums."""
+    gradient, sums = gradient[: len(weight), : weight.shape[1]], sums_of(weight)
+    if sums is None:
+        return gradient.to(weight.dtype)
+    sums.add(gradient, 1.0)
+    return None

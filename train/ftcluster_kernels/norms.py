@@ -1,0 +1,191 @@
+"""LayerNorm and RMSNorm in one pass over memory.
+
+Where products are computed in bf16, residuals are fp32 and the layers behind a norm want bf16. So
+a training has a norm round its output where it computes it, see `rounded_output`.
+"""
+
+import threading
+from functools import partial
+from typing import Any
+
+import torch
+
+from ftcluster_kernels import simd
+from ftcluster_kernels.derivatives import by_torch, needs_torch
+from ftcluster_kernels.private_torch import is_transformed, version_of
+
+
+class _Norm(torch.autograd.Function):  # type: ignore[misc]
+    """Returns the output in fp32, and in bf16 or None."""
+
+    kernel = "norm"
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        epsilon: float,
+        centered: bool,
+        rounds: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.set_materialize_grads(False)
+        output, rounded, means, scales = simd.norm(input, weight, bias, epsilon, centered, rounds)
+        ctx.save_for_backward(input, weight, means, scales)
+        ctx.has_bias, ctx.setting = bias is not None, (epsilon, centered, rounds)
+        return output, rounded
+
+    @staticmethod
+    def backward(
+        ctx: Any, grad: torch.Tensor | None, rounded_grad: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        if grad is None and rounded_grad is None:
+            return None, None, None, None, None, None
+        input, weight, means, scales = ctx.saved_tensors
+        if needs_torch(grad, rounded_grad):
+            bias = None
+            if ctx.has_bias:  # its elements do not matter to gradients
+                bias = torch.zeros_like(weight).requires_grad_(ctx.needs_input_grad[2])
+            formula = partial(_normalized, *ctx.setting)
+            return *by_torch(formula, (input, weight, bias), grad, rounded_grad), None, None, None
+        of_fp32, of_bf16 = (None if x is None else simd.in_order(x) for x in (grad, rounded_grad))
+        of_input, of_weight, of_bias = simd.norm_backward(
+            input, weight, of_fp32, of_bf16, means, scales
+        )
+        return of_input, of_weight, of_bias if ctx.has_bias else None, None, None, None
+
+
+def _normalized(
+    epsilon: float,
+    centered: bool,
+    rounds: bool,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return what `_Norm` returns, by torch."""
+    if centered:
+        output = torch.layer_norm(input, weight.shape, weight, bias, epsilon)
+    else:
+        scales = (input.square().mean(-1, keepdim=True) + epsilon).rsqrt()
+        output = input * scales * weight
+    return output, output.to(torch.bfloat16) if rounds else None
+
+
+def fits_norm(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bool:
+    """Return True if `norm` can compute with this weight and bias."""
+    parameters = [x for x in (weight, bias) if x is not None]
+    fits = all(x.dtype == torch.float32 and x.shape == (width,) for x in parameters)
+    return fits and all(map(simd.is_in_memory, parameters)) and simd.is_available()
+
+
+def computes_in_bf16() -> bool:
+    """Whether linear layers do, under autocast."""
+    enabled = torch.is_autocast_enabled("cpu")
+    return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
+
+
+def norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    centered: bool,
+) -> torch.Tensor:
+    """LayerNorm over the last dimension, or RMSNorm where it is not centered.
+
+    Args:
+        input: fp32.
+        weight, bias: those that are fit; the last one of LayerNorm only.
+
+    Returns:
+        fp32. `rounded_output` returns a copy in bf16 while `copies.wanted` is set and autocast
+        computes in bf16.
+    """
+    output: torch.Tensor
+    if is_transformed() or not simd.is_in_memory(input):
+        output, _ = _normalized(epsilon, centered, False, input, weight, bias)
+        return output
+    weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
+    rounds = copies.wanted and computes_in_bf16()
+    output, rounded = _Norm.apply(simd.in_order(input), weight, bias, epsilon, centered, rounds)
+    if rounded is not None:
+        output.rounded = _Copy(rounded.detach())
+    return output
+
+
+def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, computed in fp32.
+
+    Returns:
+        As `weight * input` would be, in the wider one of their dtypes.
+    """
+    output = norm(input.float(), weight.float(), None, epsilon, centered=False)
+    return output.to(torch.promote_types(input.dtype, weight.dtype))
+
+
+class _Copies(threading.local):
+    """The state of a thread.
+
+    Attributes:
+        wanted: True while norms keep a copy of their output in bf16. Writes to an output through
+            `data` or numpy do not change its version, so whoever sets this calls `forget_copy` for
+            each tensor that such a write may reach.
+    """
+
+    wanted = False
+
+
+copies = _Copies()
+
+
+class _Copy:
+    """The rounded copy of an output.
+
+    Attributes:
+        values: plain data, without a graph.
+        of_graph: the same values as a function of the output; None until a layer reads them.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.of_graph: torch.Tensor | None = None
+
+
+class _Round(torch.autograd.Function):  # type: ignore[misc]
+    """Rounds an output to bf16, whose rounded values exist already.
+
+    The gradient goes to the output itself, so that its hooks see it.
+    """
+
+    kernel = ""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, values: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # noqa: ARG004
+        return grad.float(), None
+
+
+def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
+    """Return the output of a norm in bf16.
+
+    None of any other tensor, and where the output was changed or its copy was forgotten.
+    """
+    copy: _Copy | None = getattr(output, "rounded", None)
+    if copy is None or output.is_inference() or version_of(output) != 0:
+        return None
+    if not (output.requires_grad and torch.is_grad_enabled()):
+        return copy.values
+    if copy.of_graph is None:
+        copy.of_graph = _Round.apply(output, copy.values)
+    return copy.of_graph
+
+
+def forget_copy(tensor: torch.Tensor) -> None:
+    """Drop the rounded copy of a tensor, which may be changed without a new version."""
+    if getattr(tensor, "rounded", None) is not None:
+        tensor.rounded = None
