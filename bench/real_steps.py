@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import ftcluster_train.mpi  # registers impi
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm import collectives
+from ftcluster_train.comm import all_reduce
 from ftcluster_train.comm.world import gather_over_ranks
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
@@ -40,7 +40,7 @@ class Spans:
         self.found: list[Span] = []
         self._layers = {p: layer_of(name) for name, p in model.named_parameters()}
         self._since = 0.0
-        self._send, self._add = collectives.all_reduce_bf16, GradientBuckets._add_gradient
+        self._send, self._add = all_reduce.all_reduce_bf16, GradientBuckets._add_gradient
 
     def watch(self) -> None:
         """Note gradients as they come, and each exchange in its thread."""
@@ -56,7 +56,7 @@ class Spans:
             self._add(buckets, parameter)
             self.until("backward", self._layers[parameter])
 
-        collectives.all_reduce_bf16 = send
+        all_reduce.all_reduce_bf16 = send
         GradientBuckets._add_gradient = add
 
     def begin(self) -> None:

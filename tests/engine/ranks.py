@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm import collectives
+from ftcluster_train.comm import reduce_scatter
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
 from ftcluster_train.engine.optim import gradient_buckets, sharded_weights
 from ftcluster_train.engine.optim.base import State
@@ -85,7 +85,7 @@ def weights_that_wait() -> Iterator[None]:
 
     def start(whole: torch.Tensor, piece: torch.Tensor) -> Any:
         arrived = torch.empty_like(whole)
-        work = collectives.start_all_gather(arrived, piece.clone())
+        work = reduce_scatter.start_all_gather(arrived, piece.clone())
 
         def wait() -> None:
             work.wait()
@@ -97,7 +97,7 @@ def weights_that_wait() -> Iterator[None]:
     try:
         yield
     finally:
-        sharded_weights.start_all_gather = collectives.start_all_gather
+        sharded_weights.start_all_gather = reduce_scatter.start_all_gather
 
 
 def learn(case: Case, rank: int, size: int) -> Learned:

@@ -6,7 +6,8 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from ftcluster_train.comm.collectives import all_reduce_bf16, bf16_hook
+from ftcluster_train.comm.all_reduce import all_reduce_bf16
+from ftcluster_train.comm.collectives import bf16_hook
 from tests.engine.ranks import on_ranks
 
 STEPS = 8

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_train.comm.collectives import Traffic
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data import sampler
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm import collectives
-from ftcluster_train.comm.collectives import BLOCK, all_reduce_quantized, pack, unpack
+from ftcluster_train.comm import all_reduce
+from ftcluster_train.comm.all_reduce import BLOCK, all_reduce_quantized, pack, unpack
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import loop
 from ftcluster_train.engine.data.sampler import share_of_rank
@@ -91,7 +91,7 @@ def _by_formula() -> torch.Tensor:
 
 def _learn(rank: int, size: int, dtype: Any) -> tuple[torch.Tensor, str]:
     os.environ["GROUP_RANK"] = str(next(n for n, ranks in enumerate(HOSTS) if rank in ranks))
-    collectives.CHUNK = 5000
+    all_reduce.CHUNK = 5000
     model = make_model("gpt2", "causal-lm").eval()
     step = LocalOptimizerStep(model, replace(SETTINGS, sync_dtype=dtype), torch.float32)
     for samples in _batches():

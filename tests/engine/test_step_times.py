@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ftcluster_common.protocol.rank_times import RankTimes, interval_between
-from ftcluster_train.comm.collectives import Traffic
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of

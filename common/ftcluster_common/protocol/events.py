@@ -52,7 +52,7 @@ EVENTS: dict[str, dict[str, Any]] = {
     # checkpoints; rank 0's tokens with padding, all ranks' without; seconds in which each rank was
     # blocked in collectives, those of them that the exchange itself took, and those in which each
     # rank made batches, see `ftcluster_train.engine.step_times`; bytes and collectives of rank 0,
-    # see `ftcluster_train.comm.collectives`; seconds of a collective on one number
+    # see `ftcluster_train.comm.traffic`; seconds of a collective on one number
     "communication": {
         "step": int,
         "steps": int,

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.protocol.launch import RESTART_VARIABLE
-from ftcluster_train.comm.collectives import gather_rows
+from ftcluster_train.comm.gather_rows import gather_rows
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler, micro_batches, share_of_rank
 from ftcluster_train.engine.data.token_store import Sample, Samples

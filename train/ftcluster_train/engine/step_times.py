@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ftcluster_train.comm.collectives import Traffic
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import (
     World,
     latency_of_collectives,

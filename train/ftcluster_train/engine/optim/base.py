@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from ftcluster_train.comm.collectives import Traffic, all_gather
+from ftcluster_train.comm.reduce_scatter import all_gather
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 
 Header = Mapping[str, tuple[torch.dtype, list[int]]]  # dtype and shape of each tensor

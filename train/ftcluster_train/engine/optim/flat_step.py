@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_kernels import simd
-from ftcluster_train.comm.collectives import all_reduce_quantized, wire_bytes
+from ftcluster_train.comm.all_reduce import all_reduce_quantized, wire_bytes
 from ftcluster_train.comm.world import make_worker
 from ftcluster_train.engine.optim.base import OptimizerStep, State
 from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers, add_buffers

@@ -8,7 +8,9 @@ import torch.distributed as dist
 
 from ftcluster_kernels import simd
 from ftcluster_kernels.gradient_sums import GradientSums, make_sums
-from ftcluster_train.comm.collectives import Bf16AllReduces, Traffic, all_gather
+from ftcluster_train.comm.all_reduce import Bf16AllReduces
+from ftcluster_train.comm.reduce_scatter import all_gather
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
 
 CONTROL_FLAGS = 2  # numbers that are summed with the gradients

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm.collectives import Traffic, all_reduce_bf16
+from ftcluster_train.comm.all_reduce import all_reduce_bf16
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
-from ftcluster_train.comm.collectives import ReduceScatter
+from ftcluster_train.comm.reduce_scatter import ReduceScatter
 from ftcluster_train.engine.optim.base import OptimizerStep, Part, State
 from ftcluster_train.engine.optim.flat_params import ALIGNMENT, add_gradient_hook
 from ftcluster_train.engine.optim.flat_step import AdamW, norm_of

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from ftcluster_train.comm.collectives import Traffic, start_all_gather
+from ftcluster_train.comm.reduce_scatter import start_all_gather
+from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.base import Part, gather_memory
 from ftcluster_train.engine.optim.flat_params import (
     ALIGNMENT,

@@ -1,0 +1,65 @@
+"""Gather the rows of all ranks; in the backward pass their gradients are summed over the ranks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcluster_train.comm.reduce_scatter import ReduceScatter, all_gather
+from ftcluster_train.comm.traffic import Traffic
+
+
+def count_rows(own: int, traffic: Traffic) -> list[int]:
+    """The number of rows of each rank; every rank calls it."""
+    counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
+    traffic.add(counts.nbytes, len(counts))
+    with traffic:
+        all_gather(counts, torch.tensor([own], dtype=torch.int64), None)
+    return [int(count) for count in counts]
+
+
+def gather_rows(own: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> torch.Tensor:
+    """The rows of all ranks, by rank; every rank calls it.
+
+    If they have gradients, every rank has to call `backward` on what it computes of them, because
+    these are summed over the ranks then.
+
+    Args:
+        own: shape (rows of this rank, width).
+        counts: rows of each rank.
+    """
+    gathered: torch.Tensor = _GatherRows.apply(own, counts, traffic)
+    return gathered
+
+
+class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, own: torch.Tensor, counts: Sequence[int], traffic: Traffic
+    ) -> torch.Tensor:
+        ctx.counts, ctx.traffic = counts, traffic
+        ranks, most, width = len(counts), max(counts), own.shape[1]
+        padded = own.new_zeros(most, width)
+        padded[: len(own)] = own
+        whole = own.new_empty(ranks, most, width)
+        traffic.add(whole.nbytes, ranks)
+        with traffic:
+            all_gather(whole.view(-1), padded.view(-1), None)
+        return torch.cat([of_rank[:count] for of_rank, count in zip(whole, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        counts, traffic = ctx.counts, ctx.traffic
+        ranks, most, width = len(counts), max(counts), grad_output.shape[1]
+        sent = grad_output.new_zeros(ranks, most, width)
+        for place, gradients in zip(sent, grad_output.split(counts), strict=True):
+            place[: len(gradients)] = gradients
+        total = grad_output.new_empty(most * width)
+        traffic.add(sent.nbytes, ranks)
+        with traffic:
+            reduced = ReduceScatter(sent.view(-1), torch.empty_like(sent).view(-1))
+            reduced.wait()
+        reduced.sum(total, add=False)
+        rows = total.view(most, width)[: counts[dist.get_rank()]]
+        return rows, None, None
