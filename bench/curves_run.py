@@ -23,8 +23,9 @@ from transformers.utils import logging
 
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare

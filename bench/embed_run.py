@@ -30,8 +30,8 @@ from bench.sft_run import CpuClock, shapes_of
 from ftcluster_common.data.columns import search_columns, search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.sources import columns_of, load_rows
-from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare

@@ -41,8 +41,9 @@ from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Seq2SeqLm, TokenClassification
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare

@@ -28,7 +28,7 @@ from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Training
 from ftcluster_train.engine import checkpoints, loop
-from ftcluster_train.engine.data.token_store import Samples, SampleWriter
+from ftcluster_train.engine.data.token_samples import Samples, SampleWriter
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.lm.causal_lm import CausalLmTask
 from ftcluster_train.engine.tasks.lm.masked_lm import MaskedLmTask

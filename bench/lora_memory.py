@@ -30,7 +30,7 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
 from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.engine.adapters import add_adapters
-from ftcluster_train.engine.data.token_store import Samples, SampleWriter
+from ftcluster_train.engine.data.token_samples import Samples, SampleWriter
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import fp32_parameters

@@ -18,7 +18,7 @@ from transformers.utils import logging
 
 from ftcluster_common.protocol.job import read_job
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog

@@ -29,7 +29,8 @@ from ftcluster_common.recipe import (
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.checkpoints import save_model
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, write_inputs
+from ftcluster_train.engine.data.run_inputs import write_inputs
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.loop import TrainResult, train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog

@@ -29,7 +29,8 @@ from ftcluster_train.engine.adapters import (
     merge_adapters,
     save_adapters,
 )
-from ftcluster_train.engine.data.token_store import Sample, read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task

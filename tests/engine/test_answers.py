@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import torch
 
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.registry import make_task
 from tests.engine.models import LONGEST, make_tokenizer
 from tests.engine.runs import make_whole_job, questions, write_data

@@ -21,7 +21,7 @@ from ftcluster_common.models.trained_model import read_trained
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, read_events, run

@@ -18,7 +18,7 @@ from transformers import (
 from ftcluster_common.protocol.class_report import report_of_classes
 from ftcluster_common.recipe import TextClassification, TextDistillation, TokenClassification
 from ftcluster_train.engine.class_head import choose_rows, output_weights
-from ftcluster_train.engine.data.token_store import write_inputs
+from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load, say_never_predicted
 from ftcluster_train.errors import TrainError

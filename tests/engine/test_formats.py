@@ -20,7 +20,8 @@ from ftcluster_common.protocol.job import Job, Purpose
 from ftcluster_common.recipe import TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from tests.engine.forks import start

@@ -19,7 +19,7 @@ from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data import sampler
 from ftcluster_train.engine.data.sampler import micro_batches, share_of_rank
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.step import StepBatch, make_step

@@ -14,7 +14,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 from tests.engine.jobs import make_job, make_samples, make_task_of, run
 from tests.engine.models import make_model
 

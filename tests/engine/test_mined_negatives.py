@@ -10,7 +10,7 @@ import torch
 
 from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load

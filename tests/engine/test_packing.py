@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.patch_model import disable_dropout
 from tests.engine.jobs import make_job, make_task_of, run

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 from ftcluster_common.recipe import SentenceSimilarity
-from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts

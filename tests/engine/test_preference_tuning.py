@@ -18,7 +18,7 @@ from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import evaluation
 from ftcluster_train.engine.adapters import add_adapters, linear_layers
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.patch_model import disable_dropout

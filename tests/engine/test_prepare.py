@@ -18,7 +18,8 @@ from huggingface_hub import constants
 from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_train.engine import prepare as prepare_module
 from ftcluster_train.engine.data.download import commit_of, fetch_model
-from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
+from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.models import dtype_keyword
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask

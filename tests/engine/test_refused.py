@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import write_inputs
+from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError

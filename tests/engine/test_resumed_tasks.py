@@ -12,7 +12,7 @@ import torch
 
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine import rank as rank_module
-from ftcluster_train.engine.data.token_store import write_inputs
+from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.step import Step
 from tests.engine.forks import start

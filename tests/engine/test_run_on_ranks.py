@@ -13,7 +13,7 @@ import torch
 
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files
 from ftcluster_common.protocol.job import Job
-from ftcluster_train.engine.data.token_store import write_inputs
+from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import run
 from tests.engine.forks import start

@@ -14,7 +14,8 @@ from transformers import AutoModel, AutoTokenizer
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine import rank
-from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.embed.sentence_similarity import search
 from ftcluster_train.errors import TrainError

@@ -20,7 +20,7 @@ from transformers import (
 
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.models import call_model, load_config
 from ftcluster_train.engine.prepare import prepare

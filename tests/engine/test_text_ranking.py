@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.tasks.rerank.text_ranking import list_loss

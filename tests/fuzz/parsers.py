@@ -105,7 +105,7 @@ from ftcluster_common.recipe import (
 )
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
-from ftcluster_train.engine.data.token_store import read_inputs
+from ftcluster_train.engine.data.run_inputs import read_inputs
 from ftcluster_train.errors import MARKER, read_error_line
 from ftcluster_train.health.probe import MARK, read_answers
 from ftcluster_train.io.events import read_events

@@ -10,7 +10,7 @@ from typing import Any
 from ftcluster_common.data.data_files import TRAIN, VALIDATION
 from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
 from ftcluster_common.recipe import InstructionTuning
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
 SHOWN = 3  # samples

@@ -14,7 +14,7 @@ from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sets import PREDICTED
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.generation import samples_beside_references
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog

@@ -23,7 +23,8 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine.adapters import CONFIG as ADAPTERS
 from ftcluster_train.engine.adapters import use_adapters
 from ftcluster_train.engine.data.download import fetch_base
-from ftcluster_train.engine.data.token_store import Inputs, Samples
+from ftcluster_train.engine.data.run_inputs import Inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.models import dtype_keyword, load_tokenizer
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task

@@ -20,7 +20,7 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_kernels.nf4 import shape_of
 from ftcluster_train.comm.world import World, check_equal_on_ranks, gather_over_ranks
 from ftcluster_train.engine.checkpoints import Checkpoints
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import Evaluator
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import state_layout

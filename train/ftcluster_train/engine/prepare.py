@@ -16,7 +16,8 @@ and exits with 1.
 import gc
 import sys
 
-from ftcluster_train.engine.data.token_store import Inputs, keep_inputs, reuse_inputs
+from ftcluster_train.engine.data.inputs_cache import keep_inputs, reuse_inputs
+from ftcluster_train.engine.data.run_inputs import Inputs
 
 if __name__ == "__main__":
     if reuse_inputs(sys.argv[1:]):  # without the seconds that torch's import takes
@@ -45,13 +46,10 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
+from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
-from ftcluster_train.engine.data.token_store import (
-    Samples,
-    cached_tokens,
-    token_key,
-    write_inputs,
-)
+from ftcluster_train.engine.data.token_cache import cached_tokens, token_key
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.data_report import describe
 from ftcluster_train.engine.models import (
     check_quantization,

@@ -54,7 +54,8 @@ from ftcluster_train.engine.class_head import (
     head_of,
     settings_to_load,
 )
-from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
+from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
 from ftcluster_train.engine.loop import train

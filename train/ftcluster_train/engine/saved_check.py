@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from ftcluster_train.engine.adapters import adapted_layers, add_saved_adapters, trained_weights
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.models import call_model, dtype_keyword
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task

@@ -18,7 +18,7 @@ from ftcluster_common.protocol.launch import RESTART_VARIABLE
 from ftcluster_train.comm.gather_rows import gather_rows
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler, micro_batches, share_of_rank
-from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.step_times import StepTimes

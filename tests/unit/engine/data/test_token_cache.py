@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.engine.data.token_store import KEPT_SETS, cached_tokens, token_key
+from ftcluster_train.engine.data.token_cache import KEPT_SETS, cached_tokens, token_key
 
 
 def write(folder: Path, **files: str) -> Path:

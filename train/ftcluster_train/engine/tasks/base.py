@@ -14,7 +14,7 @@ from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.sources import Rows
-from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.rows import TaskRows
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head

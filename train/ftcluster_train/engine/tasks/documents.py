@@ -15,7 +15,7 @@ import torch
 from transformers import PretrainedConfig
 
 from ftcluster_kernels.documents import document_mask
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.errors import TrainError, first_line

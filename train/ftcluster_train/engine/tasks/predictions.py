@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
-from ftcluster_train.engine.data.token_store import Samples
+from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Task
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ftcluster_common.recipe import Recipe
-from ftcluster_train.engine.data.token_store import Sample, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, token_kind
 from ftcluster_train.errors import TrainError
 
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets

@@ -26,7 +26,7 @@ from ftcluster_train.engine.data.text_samples import (
     plain_text,
     with_known_roles,
 )
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
 from ftcluster_train.engine.tasks.documents import (

@@ -23,7 +23,7 @@ from ftcluster_train.engine.data.sources import (
     find_columns,
     read_rows,
 )
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import f1_scores
 from ftcluster_train.engine.models import (
     call_model,

@@ -24,7 +24,7 @@ from ftcluster_train.engine.data.sources import (
     find_columns,
     read_rows,
 )
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Document, Task
 from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts, Search
 from ftcluster_train.errors import TrainError

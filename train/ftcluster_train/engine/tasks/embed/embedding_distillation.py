@@ -18,7 +18,7 @@ from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceMo
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.models import (
     call_model,
     load_config,

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ftcluster_train.comm.gather_rows import count_rows, gather_rows
 from ftcluster_train.comm.traffic import Traffic
-from ftcluster_train.engine.data.token_store import Sample
+from ftcluster_train.engine.data.token_samples import Sample
 
 QUERY, POSITIVE, NEGATIVE = range(3)  # what a text is
 

@@ -24,7 +24,7 @@ from ftcluster_common.models.sentence_modules import (
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import SCORE_LOSSES
 from ftcluster_train.engine.data.sampler import length_groups
-from ftcluster_train.engine.data.token_store import Sample, Samples
+from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.metrics import constant_notice, recall, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch

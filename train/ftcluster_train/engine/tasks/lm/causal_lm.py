@@ -12,7 +12,7 @@ from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.text_samples import Packer, Piece
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch, Document

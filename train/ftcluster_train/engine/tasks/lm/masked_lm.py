@@ -14,7 +14,7 @@ from ftcluster_train.engine.data.sets import SEED
 from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.tag_windows import windows
 from ftcluster_train.engine.data.text_samples import Packer
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches

@@ -21,7 +21,7 @@ from ftcluster_kernels.cross_entropy import (
     token_losses,
 )
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 from ftcluster_train.engine.tasks.target_review import TargetReview, read_generation_settings

@@ -18,7 +18,7 @@ from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import QuestionAnswering
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.sources import Rows, column_batches
-from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import squad_metrics
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.classify.class_choice import numbered

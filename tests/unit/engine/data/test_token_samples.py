@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_train.engine.data.text_samples import Packer, pieces
-from ftcluster_train.engine.data.token_store import Samples, SampleWriter, move_tail, token_kind
+from ftcluster_train.engine.data.token_samples import Samples, SampleWriter, move_tail, token_kind
 
 
 def write(folder: Path, rows: list[list[int]], **about: object) -> Samples:

@@ -1,0 +1,106 @@
+"""Inputs of earlier runs on a host, for runs that would prepare the same.
+
+PREFIX/cache/inputs has a file for each of them; its name is a hash of the recipe and the packages.
+Standard library only: a run that finds its inputs here does not import torch.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import ftcluster_common
+from ftcluster_common.given_files import GivenFileError, read_form
+from ftcluster_common.models.model_package import PACKAGE
+from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_common.recipe import BY_TYPE, GENERATED
+from ftcluster_train.engine.data.run_inputs import Inputs, write_inputs
+from ftcluster_train.engine.data.token_cache import (
+    NO_TOKEN_FILES,
+    NOTICES_FILE,
+    remove_least_recent,
+    token_key,
+)
+from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
+
+KEPT_INPUTS = 64  # of recipes with these
+# fields of `training` that neither tokens nor their report depend on
+OF_STEPS = frozenset(
+    {"adam_beta1", "adam_beta2", "adam_epsilon", "eval_steps", "gradient_accumulation_steps",
+     "learning_rate", "logging_first_step", "logging_steps", "lr_scheduler_kwargs",
+     "lr_scheduler_type", "max_grad_norm", "max_steps", "num_train_epochs", "report_to",
+     "resume_from_checkpoint", "run_name", "save_steps", "warmup_ratio", "warmup_steps",
+     "weight_decay"}
+)  # fmt: skip
+
+
+def reuse_inputs(arguments: Sequence[str]) -> bool:
+    """Give a run the inputs of an earlier one, if they would become the same; returns whether.
+
+    They do with the same recipe but for OF_STEPS, the same files of model, tokenizer and data, and
+    the same packages. What has only a name on the Hub may have changed there.
+
+    Args:
+        arguments: of engine.prepare; nothing is done with others than RUN_DIR and --hub-token.
+    """
+    if arguments[1:] not in ([], ["--hub-token"]) or arguments[0].startswith("--"):
+        return False
+    os.umask(ACCOUNT_ONLY)
+    try:
+        job = read_job(Path(arguments[0]))
+        if (path := _inputs_of(job)) is None:
+            return False
+        inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
+        if not (Path(inputs.samples) / NOTICES_FILE).is_file() or files != _files(job, inputs):
+            return False
+        os.utime(inputs.samples)  # the least recently used ones are removed
+        os.utime(path)
+    except (GivenFileError, OSError):
+        return False
+    write_inputs(job.run_dir, inputs)
+    return True
+
+
+def keep_inputs(job: Job, inputs: Inputs) -> None:
+    """Keep the inputs of a run for those after it."""
+    path = _inputs_of(job)
+    if path is None or Path(inputs.tokenizer).is_relative_to(job.run_dir):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    document = {"inputs": asdict(inputs), "files": _files(job, inputs)}
+    write_atomically(path, json.dumps(document) + "\n")
+    remove_least_recent(path.parent, KEPT_INPUTS)
+
+
+def _inputs_of(job: Job) -> Path | None:
+    """The file with the inputs of such a run; None if names of the recipe are the Hub's."""
+    recipe = job.recipe
+    known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
+    known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
+    if not known or not (recipe.data.startswith(GENERATED) or Path(recipe.data).exists()):
+        return None
+    fields = job.to_dict()["recipe"]
+    training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
+    packages = [sys.prefix, Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
+    made_of = [{**fields, "training": training}, job.purpose, packages]
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    return job.prefix / "cache" / "inputs" / f"{digest}.json"
+
+
+def _files(job: Job, inputs: Inputs) -> str:
+    """The hash of data, tokenizer and this package; of weights of their names, sizes and times."""
+    models = (inputs.model, inputs.adapters, inputs.teacher)
+    weights = [
+        (str(path), path.stat().st_size, path.stat().st_mtime_ns)
+        for folder in filter(None, models)
+        for path in sorted(Path(folder).glob("*"))
+        if path.suffix in NO_TOKEN_FILES
+    ]
+    code = [Path(__file__).parents[1], Path(ftcluster_common.__file__).parent]
+    names = (*models, inputs.tokenizer, job.recipe.data)
+    read = [Path(name) for name in names if name and Path(name).exists()]
+    return token_key({"weights": weights}, [*code, *read])

@@ -1,0 +1,52 @@
+"""Where the ranks of a host find a run's model and data: RUN_DIR/inputs.json."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.given_files import read_form
+from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the ranks of a host find model and data.
+
+    Attributes:
+        model: a folder for `from_pretrained`, or `config:TYPE`.
+        tokenizer: a folder for `from_pretrained`.
+        samples: the folder with a folder of token samples for each split.
+        teacher: a folder for `from_pretrained`, or ""; likewise adapters, of the model.
+        report: what the samples say of the data, see `engine.data_report`.
+        notices: what to tell the user, such as that samples were truncated.
+        commits: of the Hub, of "model" and "data", where these are from there.
+    """
+
+    model: str
+    tokenizer: str
+    samples: str
+    notices: list[str]
+    report: dict[str, Any]
+    teacher: str = ""
+    commits: dict[str, str] = field(default_factory=dict)
+    adapters: str = ""
+
+
+def write_inputs(run_dir: Path, inputs: Inputs) -> None:
+    """Write `run_dir`/inputs.json; on the head the launch is then one that may be started."""
+    text = json.dumps(asdict(inputs)) + "\n"
+    partial = run_dir / ".inputs.json.partial"
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
+    if (run_dir / PLANNED_FILE).exists():
+        (run_dir / PLANNED_FILE).replace(run_dir / LAUNCH_FILE)
+
+
+def read_inputs(run_dir: Path) -> Inputs:
+    """Read `run_dir`/inputs.json.
+
+    Raises:
+        GivenFileError: it is missing or damaged.
+    """
+    return read_form(run_dir / "inputs.json", lambda data: Inputs(**data))

@@ -1,0 +1,80 @@
+"""Tokenised data sets on a host, which later runs with the same data use again.
+
+PREFIX/cache/tokens has a folder for each; its name is a hash of all that the tokens depend on. A
+folder that exists is complete. Standard library only.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftcluster_train.io.fsync import sync_tree
+
+KEPT_SETS = 8  # data sets; the least recently used ones are removed
+NOTICES_FILE = "notices.json"
+# weights and compiled Python do not change the tokens
+NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", ".safetensors"})
+
+
+def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
+    """The hash of what tokens depend on.
+
+    Args:
+        folders: with code, data and tokenizer, or files; the names and bytes of all relevant files
+            count.
+    """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for number, folder in enumerate(folders):
+        files = (path for path in (folder, *folder.rglob("*")) if path.is_file())
+        for path in sorted(path for path in files if path.suffix not in NO_TOKEN_FILES):
+            digest.update(f"\n{number} {path.relative_to(folder)} {path.stat().st_size}\n".encode())
+            with path.open("rb") as file:
+                while part := file.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
+
+
+def cached_tokens(
+    cache: Path, key: str, make: Callable[[Path], list[str]]
+) -> tuple[Path, list[str]]:
+    """The folder of the samples, and notices about them.
+
+    Args:
+        make: writes the samples into an empty folder; returns notices.
+    """
+    folder = cache / key
+    if not (folder / NOTICES_FILE).is_file():
+        partial = cache / f"{key}.{socket.gethostname()}.{os.getpid()}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            notices = make(partial)
+            (partial / NOTICES_FILE).write_text(json.dumps(notices), encoding="utf-8")
+            sync_tree(partial)
+            if not folder.exists():  # another run may have been faster
+                partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    os.utime(folder)
+    remove_least_recent(cache, KEPT_SETS)
+    notices = json.loads((folder / NOTICES_FILE).read_text(encoding="utf-8"))
+    return folder, notices
+
+
+def remove_least_recent(cache: Path, kept: int) -> None:
+    """Remove all but the last used entries of a folder.
+
+    Args:
+        kept: number of entries that stay.
+    """
+    entries = [path for path in cache.iterdir() if not path.name.endswith(".partial")]
+    for entry in sorted(entries, key=lambda path: -path.stat().st_mtime)[kept:]:
+        if entry.is_dir():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
