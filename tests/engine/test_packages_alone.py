@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ftcluster_kernels
 import ftcluster_mpi
+from ftcluster_mpi.registration import rendezvous_variables
 
 ALONE = {
     package: Path(str(package.__file__)).parent for package in (ftcluster_kernels, ftcluster_mpi)
@@ -56,3 +57,14 @@ def test_the_backend_works_under_plain_mpirun(tmp_path: Path) -> None:
     code = example(ALONE[ftcluster_mpi])
     lines = run_alone(tmp_path, ALONE[ftcluster_mpi], code, mpirun, "-n", "2").splitlines()
     assert sorted(lines) == [f"rank {rank} of 2: [3.0, 3.0, 3.0, 3.0]" for rank in (0, 1)]
+
+
+def test_ranks_on_one_host_meet_at_a_port_of_their_job() -> None:
+    ranks = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2", "I_MPI_HYDRA_UUID": "a"}
+    variables = rendezvous_variables(ranks)
+    assert {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items() <= variables.items()
+    other = rendezvous_variables(ranks | {"I_MPI_HYDRA_UUID": "b"})
+    assert variables["MASTER_PORT"] != other["MASTER_PORT"]
+    assert rendezvous_variables(ranks | {"RANK": "0"}) == {}  # torchrun has set all of them
+    apart = rendezvous_variables(ranks | {"MPI_LOCALNRANKS": "1"})
+    assert apart == {"RANK": "1", "WORLD_SIZE": "2"}

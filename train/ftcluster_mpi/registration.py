@@ -39,9 +39,6 @@ def rendezvous_variables(environ: Mapping[str, str]) -> dict[str, str]:
     Hydra, the launcher of Intel MPI and MPICH, gives each rank PMI_RANK and PMI_SIZE. If all ranks
     are on this host, they also meet here, at a port that differs from job to job. A launcher that
     sets RANK has set the others, so nothing is added then.
-
-    >>> rendezvous_variables({"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"})
-    {'RANK': '1', 'WORLD_SIZE': '4'}
     """
     if "RANK" in environ or not {"PMI_RANK", "PMI_SIZE"} <= environ.keys():
         return {}

@@ -13,7 +13,6 @@ from ftcluster_common.data.numbers import is_decimal
 MOST_CLASSES = 1000
 SHOWN = 8
 WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
-DECIMAL = re.compile(r"[-+]?\d+,\d+")  # with a comma
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
 

@@ -11,6 +11,8 @@ DECIMAL = re.compile(
     r"[-+]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,4})?"
 )
 
+COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+
 
 def is_decimal(text: str) -> bool:
     """Return True if a text is a finite number in ASCII digits, with blanks around it allowed.
@@ -30,3 +32,12 @@ def read_decimal(text: str) -> int | float | None:
     if not is_decimal(text):
         return None
     return int(text) if WHOLE.fullmatch(text.strip()) else float(text)
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Return True if a text is a number with a comma in place of the point.
+
+    >>> has_decimal_comma(" 3,5"), has_decimal_comma("3.5"), has_decimal_comma("1,2,3")
+    (True, False, False)
+    """
+    return bool(COMMA.fullmatch(text.strip()))

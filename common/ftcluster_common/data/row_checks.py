@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, assert_never
 
-from ftcluster_common.data.class_names import DECIMAL
 from ftcluster_common.data.columns import (
     answering_columns,
     as_flag,
@@ -26,7 +25,7 @@ from ftcluster_common.data.conversations import (
     read_preference,
 )
 from ftcluster_common.data.data_files import DataError, Row, short
-from ftcluster_common.data.numbers import is_decimal
+from ftcluster_common.data.numbers import has_decimal_comma, is_decimal
 from ftcluster_common.data.source_target import source_and_target, source_target_columns
 from ftcluster_common.data.tagged_words import TagCheck, TaggedColumns, read_tagged, tagged_columns
 from ftcluster_common.recipe import (
@@ -136,7 +135,7 @@ def _classification_problem(
     [column] = labels
     label = row[column]
     if options.regression:
-        comma = "; write its decimal comma as a point" * bool(DECIMAL.fullmatch(str(label).strip()))
+        comma = "; write its decimal comma as a point" * has_decimal_comma(str(label))
         return "" if is_number(label) else f"{column} is {short(label)}, not a number{comma}"
     kinds[:] = kinds or [isinstance(label, list)]
     if isinstance(label, list) != kinds[0]:

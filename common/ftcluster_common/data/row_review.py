@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ftcluster_common.data.class_names import (
-    DECIMAL,
     as_word,
     flat_labels,
     is_list_as_text,
@@ -18,6 +17,7 @@ from ftcluster_common.data.class_names import (
 from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.numbers import has_decimal_comma
 from ftcluster_common.data.tagged_words import (
     OUTSIDE,
     TaggedColumns,
@@ -38,8 +38,8 @@ NO_LABEL = frozenset(
      "missing", "unlabeled", "unlabelled", "unannotated", "tbd", "todo", "to do", "no label",
      "not labeled", "not labelled", "not annotated")
 )  # fmt: skip
-SEPARATORS = re.compile(r"\s*[,;|]\s*")  # in one cell, of classes that recur
-ANY_SEPARATORS = re.compile(r"\s*[,;|/+&]\s*")  # of classes that other rows have alone
+SEPARATORS = re.compile(r"[,;|]")  # in one cell, of classes that recur
+ANY_SEPARATORS = re.compile(r"[,;|/+&]")  # of classes that other rows have alone
 REJECTED = frozenset(
     ("reject", "rejected", "ignore", "ignored", "discard", "discarded", "skip", "skipped",
      "cancelled", "canceled")
@@ -213,8 +213,13 @@ def decimal_commas(names: Iterable[str]) -> list[str]:
     (['3,5', '4,0'], [])
     """
     every = {*names}
-    numbers = [name for name in every if DECIMAL.fullmatch(name)]
+    numbers = [name for name in every if has_decimal_comma(name)]
     return sorted(name for name in numbers if not {*name.split(",")} <= every)
+
+
+def _parts(separators: "re.Pattern[str]", name: str) -> list[str]:
+    """Split a name and strip its parts; blanks in the expression would take quadratic time."""
+    return [part.strip() for part in separators.split(name)]
 
 
 def combinations(names: Iterable[str]) -> list[str]:
@@ -227,11 +232,11 @@ def combinations(names: Iterable[str]) -> list[str]:
     """
     every = {*names}
     numbers = {*decimal_commas(every)}
-    split = {name: SEPARATORS.split(name) for name in every if not is_list_as_text(name)}
+    split = {name: _parts(SEPARATORS, name) for name in every if not is_list_as_text(name)}
     uses = Counter(part for name, some in split.items() if name not in numbers for part in {*some})
     found = []
     for name, some in split.items():
-        alone = [part for part in ANY_SEPARATORS.split(name) if part]
+        alone = [part for part in _parts(ANY_SEPARATORS, name) if part]
         recur = len(some) > 1 and all(some) and (
             any(part in every for part in some) or all(uses[part] > 1 for part in some)
         )  # fmt: skip

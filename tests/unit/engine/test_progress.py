@@ -211,7 +211,7 @@ def test_a_package_that_is_not_there_is_named_with_its_host(
         trackers(tmp_path, report_to=name)
     host = socket.gethostname()
     assert f"the package {package}, which is not installed on {host}" in caught.value.message
-    assert f"on {host}: {sys.executable} -m pip install {package}" in caught.value.hint
+    assert f"on {host}: {sys.executable} -I -m pip install {package}" in caught.value.hint
     assert ("--stack native-trackers" in caught.value.hint) == (name != "mlflow")
 
 
