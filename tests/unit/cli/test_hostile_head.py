@@ -34,7 +34,7 @@ class Head:
         (self.prefix / "current").symlink_to(python.parents[1])
         python.write_text(
             # what Ansible calls runs the program in the next call
-            f'#!/bin/sh\n[ "$2" = -c ] && exec {sys.executable} "$@"\n'
+            f'#!/bin/sh\ncase "$1$2$3" in *-c) exec {sys.executable} "$@";; esac\n'
             f'for word; do [ -e {folder}/"$word" ] && cat {folder}/"$word"; last=$word; done\n'
             f"[ -e {folder}/events ] || exit 0\n"
             f'case "$*" in *supervisor\\ start*) cp {folder}/events "$last/events.jsonl";; esac\n'
