@@ -19,8 +19,8 @@ def test_a_list_is_tried_once_and_at_once() -> None:
         batches.append(list(attempts))
         return [None for _ in attempts]
 
-    search(Listed([3, 1, 2]), try_all)  # type: ignore[arg-type]
-    search(Listed([]), try_all)  # type: ignore[arg-type]
+    search(Listed([3, 1, 2]), try_all)
+    search(Listed([]), try_all)
     assert batches == [[3, 1, 2]]
 
 
@@ -63,7 +63,7 @@ def test_one_at_a_time_it_chooses_what_optuna_alone_would() -> None:
         tried.extend(asked)
         return [cost(one) for one in asked]
 
-    search(Tpe(AXES, 3, 20), try_all)  # type: ignore[arg-type]
+    search(Tpe(AXES, 3, 20), try_all)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=3))
     alone: list[Settings] = []
 
