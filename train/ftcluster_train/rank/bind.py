@@ -9,7 +9,8 @@ this process may use now. If binding fails, as in a container without the capabi
 and the rank runs unbound.
 
 The program gets the variables that torchrun sets: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE
-and GROUP_RANK. It is executed and not imported, because LD_PRELOAD is read when a process starts.
+and GROUP_RANK; the control node's `ftcluster.launch.environment` lists all stages of its
+environment. It is executed and not imported, because LD_PRELOAD is read when a process starts.
 
 Standard library only: it delays every rank.
 """

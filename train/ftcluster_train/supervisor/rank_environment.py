@@ -4,7 +4,8 @@ These are a token for the Hugging Face Hub and variables, on a run's hosts while
 running, in files that only the ranks' account can read: HF_TOKEN_PATH names the one to
 huggingface_hub, and each rank takes the variables of the other once it is started. mpirun does not
 get them, because it sends variables over the network unencrypted; the files go to the other hosts
-over the mesh's SSH. Standard library only.
+over the mesh's SSH. The control node's `ftcluster.launch.environment` lists all stages of the
+environment, and which of them wins. Standard library only.
 """
 
 import contextlib
