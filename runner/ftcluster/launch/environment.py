@@ -9,7 +9,7 @@ On the head, for mpirun (`ftcluster_train.supervisor`):
 1. `rank_environment`: what the head's own environment has of INHERITED and INHERITED_PREFIXES.
 2. What the scripts of oneCCL have set (`comm.torch_backends.variables_for`).
 3. `head_variables`: PATH with the stack first, and MASTER_PORT, which is free on the head.
-4. `Launch.env` of this module: `of_all_ranks`, then `of_script`, then `with_user_variables`, which
+4. `Launch.env` of this module: `all_rank_variables`, then `script_variables`, then `with_user_variables`, which
    refuses what the launch sets.
 5. `mpirun_command`: FTCLUSTER_PLACEMENT, with `RankHost.env` of every host inside.
 6. `Launch.supervised_variables`: the timeouts, and HF_HUB_OFFLINE for a training.
@@ -56,7 +56,9 @@ from ftcluster_common.protocol.launch import (
 from ftcluster_common.protocol.network import PROVIDER_VARIABLE, network_variables
 
 
-def of_all_ranks(plan: LaunchPlan, run: str, ssh_config: str, slurm_job: str) -> dict[str, str]:
+def all_rank_variables(
+    plan: LaunchPlan, run: str, ssh_config: str, slurm_job: str
+) -> dict[str, str]:
     """Return the variables of mpirun and every rank of a planned run.
 
     Args:
@@ -85,7 +87,7 @@ def of_all_ranks(plan: LaunchPlan, run: str, ssh_config: str, slurm_job: str) ->
     return env
 
 
-def of_host(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
+def host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
     """Return the further variables of the ranks of one host."""
     variables = {}
     if host.allocator:
@@ -105,7 +107,7 @@ def of_host(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
     return variables
 
 
-def of_script(
+def script_variables(
     plan: LaunchPlan, run_dir: str, hub_token: bool, packages: str, fast: bool
 ) -> dict[str, str]:
     """Return the further variables of the ranks of a user's script.
@@ -156,7 +158,7 @@ def with_user_variables(
     return env
 
 
-def in_a_shell(launch: Launch, prepared: bool) -> list[str]:
+def shell_assignments(launch: Launch, prepared: bool) -> list[str]:
     """Return arguments of env(1) that give mpirun its variables in a shell on the head.
 
     They are stages 3 to 6 as shell words; the shell's variable `port` has the rendezvous's port.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ftcluster.launch.environment import in_a_shell, of_all_ranks, of_host
+from ftcluster.launch.environment import all_rank_variables, host_variables, shell_assignments
 from ftcluster.planning.plan import HostPlan, LaunchPlan
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_line, shell_word
@@ -37,7 +37,7 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
     return Launch(
         run_dir=folder,
         program=tuple(program) or ("-m", "ftcluster_train.engine.rank", folder),
-        env=of_all_ranks(plan, run, ssh_config, slurm_job),
+        env=all_rank_variables(plan, run, ssh_config, slurm_job),
         hosts=tuple(launch_host(plan, host) for host in plan.hosts),
         ssh_config=ssh_config,
         stack=stack_link(plan),
@@ -55,7 +55,7 @@ def launch_host(plan: LaunchPlan, host: HostPlan) -> RankHost:
         tuple(RankCores(rank.cpus, rank.threads, tuple(rank.memory)) for rank in host.placement),
         # relative, because a launch keeps to the stack that the link leads to when it starts
         tuple(library.removeprefix(f"{stack_link(plan)}/") for library in host.preload),
-        of_host(plan, host),
+        host_variables(plan, host),
     )
 
 
@@ -90,7 +90,7 @@ def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = N
             lines.append(f"for host in {others}; do {ssh} $host {there} < {folder}/job.json; done")
     if plan.backend == CCL:
         lines.append(f". {shell_word(launch.stack)}/lib/python3*/site-packages/{SETVARS}")
-    on_head, *variables = in_a_shell(launch, prepared=job is not None)
+    on_head, *variables = shell_assignments(launch, prepared=job is not None)
     lines += [
         f"port=$({python} -c {shell_word(FREE_PORT)})",
         f"env {on_head} \\",

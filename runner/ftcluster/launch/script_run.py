@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from ftcluster.ansible.playbooks import Launched, RunEvents, RunScript
 from ftcluster.errors import FtclusterError
-from ftcluster.launch.environment import of_script
+from ftcluster.launch.environment import script_variables
 from ftcluster.launch.follow import launch_and_follow
 from ftcluster.launch.layer import LOCK, Layer
 from ftcluster.launch.mpirun import render, run_dir
@@ -116,7 +116,7 @@ def render_script(
     program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))
     launch = render(plan, run, program)
     packages = layer_folder(plan, layer)
-    env = launch.env | of_script(plan, launch.run_dir, hub_token, packages, fast)
+    env = launch.env | script_variables(plan, launch.run_dir, hub_token, packages, fast)
     return replace(launch, env=env, script=True)
 
 

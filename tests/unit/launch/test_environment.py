@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ftcluster.errors import UsageError
-from ftcluster.launch.environment import in_a_shell, of_script, with_user_variables
+from ftcluster.launch.environment import script_variables, shell_assignments, with_user_variables
 from ftcluster.launch.mpirun import render
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import load_recipe
@@ -55,8 +55,8 @@ def test_a_user_sets_nothing_that_the_launch_sets(name: str) -> None:
 
 def test_what_is_not_asked_for_is_not_set() -> None:
     assert with_user_variables(LAUNCH, {}, (), "") == LAUNCH.env
-    least = of_script(PLAN, "/run", hub_token=False, packages="", fast=False)
-    most = of_script(PLAN, "/run", hub_token=True, packages="/packages", fast=True)
+    least = script_variables(PLAN, "/run", hub_token=False, packages="", fast=False)
+    most = script_variables(PLAN, "/run", hub_token=True, packages="/packages", fast=True)
     assert most.items() > least.items()
     assert most.keys() - least.keys() == {
         "HF_TOKEN_PATH", "HF_TOKEN", "FTCLUSTER_LAYER", "FTCLUSTER_FAST"
@@ -64,7 +64,7 @@ def test_what_is_not_asked_for_is_not_set() -> None:
 
 
 def test_a_shell_gets_what_the_supervisor_gives_mpirun() -> None:
-    first, *others = in_a_shell(LAUNCH, prepared=True)
+    first, *others = shell_assignments(LAUNCH, prepared=True)
     on_head = rank_environment({}, LAUNCH.stack).keys() & {"PATH", "MASTER_PORT"}
     assert {word.partition("=")[0] for word in first.split()} == on_head
     assert {word.partition("=")[0] for word in others} == {
