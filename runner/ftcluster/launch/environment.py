@@ -9,8 +9,8 @@ On the head, for mpirun (`ftcluster_train.supervisor`):
 1. `rank_environment`: what the head's own environment has of INHERITED and INHERITED_PREFIXES.
 2. What the scripts of oneCCL have set (`comm.torch_backends.variables_for`).
 3. `head_variables`: PATH with the stack first, and MASTER_PORT, which is free on the head.
-4. `Launch.env` of this module: `all_rank_variables`, then `script_variables`, then `with_user_variables`, which
-   refuses what the launch sets.
+4. `Launch.env`, made here: `all_rank_variables`, then `script_variables`, then
+   `with_user_variables`, which refuses what the launch sets.
 5. `mpirun_command`: FTCLUSTER_PLACEMENT, with `RankHost.env` of every host inside.
 6. `Launch.supervised_variables`: the timeouts, and HF_HUB_OFFLINE for a training.
 7. `rank_launch`: the number of restarts, and where the guardians send their heartbeats.
