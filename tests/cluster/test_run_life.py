@@ -12,7 +12,7 @@ from typing import Any
 from tests.cluster.cluster import FEW_PAIRS
 from tests.cluster.conftest import Machine
 from tests.programs import wait_for
-from tests.unit.host.test_supervisor import processes_of
+from tests.unit.supervisor.test_supervisor import processes_of
 
 PAIRS = "data=generated:train=480,validation=40,seed=1"  # at work for some seconds
 SCRIPTS = Path(__file__).with_name("scripts")

@@ -13,7 +13,7 @@ from ftcluster_train.io.events import EventWriter
 from ftcluster_train.supervisor.monitors import watch_of
 from ftcluster_train.supervisor.rank_life import Trouble
 from tests.programs import NODE_PATH
-from tests.unit.host.test_supervisor import (
+from tests.unit.supervisor.test_supervisor import (
     CORES,
     errors,
     events,

@@ -21,8 +21,8 @@ from ftcluster_train.supervisor import supervisor as supervisor_module
 from ftcluster_train.supervisor.background import supervisor_of, unit_command
 from ftcluster_train.supervisor.runs import read_run
 from tests.programs import wait_for
-from tests.unit.host.test_restarts import started
-from tests.unit.host.test_supervisor import (
+from tests.unit.supervisor.test_restarts import started
+from tests.unit.supervisor.test_supervisor import (
     errors,
     events,
     launch,

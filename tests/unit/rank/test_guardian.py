@@ -17,7 +17,7 @@ from ftcluster_train.io.activity import process_state
 from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import Heartbeats
 from tests.programs import NODE_PATH
-from tests.unit.host.test_heartbeats import HOST
+from tests.unit.supervisor.test_heartbeats import HOST
 
 GUARD = (
     "import sys; from ftcluster_train.rank import guardian; guardian.GRACE_SECONDS = 0.5; "

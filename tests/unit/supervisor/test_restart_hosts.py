@@ -18,7 +18,7 @@ from ftcluster_train.supervisor.rank_launch import HostsRefused, Run
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
 from ftcluster_train.supervisor.ssh_check import Refusal
-from tests.unit.host.test_supervisor import (
+from tests.unit.supervisor.test_supervisor import (
     NODES,
     events,
     launch,

@@ -14,8 +14,8 @@ import pytest
 from ftcluster_train.errors import STOPPED_LINE
 from ftcluster_train.supervisor.heartbeats import Stopped, StopRequest
 from tests.programs import wait_for
-from tests.unit.host.test_restarts import started
-from tests.unit.host.test_supervisor import notices, processes_of, supervisor, until_end
+from tests.unit.supervisor.test_restarts import started
+from tests.unit.supervisor.test_supervisor import notices, processes_of, supervisor, until_end
 
 # takes its time, as a rank that saves does; "deaf" never ends
 RANK = f"""

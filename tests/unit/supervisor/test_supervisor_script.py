@@ -12,7 +12,7 @@ from ftcluster_train.supervisor.monitors import Watch, watch_of
 from ftcluster_train.supervisor.rank_life import Trouble
 from tests.programs import wait_for
 from tests.unit.host import test_supervisor
-from tests.unit.host.test_supervisor import (
+from tests.unit.supervisor.test_supervisor import (
     errors,
     events,
     processes_of,

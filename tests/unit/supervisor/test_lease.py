@@ -19,7 +19,7 @@ from ftcluster_train.supervisor import lease
 from ftcluster_train.supervisor.lease import UNIT
 from ftcluster_train.supervisor.leases import Leases
 from tests.programs import NODE_PATH, wait_for
-from tests.unit.host.test_supervisor import (
+from tests.unit.supervisor.test_supervisor import (
     NODES,
     errors,
     events,
