@@ -11,7 +11,7 @@ from ftcluster_train.io.mpi_output import BACKEND_MARKER, RankEnd
 from ftcluster_train.supervisor.monitors import Watch, watch_of
 from ftcluster_train.supervisor.rank_life import Trouble
 from tests.programs import wait_for
-from tests.unit.host import test_supervisor
+from tests.unit.supervisor import test_supervisor
 from tests.unit.supervisor.test_supervisor import (
     errors,
     events,
