@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ftcluster.errors import UsageError
-from ftcluster.recipe.tasks import comparable_metrics, metric_names
 from ftcluster.search.space import Settings
 from ftcluster_common.recipe import Recipe
 
@@ -105,12 +104,12 @@ def aim_of(recipe: Recipe, asked: str, fields: Sequence[str]) -> Aim:
     Raises:
         UsageError: the task has no such metric, or none that its runs are compared by.
     """
-    training, known = recipe.training, metric_names(recipe.options)
+    training, known = recipe.training, recipe.spec.metric_names(recipe.options)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)
     asked = asked.removeprefix(PREFIX)
     if asked and asked not in known:
         raise UsageError(f"--metric {asked}: this task has {', '.join(known)}")
-    comparable = comparable_metrics(recipe.options, fields)
+    comparable = recipe.spec.comparable_metrics(recipe.options, fields)
     if asked or (own or "loss") in comparable or comparable == known:
         metric = asked or own
         return Aim(metric, training.greater_is_better if metric == own else None)

@@ -13,7 +13,7 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import EVALUATE, Purpose
-from ftcluster_common.recipe import PreferenceTuning, Recipe
+from ftcluster_common.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,9 @@ class EvaluateRequest(TrainedModelRequest):
     purpose: ClassVar[Purpose] = EVALUATE
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Refuse what a recipe of preferences cannot measure by itself."""
-        if not isinstance(recipe.options, PreferenceTuning):
-            return None
-        return UsageError(
-            "what a model prefers is measured against the one that its training began with",
-            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
-            f"sft --model {self.model}",
-        )
+        """Refuse a model that its task cannot measure by itself."""
+        reason = recipe.spec.why_not_evaluated(str(self.model))
+        return UsageError(*reason) if reason else None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ftcluster.operations.train.train import speed
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import PREDICT, Purpose
-from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm, Recipe
+from ftcluster_common.recipe import Recipe
 
 # also as text, which rows of CSV have
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -54,16 +54,9 @@ class PredictRequest(TrainedModelRequest):
             raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Refuse a language model, which has no prediction for a row."""
-        if not isinstance(recipe.options, LanguageModel | DecoderTuning):
-            return None
-        masked = isinstance(recipe.options, MaskedLm)
-        pipeline = "fill-mask" if masked else "text-generation"
-        return UsageError(
-            "a language model predicts nothing of a row",
-            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
-            "model=DIR)",
-        )
+        """Refuse a model that has no prediction for a row."""
+        reason = recipe.spec.why_not_predicted()
+        return UsageError(*reason) if reason else None
 
 
 @dataclass(frozen=True)

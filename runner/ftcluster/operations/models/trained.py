@@ -14,7 +14,7 @@ from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, say
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.recipe import Recipe, TextDistillation
+from ftcluster_common.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), self.purpose))
         if run.recipe.teacher:
-            classifies = isinstance(run.recipe.options, TextDistillation)
-            kind, recipe = ("classifier", "classify") if classifies else ("embedder", "embed")
+            kind, recipe = run.recipe.spec.student
             raise UsageError(
                 f"a distilled model is used as the {kind} that it is",
                 f"ftcluster {self.purpose} {recipe} --model {self.model}",
