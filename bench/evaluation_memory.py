@@ -28,11 +28,11 @@ from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Training
 from ftcluster_train.engine import checkpoints, loop
-from ftcluster_train.engine.data.masking import BEGINS
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
-from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
+from ftcluster_train.engine.tasks.lm.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.lm.masked_lm import MaskedLmTask
+from ftcluster_train.engine.tasks.lm.masking import BEGINS
 from ftcluster_train.io.events import EventWriter
 
 STEPS = 2

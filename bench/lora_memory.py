@@ -34,7 +34,7 @@ from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.loop import train
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
-from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
+from ftcluster_train.engine.tasks.chat.instruction_tuning import InstructionTuningTask
 
 STEPS = 2
 SHAPES: dict[str, dict[str, Any]] = {  # Llama 3's

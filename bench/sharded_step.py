@@ -26,7 +26,7 @@ from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.lm.causal_lm import CausalLmTask
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 
 PARTS = ("forward", "backward", "optimizer")

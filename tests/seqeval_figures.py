@@ -1,4 +1,4 @@
-"""Writes what seqeval says of tags that are drawn: tests/unit/engine/tasks/seqeval.json.
+"""Writes what seqeval says of tags that are drawn: tests/unit/engine/tasks/ner/seqeval.json.
 
 pip install seqeval==1.2.2
 python tests/seqeval_figures.py
@@ -9,7 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-FIGURES = Path(__file__).parent / "unit/engine/tasks/seqeval.json"
+FIGURES = Path(__file__).parent / "unit/engine/tasks/ner/seqeval.json"
 ROWS = 30
 KINDS = ("PER", "LOC", "MISC")
 

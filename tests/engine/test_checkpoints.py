@@ -22,7 +22,7 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler
 from ftcluster_train.engine.data.token_store import Sample
-from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
+from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import Run, make_job, make_samples, make_task_of, read_events, run
 from tests.engine.models import VOCABULARY, make_model

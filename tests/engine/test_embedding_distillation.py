@@ -20,7 +20,7 @@ from ftcluster_common.protocol.job import PREDICT, Job
 from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
-from ftcluster_train.engine.tasks.embedding_distillation import (
+from ftcluster_train.engine.tasks.embed.embedding_distillation import (
     EmbeddingDistillationTask,
     principal_components,
 )

@@ -25,7 +25,7 @@ from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.step import StepBatch, make_step
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.jobs import make_job, make_task_of, run

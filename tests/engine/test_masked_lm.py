@@ -14,10 +14,10 @@ from transformers import DataCollatorForLanguageModeling
 
 from ftcluster_kernels import cross_entropy as kernel
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.masking import BEGINS, GOES_ON, SPECIAL, Masks, kinds_of
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.step import Batches
+from ftcluster_train.engine.tasks.lm.masking import BEGINS, GOES_ON, SPECIAL, Masks, kinds_of
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.jobs import (

@@ -14,7 +14,7 @@ from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.rank import load
-from ftcluster_train.engine.tasks.mined_negatives import hard_negatives, with_hard_negatives
+from ftcluster_train.engine.tasks.embed.mined_negatives import hard_negatives, with_hard_negatives
 from tests.engine.jobs import run_rank
 from tests.engine.runs import WORDS, make_whole_job, write_data, write_model
 

@@ -14,8 +14,8 @@ from ftcluster_common.recipe import SentenceSimilarity
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
-from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts
-from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import make_job, run_rank
 from tests.engine.models import make_tokenizer

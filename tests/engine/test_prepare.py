@@ -21,7 +21,7 @@ from ftcluster_train.engine.data.download import commit_of, fetch_model
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs
 from ftcluster_train.engine.models import dtype_keyword
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
+from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import make_job
 from tests.engine.models import make_model, make_tokenizer

@@ -16,7 +16,7 @@ from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.sentence_similarity import search
+from ftcluster_train.engine.tasks.embed.sentence_similarity import search
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, run_rank
 from tests.engine.runs import WORDS, Row, make_whole_job, write_data, write_model

@@ -25,7 +25,7 @@ from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.models import call_model, load_config
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.seq2seq_lm import Seq2SeqLmTask
+from ftcluster_train.engine.tasks.seq2seq.seq2seq_lm import Seq2SeqLmTask
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.patch_model import Optimizations, kernels_in_use, patch_model
 from tests.engine.jobs import make_job, make_samples, make_task_of, result_of, write_samples

@@ -13,7 +13,7 @@ from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.engine.tasks.text_ranking import list_loss
+from ftcluster_train.engine.tasks.rerank.text_ranking import list_loss
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import result_of, write_samples
 from tests.engine.models import make_tokenizer

@@ -71,9 +71,9 @@ from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
-from ftcluster_train.engine.tasks.mined_negatives import with_hard_negatives
+from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.io.events import EventWriter

@@ -23,8 +23,8 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.in_batch_negatives import gather_texts
-from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import gather_texts
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.patch_model import kernels_in_use

@@ -15,7 +15,7 @@ from ftcluster_train.engine.data.sources import (
     load_rows,
     load_texts,
 )
-from ftcluster_train.engine.tasks.labels import (
+from ftcluster_train.engine.tasks.classify.labels import (
     ClassLabels,
     check_classes,
     number_labels,

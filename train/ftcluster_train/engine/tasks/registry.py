@@ -3,18 +3,18 @@
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.causal_lm import CausalLmTask
-from ftcluster_train.engine.tasks.embedding_distillation import EmbeddingDistillationTask
-from ftcluster_train.engine.tasks.instruction_tuning import InstructionTuningTask
-from ftcluster_train.engine.tasks.masked_lm import MaskedLmTask
-from ftcluster_train.engine.tasks.preference_tuning import PreferenceTuningTask
-from ftcluster_train.engine.tasks.question_answering import QuestionAnsweringTask
-from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
-from ftcluster_train.engine.tasks.seq2seq_lm import Seq2SeqLmTask
-from ftcluster_train.engine.tasks.text_classification import TextClassificationTask
-from ftcluster_train.engine.tasks.text_distillation import TextDistillationTask
-from ftcluster_train.engine.tasks.text_ranking import TextRankingTask
-from ftcluster_train.engine.tasks.token_classification import TokenClassificationTask
+from ftcluster_train.engine.tasks.chat.instruction_tuning import InstructionTuningTask
+from ftcluster_train.engine.tasks.chat.preference_tuning import PreferenceTuningTask
+from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask
+from ftcluster_train.engine.tasks.distill.text_distillation import TextDistillationTask
+from ftcluster_train.engine.tasks.embed.embedding_distillation import EmbeddingDistillationTask
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.lm.causal_lm import CausalLmTask
+from ftcluster_train.engine.tasks.lm.masked_lm import MaskedLmTask
+from ftcluster_train.engine.tasks.ner.token_classification import TokenClassificationTask
+from ftcluster_train.engine.tasks.rerank.text_ranking import TextRankingTask
+from ftcluster_train.engine.tasks.seq2seq.seq2seq_lm import Seq2SeqLmTask
+from ftcluster_train.engine.tasks.squad.question_answering import QuestionAnsweringTask
 
 _TASKS: dict[str, type[Task]] = {
     "text-classification": TextClassificationTask,

@@ -26,14 +26,14 @@ from ftcluster_train.engine.data.sources import Rows, class_names, column_batche
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice, default_metrics, measure
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.class_choice import (
+from ftcluster_train.engine.tasks.classify.class_choice import (
     Thresholds,
     class_answer,
     names_of_model,
     numbered,
     reports_of,
 )
-from ftcluster_train.engine.tasks.labels import (
+from ftcluster_train.engine.tasks.classify.labels import (
     ClassLabels,
     check_classes,
     check_metrics,

@@ -17,7 +17,6 @@ from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.recipe import DecoderTuning, Recipe
-from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.text_samples import (
     LearnedText,
@@ -29,6 +28,7 @@ from ftcluster_train.engine.data.text_samples import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
 from ftcluster_train.engine.tasks.documents import (
     packed,
     padded,

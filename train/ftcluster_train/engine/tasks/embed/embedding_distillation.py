@@ -17,7 +17,6 @@ from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceMo
 from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.download import hash_of_weights
-from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.models import (
@@ -29,8 +28,9 @@ from ftcluster_train.engine.models import (
     new_weights,
 )
 from ftcluster_train.engine.tasks.base import Batch
-from ftcluster_train.engine.tasks.embedded_texts import close_set, texts_of
-from ftcluster_train.engine.tasks.sentence_similarity import (
+from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_of
+from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
+from ftcluster_train.engine.tasks.embed.sentence_similarity import (
     SentenceSimilarityTask,
     decoded,
     encoded,

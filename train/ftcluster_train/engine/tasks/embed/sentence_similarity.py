@@ -23,15 +23,15 @@ from ftcluster_common.models.sentence_modules import (
 )
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import SCORE_LOSSES
-from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.metrics import constant_notice, recall, retrieval_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch
-from ftcluster_train.engine.tasks.embedded_texts import EmbeddedTexts, texts_in
-from ftcluster_train.engine.tasks.in_batch_negatives import BatchTexts, ranking_loss
-from ftcluster_train.engine.tasks.pair_losses import correlations, score_loss
+from ftcluster_train.engine.tasks.embed.embedded_texts import EmbeddedTexts, texts_in
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, ranking_loss
+from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss
+from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:

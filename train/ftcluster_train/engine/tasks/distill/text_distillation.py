@@ -33,8 +33,8 @@ from ftcluster_train.engine.models import (
     longest_input,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.class_choice import numbered
-from ftcluster_train.engine.tasks.labels import ClassLabels, labels_of_model
+from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.classify.labels import ClassLabels, labels_of_model
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode

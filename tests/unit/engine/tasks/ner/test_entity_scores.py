@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster_train.engine.tasks.entity_scores import entity_metrics, entity_report
+from ftcluster_train.engine.tasks.ner.entity_scores import entity_metrics, entity_report
 from tests.seqeval_figures import FIGURES
 
 SEQEVAL: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))

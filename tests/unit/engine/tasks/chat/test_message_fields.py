@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import Message, read_messages
-from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.text_samples import Render, learned_texts
+from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content or '' }}<|end|>\n{% endfor %}"

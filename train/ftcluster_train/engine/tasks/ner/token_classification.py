@@ -34,14 +34,14 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.class_choice import names_of_model, numbered
-from ftcluster_train.engine.tasks.entity_scores import (
+from ftcluster_train.engine.tasks.classify.class_choice import names_of_model, numbered
+from ftcluster_train.engine.tasks.ner.entity_scores import (
     entities_of,
     entity_metrics,
     entity_report,
     found_entities,
 )
-from ftcluster_train.engine.tasks.tag_samples import IGNORED, Read, TagWriter
+from ftcluster_train.engine.tasks.ner.tag_samples import IGNORED, Read, TagWriter
 from ftcluster_train.engine.tasks.tokens import rectangle
 from ftcluster_train.errors import TrainError
 

@@ -20,8 +20,8 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.metrics import constant_notice, ranking_metrics
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.class_choice import numbered
-from ftcluster_train.engine.tasks.score_activation import (
+from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.rerank.score_activation import (
     Activation,
     activation_path,
     name_activation,

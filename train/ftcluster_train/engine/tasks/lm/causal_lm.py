@@ -17,7 +17,7 @@ from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.documents import router_coefficient
-from ftcluster_train.engine.tasks.language_model import LanguageModelTask, batches
+from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
 

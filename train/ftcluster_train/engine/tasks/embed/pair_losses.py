@@ -4,7 +4,7 @@ import torch
 from torch.nn import functional
 
 from ftcluster_train.engine.metrics import pearson, spearman
-from ftcluster_train.engine.tasks.in_batch_negatives import POSITIVE, QUERY, BatchTexts
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import POSITIVE, QUERY, BatchTexts
 
 
 def score_loss(

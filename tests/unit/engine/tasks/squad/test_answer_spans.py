@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ftcluster_train.engine.tasks.answer_spans import (
+from ftcluster_train.engine.tasks.squad.answer_spans import (
     FeatureAnswer,
     Span,
     best_span,

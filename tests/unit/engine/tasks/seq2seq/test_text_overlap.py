@@ -2,7 +2,7 @@
 
 import pytest
 
-from ftcluster_train.engine.tasks.text_overlap import overlap
+from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 
 # texts, references, and what rouge-score 0.1.2 and sacrebleu 2.6.0 say of them, in percent:
 # ROUGE-1, -2 and -L, chrF and BLEU. The first texts are of sacrebleu's own page

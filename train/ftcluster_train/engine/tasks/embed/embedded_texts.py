@@ -17,7 +17,6 @@ from ftcluster_common.data.columns import (
 from ftcluster_common.data.data_files import TRAIN, short
 from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import SCORE_LOSSES, SentenceSimilarity
-from ftcluster_train.engine.data.prompted_texts import PromptedText, Prompts, Search
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,
@@ -27,6 +26,7 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Document, Task
+from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts, Search
 from ftcluster_train.errors import TrainError
 
 

@@ -14,7 +14,7 @@ from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.text_samples import DocumentPacker, LearnedText
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.tasks.decoder_tuning import DecoderTuningTask
+from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 
 
 class InstructionTuningTask(DecoderTuningTask):

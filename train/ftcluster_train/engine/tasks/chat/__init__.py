@@ -1,0 +1,1 @@
+"""Decoders that are tuned on conversations and on preferences."""

@@ -1,0 +1,1 @@
+"""Classes or a number of a text."""

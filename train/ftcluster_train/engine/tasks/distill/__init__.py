@@ -1,0 +1,1 @@
+"""A classifier that learns from a larger one."""

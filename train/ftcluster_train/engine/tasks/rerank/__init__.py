@@ -1,0 +1,1 @@
+"""Scores of a query and a text."""

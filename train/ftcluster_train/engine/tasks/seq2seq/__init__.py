@@ -1,0 +1,1 @@
+"""Texts from texts, with an encoder and a decoder."""

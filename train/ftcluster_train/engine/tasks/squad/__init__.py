@@ -1,0 +1,1 @@
+"""Answers in a text."""
