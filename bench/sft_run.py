@@ -27,8 +27,8 @@ from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import InstructionTuning, Recipe, Training
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters
+from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.data.token_store import Inputs, Samples, read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train

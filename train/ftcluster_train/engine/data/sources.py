@@ -26,8 +26,8 @@ from ftcluster_common.data.row_checks import CheckRow, row_check
 from ftcluster_common.protocol.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, LanguageModel, Options, split_revision
 from ftcluster_train.engine.data.download import WITH_TOKEN
+from ftcluster_train.engine.data.pieces import Piece, pieces
 from ftcluster_train.engine.data.synthetic_pairs import generate
-from ftcluster_train.engine.data.text_samples import Piece, pieces
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10

@@ -11,10 +11,11 @@ from ftcluster_common.data.conversations import conversation_columns, read_conve
 from ftcluster_common.recipe import InstructionTuning
 from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
-from ftcluster_train.engine.data.text_samples import DocumentPacker, LearnedText
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
+from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
 
 
 class InstructionTuningTask(DecoderTuningTask):

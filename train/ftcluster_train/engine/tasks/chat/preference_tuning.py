@@ -12,10 +12,10 @@ from ftcluster_common.data.conversations import preference_columns, read_prefere
 from ftcluster_common.recipe import PreferenceTuning, Recipe
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
-from ftcluster_train.engine.data.text_samples import LearnedText
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
+from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import find_head
 

@@ -24,15 +24,10 @@ from ftcluster_common.recipe import Recipe, TextClassification
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import constant_notice, default_metrics, measure
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import (
-    Thresholds,
-    class_answer,
-    names_of_model,
-    numbered,
-    reports_of,
-)
+from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
+from ftcluster_train.engine.tasks.classify.class_choice import Thresholds, class_answer, reports_of
 from ftcluster_train.engine.tasks.classify.labels import (
     ClassLabels,
     check_classes,
@@ -43,6 +38,7 @@ from ftcluster_train.engine.tasks.classify.labels import (
     read_number,
     weights_of_classes,
 )
+from ftcluster_train.engine.tasks.classify.metrics import default_metrics, measure
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:

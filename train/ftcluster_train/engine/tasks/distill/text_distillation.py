@@ -24,7 +24,6 @@ from ftcluster_train.engine.data.sources import (
     read_rows,
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import f1_scores
 from ftcluster_train.engine.models import (
     call_model,
     load_config,
@@ -33,8 +32,9 @@ from ftcluster_train.engine.models import (
     longest_input,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.classify.labels import ClassLabels, labels_of_model
+from ftcluster_train.engine.tasks.classify.metrics import f1_scores
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode

@@ -30,12 +30,8 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_of
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
-from ftcluster_train.engine.tasks.embed.sentence_similarity import (
-    SentenceSimilarityTask,
-    decoded,
-    encoded,
-    pooled,
-)
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode

@@ -12,7 +12,8 @@ from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.embed.embedded_texts import texts_in
-from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask, decoded
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.vectors import decoded
 from ftcluster_train.engine.tasks.predictions import predict
 from ftcluster_train.io.rank_status import report
 

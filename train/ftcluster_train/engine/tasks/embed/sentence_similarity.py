@@ -1,6 +1,5 @@
 """Embeddings of texts: those of a query and the text that belongs to it are alike."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,13 +24,15 @@ from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.recipe import SCORE_LOSSES
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples
-from ftcluster_train.engine.metrics import constant_notice, recall, retrieval_metrics
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embed.embedded_texts import EmbeddedTexts, texts_in
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, ranking_loss
+from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
+from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -228,22 +229,6 @@ class SentenceSimilarityTask(EmbeddedTexts):
         return [] if saved == self.modules else [trained]
 
 
-def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One vector for each text, in fp32.
-
-    Args:
-        hidden: shape (texts, length, width).
-        tokens: shape (texts, length), 0 for what is not pooled.
-        pooling: mean or cls.
-    """
-    hidden = hidden.float()
-    if pooling == "cls":
-        return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
-    weights = tokens.float()
-    counts = weights.sum(1, keepdim=True).clamp(min=1)
-    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
-
-
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
     """The first numbers of embeddings, as embeddings of length 1; `whole`: all may not be so."""
     if width == embeddings.shape[1] and not whole:
@@ -265,14 +250,3 @@ def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, floa
     ]
     recalls = {f"recall_at_{depth}": recall(others, about["relevant"], depth) for depth in RECALLS}
     return {**retrieval_metrics(others, about["relevant"]), **recalls}
-
-
-def encoded(embeddings: torch.Tensor) -> list[str]:
-    """Each embedding as base64 of its fp32 numbers."""
-    return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
-
-
-def decoded(predictions: Sequence[str]) -> torch.Tensor:
-    """The embeddings of all texts, shape (texts, width)."""
-    whole = bytearray(b"".join(map(base64.b64decode, predictions)))
-    return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

@@ -12,13 +12,13 @@ from ftcluster_common.recipe import MaskedLm, Recipe
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.sets import SEED
 from ftcluster_train.engine.data.sources import Texts
-from ftcluster_train.engine.data.tag_windows import windows
-from ftcluster_train.engine.data.text_samples import Packer
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.windows import windows
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.lm.masking import SPECIAL, Masks, kinds_of
+from ftcluster_train.engine.tasks.lm.packing import Packer
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 

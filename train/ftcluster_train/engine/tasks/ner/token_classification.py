@@ -34,7 +34,7 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import names_of_model, numbered
+from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
 from ftcluster_train.engine.tasks.ner.entity_scores import (
     entities_of,
     entity_metrics,

@@ -17,10 +17,11 @@ from ftcluster_common.recipe import Recipe, TextRanking
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import constant_notice, ranking_metrics
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
+from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
 from ftcluster_train.engine.tasks.rerank.score_activation import (
     Activation,
     activation_path,

@@ -23,8 +23,11 @@ from ftcluster_kernels.cross_entropy import (
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.seq2seq.target_review import (
+    TargetReview,
+    read_generation_settings,
+)
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
-from ftcluster_train.engine.tasks.target_review import TargetReview, read_generation_settings
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 

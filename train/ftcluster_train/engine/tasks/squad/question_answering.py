@@ -19,9 +19,8 @@ from ftcluster_common.recipe import QuestionAnswering
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import squad_metrics
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.squad.answer_spans import (
     FeatureAnswer,
     Offsets,
@@ -30,6 +29,7 @@ from ftcluster_train.engine.tasks.squad.answer_spans import (
     choose_answers,
     tokens_of_answer,
 )
+from ftcluster_train.engine.tasks.squad.metrics import squad_metrics
 from ftcluster_train.errors import TrainError
 
 CONTEXT = 1  # the second text in `sequence_ids`
