@@ -30,7 +30,6 @@ from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import GENERATE, Job, read_job
 from ftcluster_common.protocol.launch import own_rank
-from ftcluster_common.recipe import Options, TextClassification
 from ftcluster_kernels.linear import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -44,7 +43,6 @@ from ftcluster_train.engine.adapters import (
     add_adapters,
     merge_adapters,
     saved_parameters,
-    settings_of_base,
     use_adapters,
 )
 from ftcluster_train.engine.checkpoints import check_space, save_model
@@ -71,9 +69,7 @@ from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
-from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
-from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
-from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.engine.tasks.registry import make_task, task_class
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.io.events import EventWriter
@@ -126,7 +122,7 @@ def run(job: Job) -> None:
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}), job.recipe.options)
+        say_never_predicted(log, result.get("classes", {}), task)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", **result)
@@ -137,9 +133,8 @@ def run(job: Job) -> None:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
     train_set = samples.pop(TRAIN)
-    if isinstance(task, SentenceSimilarityTask) and task.options.hard_negatives:
-        bf16 = job.precision == "bf16"
-        train_set = with_hard_negatives(task, model, train_set, world, bf16, log)
+    bf16 = job.precision == "bf16"
+    train_set = task.prepare_train_set(model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(log, job, model, length, world.size)
     merged = adapters is not None and adapters.merge_adapters
@@ -173,7 +168,7 @@ def run(job: Job) -> None:
         save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
-        say_never_predicted(log, done.classes, job.recipe.options)
+        say_never_predicted(log, done.classes, task)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
@@ -200,23 +195,17 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: Options) -> None:
-    """Log which classes a model never predicts, although its validation sets have them.
-
-    Args:
-        options: the recipe's fields of the task; some have class weights.
-    """
-    unweighted = isinstance(options, TextClassification) and options.class_weights is None
+def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], task: Task) -> None:
+    """Log which classes a model never predicts, although its validation sets have them."""
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            advised = unweighted and not report.several
-            help_ = "a higher learning rate" + " or class_weights=balanced" * advised
+            advice = filter(None, ("a higher learning rate", task.missed_class_advice(report)))
             log.notice(
                 f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
-                f"{help_} may help"
+                f"{' or '.join(advice)} may help"
             )
 
 
@@ -234,7 +223,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
     if job.purpose != "train":
-        base = settings_of_base(recipe) if inputs.adapters else {}
+        base = task_class(recipe, job.purpose).base_settings if inputs.adapters else {}
         config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters

@@ -16,11 +16,16 @@ from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
 from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
+from ftcluster_train.engine.tasks.registry import register
 
 
+@register
 class InstructionTuningTask(DecoderTuningTask):
     """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
 
+    name = "instruction-tuning"
+    separate_documents = True
+    answers_prompts = True
     options: InstructionTuning
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:

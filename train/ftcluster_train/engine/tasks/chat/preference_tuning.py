@@ -16,6 +16,7 @@ from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWrite
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import find_head
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@register
 class PreferenceTuningTask(DecoderTuningTask):
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
@@ -32,6 +34,7 @@ class PreferenceTuningTask(DecoderTuningTask):
     rejected one. How likely they were is computed once, so that model is not kept.
     """
 
+    name = "preference-tuning"
     options: PreferenceTuning
     needs_reference = True
 

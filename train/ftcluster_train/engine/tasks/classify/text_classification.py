@@ -39,6 +39,7 @@ from ftcluster_train.engine.tasks.classify.labels import (
     weights_of_classes,
 )
 from ftcluster_train.engine.tasks.classify.metrics import default_metrics, measure
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 
 
+@register
 class TextClassificationTask(Task):
     """Cross entropy over classes, binary cross entropy of each of several, or squared error.
 
@@ -54,6 +56,7 @@ class TextClassificationTask(Task):
         several: whether a row may have several classes, or none.
     """
 
+    name = "text-classification"
     model_class = AutoModelForSequenceClassification
     options: TextClassification
 
@@ -292,6 +295,10 @@ class TextClassificationTask(Task):
         if self.several:
             return report_of_sets(classes, labels, names, self._thresholds.of(names))
         return report_of_classes([one for [one] in classes], [one for [one] in labels], names)
+
+    def missed_class_advice(self, report: ClassReport) -> str:
+        unweighted = self.options.class_weights is None and not report.several
+        return "class_weights=balanced" if unweighted else ""
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         if self.several:

@@ -15,6 +15,7 @@ from ftcluster_common.data.columns import embedded_column
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
 from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
@@ -32,6 +33,7 @@ from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_o
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 HINT = "use a model of sentence-transformers, or of a run of embed"
 
 
+@register
 class EmbeddingDistillationTask(SentenceSimilarityTask):
     """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
 
@@ -50,8 +53,13 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     sentence-transformers' example model_distillation.py.
     """
 
+    joint_loss = False  # an embedding is compared with its teacher's alone
     needs_reference = True
     group_by_length = True
+
+    @classmethod
+    def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
+        return bool(recipe.teacher) and purpose == "train"
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)

@@ -11,26 +11,44 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.pieces import Piece
-from ftcluster_train.engine.data.sources import Texts
+from ftcluster_train.engine.data.sources import Texts, load_texts
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.models import call_model, router_coefficient, unknown_id
+from ftcluster_train.engine.models import (
+    call_model,
+    router_coefficient,
+    train_tokenizer,
+    unknown_id,
+)
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.lm.packing import Packer
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+VOCABULARY = 50257  # GPT-2's
+
+
+@register
 class CausalLmTask(LanguageModelTask):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
 
+    name = "causal-lm"
     model_class = AutoModelForCausalLM
     options: CausalLm
     pads = False
     length_field = "block_size"
+
+    @classmethod
+    def train_tokenizer(cls, recipe: Recipe) -> PreTrainedTokenizerBase:
+        options = recipe.options
+        assert isinstance(options, CausalLm)
+        texts = load_texts(recipe.data, recipe.data_config, options)
+        return train_tokenizer(texts["train"], options.vocab_size or VOCABULARY)
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)

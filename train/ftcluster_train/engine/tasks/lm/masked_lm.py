@@ -19,6 +19,7 @@ from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.lm.masking import SPECIAL, Masks, kinds_of
 from ftcluster_train.engine.tasks.lm.packing import Packer
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@register
 class MaskedLmTask(LanguageModelTask):
     """Cross entropy of the masked tokens, the mean over those of all ranks' samples, as in run_mlm.
 
     Only masked tokens are multiplied by the vocabulary's weights.
     """
 
+    name = "masked-lm"
     model_class = AutoModelForMaskedLM
     options: MaskedLm
     draws = True

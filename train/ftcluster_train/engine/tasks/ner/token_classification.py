@@ -42,13 +42,16 @@ from ftcluster_train.engine.tasks.ner.entity_scores import (
     found_entities,
 )
 from ftcluster_train.engine.tasks.ner.tag_samples import IGNORED, Read, TagWriter
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import rectangle
 from ftcluster_train.errors import TrainError
 
 
+@register
 class TokenClassificationTask(Task):
     """Cross entropy of the labelled tokens' tags, the mean over those of all ranks' samples."""
 
+    name = "token-classification"
     model_class = AutoModelForTokenClassification
     options: TokenClassification
     reads_padding = False

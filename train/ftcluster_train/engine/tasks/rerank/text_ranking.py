@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -21,6 +21,7 @@ from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
 from ftcluster_train.engine.tasks.rerank.score_activation import (
     Activation,
@@ -38,9 +39,14 @@ LISTNET = "listnet"
 HALF = 0.5  # a text with a label of at least this belongs to the query
 
 
+@register
 class TextRankingTask(Task):
     """One logit for each pair; a sample is a pair, or for listnet a row of the training set."""
 
+    name = "text-ranking"
+    base_settings: ClassVar[Mapping[str, Any]] = {"num_labels": 1, "problem_type": None}
+    peft_task = "SEQ_CLS"
+    library = "cross-encoder"
     model_class = AutoModelForSequenceClassification
     options: TextRanking
 

@@ -23,6 +23,7 @@ from ftcluster_kernels.cross_entropy import (
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.seq2seq.target_review import (
     TargetReview,
     read_generation_settings,
@@ -39,6 +40,7 @@ SHOWN = 3  # texts beside their references
 SHOWN_CHARACTERS = 600
 
 
+@register
 class Seq2SeqLmTask(Task):
     """Cross entropy of the targets' tokens, the mean over those of all ranks' samples.
 
@@ -49,6 +51,7 @@ class Seq2SeqLmTask(Task):
         inherited: generation settings in the folder of the model.
     """
 
+    name = "seq2seq-lm"
     model_class = AutoModelForSeq2SeqLM
     options: Seq2SeqLm
     large_vocabulary = True
@@ -62,6 +65,9 @@ class Seq2SeqLmTask(Task):
         self.inherited: dict[str, Any] = {}
         self._forced: dict[str, int] = {}  # what a text in this language begins with
         self._set_languages()
+
+    def sample_settings(self) -> dict[str, Any]:
+        return {"generation": self.inherited}
 
     def _set_languages(self) -> None:
         """Tell a tokenizer of many languages which ones these are.

@@ -21,6 +21,7 @@ from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.squad.answer_spans import (
     FeatureAnswer,
     Offsets,
@@ -180,9 +181,11 @@ def _answer_positions(
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 
+@register
 class QuestionAnsweringTask(Task):
     """Cross entropy over the feature's tokens of a span's start and of its end."""
 
+    name = "question-answering"
     model_class = AutoModelForQuestionAnswering
     options: QuestionAnswering
     labelled = True
