@@ -90,7 +90,7 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
             torch.nn.init.normal_(parameter, std=0.1)
     folder = tmp_path / "adapters"
     folder.mkdir()
-    save_adapters(model, job.recipe, folder, task.peft_task)
+    save_adapters(model, job.recipe, folder)
 
     monkeypatch.syspath_prepend(COMPARED)
     import peft

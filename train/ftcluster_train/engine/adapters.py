@@ -16,6 +16,8 @@ from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.recipe import (
     Adapters,
     Recipe,
+    SentenceSimilarity,
+    TextRanking,
     split_revision,
 )
 from ftcluster_kernels.linear import Adapter, dense
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
+TASK_TYPES = {SentenceSimilarity: "FEATURE_EXTRACTION", TextRanking: "SEQ_CLS"}  # else CAUSAL_LM
 SHOWN = 12  # layers in an error
 # fields of peft's files with which adapters are added in another way, where they have another value
 PLAIN = {
@@ -54,6 +57,12 @@ def check_whole(folder: str) -> None:
             f"{folder} has adapters, and not the model that they belong to",
             f"train it with merge_adapters=true, or {MERGE}",
         )
+
+
+def settings_of_base(recipe: Recipe) -> dict[str, Any]:
+    """Fields of a base's configuration, whose head may have other outputs than its adapters'."""
+    one_output = {"num_labels": 1, "problem_type": None}
+    return one_output if isinstance(recipe.options, TextRanking) else {}
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
@@ -157,12 +166,8 @@ def saved_parameters(model: "PreTrainedModel") -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad or not adapted]
 
 
-def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path, task_type: str) -> None:
-    """Write the adapters for `peft.PeftModel.from_pretrained`.
-
-    Args:
-        task_type: kind of model, by peft's name.
-    """
+def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> None:
+    """Write the adapters for `peft.PeftModel.from_pretrained`."""
     options = recipe.adapters
     assert options
     layers = adapted_layers(model)
@@ -184,7 +189,7 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path, task_t
         "peft_type": "LORA",
         "r": options.lora_r,
         "target_modules": _targets(model, layers),
-        "task_type": task_type,
+        "task_type": TASK_TYPES.get(type(options), "CAUSAL_LM"),
         "use_rslora": False,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

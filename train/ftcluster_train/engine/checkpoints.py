@@ -201,7 +201,7 @@ def save_model(
         model.should_save_on_this_rank = _always
         with new_folder(folder) as partial:
             if adapted_layers(model):
-                save_adapters(model, task.recipe, partial, task.peft_task)
+                save_adapters(model, task.recipe, partial)
             else:
                 model.save_pretrained(partial)
             task.tokenizer.save_pretrained(partial)

@@ -88,7 +88,7 @@ def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
     shown: list[list[dict[str, Any]]] = []
     for sample in islice(samples, SHOWN):
         documents = task.documents(sample, samples)
-        groups = [[document] for document in documents] if task.separate_documents else [documents]
+        groups = [[document] for document in documents] if task.packs else [documents]
         for group in groups:
             most = MOST_CHARACTERS // len(group)
             shown.append([_document(task, one, most) for one in group[:MOST_PARTS]])

@@ -168,7 +168,7 @@ def run_on_sets(
     else:
         result |= evaluate(task, model, sets, world, bf16)._asdict()
     seconds = time.perf_counter() - started
-    if task.answers_prompts and world.rank == 0:
+    if task.shows_answers and world.rank == 0:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             name, samples = next(iter(sets.items()))
             result["texts"] = {name: samples_beside_references(task, model, samples)}

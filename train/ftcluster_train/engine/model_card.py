@@ -72,18 +72,17 @@ def write_card(folder: Path, job: Job, task: Task, measured: Measured) -> None:
         task: with the report of the data, see `engine.data_report`, and their `commits`.
     """
     adapters = (folder / "adapter_config.json").is_file()
-    library = "peft" if adapters else task.library
+    library = "peft" if adapters else "transformers"
     if (folder / "modules.json").is_file():
         library = "sentence-transformers"
     seconds = seconds_since_first(job.run_dir)  # 0 on a host without the run's events
-    head = task.base_settings.get("num_labels")
-    text = card(job, task.about_data, measured, library, task.model_class.__name__, seconds, head)
+    text = card(job, task.about_data, measured, library, task.model_class.__name__, seconds)
     (folder / FILE).write_text(text, encoding="utf-8")
 
 
 def card(
     job: Job, about: Mapping[str, Any], measured: Measured, library: str, model_class: str,
-    seconds: float, outputs: int | None = None,
+    seconds: float,
 ) -> str:  # fmt: skip
     """The text of a card.
 
@@ -92,20 +91,19 @@ def card(
         library: that loads the folder.
         model_class: of transformers, for the task.
         seconds: since the run began; 0 where that is not known.
-        outputs: of the head with which adapters are loaded; None: those of their base.
     """
     recipe, commits = job.recipe, about.get("commits", {})
     model = _with_commit(_public(recipe.model), commits.get("model"))
     data = _with_commit(_public(recipe.data), commits.get("data"))
     how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
-    front = front_matter(job, commits, measured.metrics, library)
+    ranks = recipe.task == "text-ranking"
+    kind = "cross-encoder" if ranks and library != "peft" else library
+    front = front_matter(job, commits, measured.metrics, kind)
     load = (
-        LOAD[library]
-        .replace("CLASS", model_class)
-        .replace("BASE", json.dumps(_public(recipe.model)))
+        LOAD[kind].replace("CLASS", model_class).replace("BASE", json.dumps(_public(recipe.model)))
     )
-    if outputs and library == "peft":  # the base may have no head yet, or one of two classes
-        load = load.replace('"), "FOLDER"', f'", num_labels={outputs}), "FOLDER"')
+    if ranks and kind == "peft":  # the base may have no head yet, or one of two classes
+        load = load.replace('"), "FOLDER"', '", num_labels=1), "FOLDER"')
     lines = [
         f"---\n{_yaml(front)}---\n",
         f"# {job.run}\n",

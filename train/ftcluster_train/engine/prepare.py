@@ -41,11 +41,11 @@ from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.models.trained_model import hash_of, read_rows
 from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job, read_job
-from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
-from ftcluster_train.engine.adapters import check_whole, has_only_adapters
+from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
+from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
-from ftcluster_train.engine.data.sources import dataset_version
+from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_store import (
     Samples,
     cached_tokens,
@@ -60,13 +60,15 @@ from ftcluster_train.engine.models import (
     load_config,
     load_tokenizer,
     longest_input,
+    train_tokenizer,
 )
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
-from ftcluster_train.engine.tasks.registry import make_task, task_class
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 from ftcluster_train.io.stack import hold_stack, own_stack
 
+VOCABULARY = 50257  # GPT-2's
 SHOWN_CHARACTERS = 200
 REPORT = "report.json"  # beside the samples: what they say of the data
 
@@ -94,7 +96,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     tokenizer = load_tokenizer(folder)
     if job.purpose == GENERATE:
         return Inputs(model, folder, "", notices, {})
-    settings_of = task_class(recipe, job.purpose).base_settings if adapters else {}
+    settings_of = settings_of_base(recipe) if adapters else {}
     config = load_config(recipe, model, tokenizer, **settings_of)
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
@@ -207,9 +209,10 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
         return model, []
-    tokenizer = task_class(recipe).train_tokenizer(recipe) if recipe.from_scratch else None
-    if tokenizer is None:
+    if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):
         raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
+    texts = load_texts(recipe.data, recipe.data_config, recipe.options)
+    tokenizer = train_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
     folder = run_dir / "tokenizer"
     tokenizer.save_pretrained(folder)
     return str(folder), [f"a tokenizer of {len(tokenizer)} tokens was trained on the data"]

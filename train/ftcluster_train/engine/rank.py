@@ -30,6 +30,7 @@ from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import GENERATE, Job, read_job
 from ftcluster_common.protocol.launch import own_rank
+from ftcluster_common.recipe import Options, TextClassification
 from ftcluster_kernels.linear import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -43,6 +44,7 @@ from ftcluster_train.engine.adapters import (
     add_adapters,
     merge_adapters,
     saved_parameters,
+    settings_of_base,
     use_adapters,
 )
 from ftcluster_train.engine.checkpoints import check_space, save_model
@@ -69,7 +71,7 @@ from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog, make_trackers
 from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
-from ftcluster_train.engine.tasks.registry import make_task, task_class
+from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.io.events import EventWriter
@@ -122,7 +124,7 @@ def run(job: Job) -> None:
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}), task)
+        say_never_predicted(log, result.get("classes", {}), job.recipe.options)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", **result)
@@ -168,7 +170,7 @@ def run(job: Job) -> None:
         save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)
-        say_never_predicted(log, done.classes, task)
+        say_never_predicted(log, done.classes, job.recipe.options)
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", model=str(folder), world_size=world.size, **asdict(done))
@@ -195,17 +197,23 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], task: Task) -> None:
-    """Log which classes a model never predicts, although its validation sets have them."""
+def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: Options) -> None:
+    """Log which classes a model never predicts, although its validation sets have them.
+
+    Args:
+        options: the recipe's fields of the task; some have class weights.
+    """
+    unweighted = isinstance(options, TextClassification) and options.class_weights is None
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            advice = filter(None, ("a higher learning rate", task.missed_class_advice(report)))
+            advised = unweighted and not report.several
+            help_ = "a higher learning rate" + " or class_weights=balanced" * advised
             log.notice(
                 f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
-                f"{' or '.join(advice)} may help"
+                f"{help_} may help"
             )
 
 
@@ -223,7 +231,7 @@ def load(job: Job, inputs: Inputs) -> tuple[Task, PreTrainedModel, dict[str, Sam
     folders = [path for path in sorted(Path(inputs.samples).iterdir()) if path.is_dir()]
     samples = {folder.name: Samples(folder) for folder in folders}
     if job.purpose != "train":
-        base = task_class(recipe, job.purpose).base_settings if inputs.adapters else {}
+        base = settings_of_base(recipe) if inputs.adapters else {}
         config = load_config(recipe, inputs.model, tokenizer, **base)
         task = make_task(recipe, tokenizer, job.purpose, config)
         trained = task.has_head and not inputs.adapters

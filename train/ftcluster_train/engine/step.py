@@ -231,7 +231,7 @@ def make_step(
     times: StepTimes, bf16: bool,
 ) -> Step:  # fmt: skip
     """The step for a task; arguments as in Step."""
-    kind = GradientCacheStep if task.joint_loss else Step
+    kind = GradientCacheStep if task.compares_batch else Step
     return kind(task, model, optimizer, kernels, times, bf16)
 
 

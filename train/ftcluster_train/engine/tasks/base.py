@@ -73,14 +73,11 @@ class Task(TaskRows, ABC):
 
     Attributes:
         name: the task in a recipe, see `registry.register`.
-        base_settings: fields of a base model's configuration, to load adapters into it.
-        peft_task: the task type in the configuration of peft's adapters.
-        library: the library in a model card, if the model has no adapters.
-        joint_loss: True if the loss of a sample depends on all samples of a step. A step then
+        compares_batch: True if the loss of a sample depends on all samples of a step. A step then
             calls `gather_batch`, `vectors` and `batch_loss` instead of `loss`.
         width: elements of one of `vectors`.
-        separate_documents: True if the documents of a sample have nothing to do with each other.
-        answers_prompts: True if the report of an evaluation has answers of the model.
+        packs: True if the documents of a sample have nothing to do with each other.
+        shows_answers: True if the report of an evaluation has answers of the model.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
@@ -107,13 +104,10 @@ class Task(TaskRows, ABC):
     """
 
     name: ClassVar[str]
-    base_settings: ClassVar[Mapping[str, Any]] = {}
-    peft_task: ClassVar[str] = "CAUSAL_LM"
-    library: ClassVar[str] = "transformers"
-    joint_loss = False
+    compares_batch = False
     width = 0
-    separate_documents = False
-    answers_prompts = False
+    packs = False
+    shows_answers = False
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -160,11 +154,6 @@ class Task(TaskRows, ABC):
         If several classes with the name do, the one that is derived from the others is taken.
         """
         return True
-
-    @classmethod
-    def train_tokenizer(cls, recipe: Recipe) -> PreTrainedTokenizerBase | None:  # noqa: ARG003
-        """Train a tokenizer for a model from scratch; None: the task needs a trained one."""
-        return None
 
     def sample_settings(self) -> dict[str, Any]:
         """Return what samples depend on besides recipe, data and tokenizer, as data for JSON."""
@@ -312,7 +301,7 @@ class Task(TaskRows, ABC):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum of the samples' losses, a scalar in fp32."""
-        raise NotImplementedError  # see `joint_loss`
+        raise NotImplementedError  # see `compares_batch`
 
     def gather_batch(self, samples: Sequence[Sample], traffic: "Traffic") -> Any:
         """Exchange what `batch_loss` needs of a batch besides vectors; every rank calls it.
@@ -370,10 +359,6 @@ class Task(TaskRows, ABC):
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:  # noqa: ARG002
         """Some sources, references and predictions of a task that writes texts, for a report."""
         return []
-
-    def missed_class_advice(self, report: ClassReport) -> str:  # noqa: ARG002
-        """Return a setting that may help if a class is never predicted, or ""."""
-        return ""
 
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         """Take from an evaluation what belongs to the model that it measured, see `Scores`."""

@@ -24,8 +24,8 @@ class InstructionTuningTask(DecoderTuningTask):
     """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
 
     name = "instruction-tuning"
-    separate_documents = True
-    answers_prompts = True
+    packs = True
+    shows_answers = True
     options: InstructionTuning
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:

@@ -296,10 +296,6 @@ class TextClassificationTask(Task):
             return report_of_sets(classes, labels, names, self._thresholds.of(names))
         return report_of_classes([one for [one] in classes], [one for [one] in labels], names)
 
-    def missed_class_advice(self, report: ClassReport) -> str:
-        unweighted = self.options.class_weights is None and not report.several
-        return "class_weights=balanced" if unweighted else ""
-
     def use_scores(self, classes: Mapping[str, Any]) -> None:
         if self.several:
             self._thresholds.use(reports_of(classes))

@@ -53,7 +53,7 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     sentence-transformers' example model_distillation.py.
     """
 
-    joint_loss = False  # an embedding is compared with its teacher's alone
+    compares_batch = False  # an embedding is compared with its teacher's alone
     needs_reference = True
     group_by_length = True
 

@@ -61,8 +61,7 @@ class SentenceSimilarityTask(EmbeddedTexts):
     """
 
     name = "sentence-similarity"
-    peft_task = "FEATURE_EXTRACTION"
-    joint_loss = True
+    compares_batch = True
     model_class = AutoModel
     has_head = False
     # a batch has random rows: rows of one length are often about the same text, so not negatives

@@ -11,13 +11,12 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from ftcluster_common.recipe import CausalLm, Recipe
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.pieces import Piece
-from ftcluster_train.engine.data.sources import Texts, load_texts
+from ftcluster_train.engine.data.sources import Texts
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.models import (
     call_model,
     router_coefficient,
-    train_tokenizer,
     unknown_id,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-VOCABULARY = 50257  # GPT-2's
-
-
 @register
 class CausalLmTask(LanguageModelTask):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
@@ -42,13 +38,6 @@ class CausalLmTask(LanguageModelTask):
     options: CausalLm
     pads = False
     length_field = "block_size"
-
-    @classmethod
-    def train_tokenizer(cls, recipe: Recipe) -> PreTrainedTokenizerBase:
-        options = recipe.options
-        assert isinstance(options, CausalLm)
-        texts = load_texts(recipe.data, recipe.data_config, options)
-        return train_tokenizer(texts["train"], options.vocab_size or VOCABULARY)
 
     def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, *others: Any) -> None:
         super().__init__(recipe, tokenizer, *others)

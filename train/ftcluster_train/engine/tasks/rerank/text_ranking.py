@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, count, islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
@@ -44,9 +44,6 @@ class TextRankingTask(Task):
     """One logit for each pair; a sample is a pair, or for listnet a row of the training set."""
 
     name = "text-ranking"
-    base_settings: ClassVar[Mapping[str, Any]] = {"num_labels": 1, "problem_type": None}
-    peft_task = "SEQ_CLS"
-    library = "cross-encoder"
     model_class = AutoModelForSequenceClassification
     options: TextRanking
 
