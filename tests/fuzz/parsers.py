@@ -79,10 +79,10 @@ from ftcluster_common.data.data_files import DataError, Table
 from ftcluster_common.data.row_checks import row_check
 from ftcluster_common.data.source_target import source_target_columns
 from ftcluster_common.data.tagged_words import tagged_columns
+from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.models.sentence_modules import MODULES, read_modules
 from ftcluster_common.protocol.cpu_list import parse_cpus
 from ftcluster_common.protocol.events import EVENTS
-from ftcluster_common.protocol.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.protocol.job import Job, ScriptJob, read_job, read_script_job
 from ftcluster_common.protocol.launch import (
     LAUNCH_FILE,

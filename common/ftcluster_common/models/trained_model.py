@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 
 FILE = "ftcluster.json"

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ftcluster_common.protocol.given_files import read_form
+from ftcluster_common.given_files import read_form
 from ftcluster_common.recipe import TASKS, Recipe, Training
 
 Purpose = Literal["train", "evaluate", "predict", "generate"]

@@ -18,9 +18,9 @@ from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.sentence_modules import read_modules
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import (
     BY_TYPE,

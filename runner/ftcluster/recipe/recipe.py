@@ -20,8 +20,8 @@ from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
+from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
-from ftcluster_common.protocol.given_files import GivenFileError, read_given
 from ftcluster_common.protocol.job import recipe_of
 from ftcluster_common.recipe import (
     BY_TYPE,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import (
     Adapters,
     Recipe,

@@ -38,8 +38,8 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data.data_files import TRAIN, DataError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import hash_of, read_rows
-from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job, read_job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base

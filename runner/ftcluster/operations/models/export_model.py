@@ -20,8 +20,8 @@ from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
 from ftcluster_common.data.columns import find_texts
 from ftcluster_common.data.data_files import VALIDATION, DataError, Row, Table, files_of, kind_of
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.trained_model import FILE
-from ftcluster_common.protocol.given_files import read_json
 
 FORMATS = ("openvino", "onnx", "gguf")
 CLASSIFIERS = ("text-classification", "text-distillation")

@@ -14,7 +14,7 @@ from ftcluster.recipe.recipe import RECIPES, Given, known_recipes, load_recipe
 from ftcluster.recipe.schema import in_recipe
 from ftcluster.recipe.tasks import GLUE
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 

@@ -23,7 +23,7 @@ from ftcluster_common.data.data_files import (
     texts_of,
 )
 from ftcluster_common.data.row_checks import CheckRow, row_check
-from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.given_files import parse_json
 from ftcluster_common.recipe import GENERATED, LanguageModel, Options, split_revision
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.synthetic_pairs import generate

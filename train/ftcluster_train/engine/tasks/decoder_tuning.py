@@ -15,7 +15,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import DecoderTuning, Recipe
 from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.sources import BATCH_ROWS
