@@ -9,7 +9,6 @@ from typing import Any
 
 from ftcluster_common.data.data_files import TRAIN, VALIDATION
 from ftcluster_common.models.trained_model import ROWS, hash_of, write_rows
-from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.engine.data.token_store import Samples
 from ftcluster_train.engine.tasks.base import Document, Task
 
@@ -89,8 +88,7 @@ def _shown(task: Task, samples: Samples) -> list[list[dict[str, Any]]]:
     shown: list[list[dict[str, Any]]] = []
     for sample in islice(samples, SHOWN):
         documents = task.documents(sample, samples)
-        apart = isinstance(task.options, InstructionTuning)  # those of a sample have nothing to do
-        groups = [[document] for document in documents] if apart else [documents]
+        groups = [[document] for document in documents] if task.packs else [documents]
         for group in groups:
             most = MOST_CHARACTERS // len(group)
             shown.append([_document(task, one, most) for one in group[:MOST_PARTS]])

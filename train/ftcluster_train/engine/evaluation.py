@@ -11,7 +11,6 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import PREDICT, Job
-from ftcluster_common.recipe import InstructionTuning
 from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_store import Samples
@@ -169,7 +168,7 @@ def run_on_sets(
     else:
         result |= evaluate(task, model, sets, world, bf16)._asdict()
     seconds = time.perf_counter() - started
-    if isinstance(task.options, InstructionTuning) and world.rank == 0:
+    if task.shows_answers and world.rank == 0:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             name, samples = next(iter(sets.items()))
             result["texts"] = {name: samples_beside_references(task, model, samples)}

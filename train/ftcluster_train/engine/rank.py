@@ -30,7 +30,8 @@ from ftcluster_common.protocol.class_report import read_report
 from ftcluster_common.protocol.cpu_list import format_cpus
 from ftcluster_common.protocol.job import GENERATE, Job, read_job
 from ftcluster_common.protocol.launch import own_rank
-from ftcluster_common.recipe import Options, TextClassification
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Options
 from ftcluster_kernels.linear import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -73,7 +74,6 @@ from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
 from ftcluster_train.engine.tasks.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.registry import make_task
-from ftcluster_train.engine.tasks.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
 from ftcluster_train.health.host_benchmark import product_gflops, product_shapes, weights_of
 from ftcluster_train.io.events import EventWriter
@@ -137,7 +137,7 @@ def run(job: Job) -> None:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
     train_set = samples.pop(TRAIN)
-    if isinstance(task, SentenceSimilarityTask) and task.options.hard_negatives:
+    if task.mines_negatives:
         bf16 = job.precision == "bf16"
         train_set = with_hard_negatives(task, model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
@@ -206,7 +206,7 @@ def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: O
     Args:
         options: the recipe's fields of the task; some have class weights.
     """
-    unweighted = isinstance(options, TextClassification) and options.class_weights is None
+    unweighted = spec_of(options).lacks_class_weights(options)
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:

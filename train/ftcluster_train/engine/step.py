@@ -239,9 +239,7 @@ def make_step(
     times: StepTimes, bf16: bool,
 ) -> Step:  # fmt: skip
     """The step for a task; arguments as in Step."""
-    # a distilled embedding is compared with its teacher's alone
-    compares = isinstance(task, SentenceSimilarityTask) and not task.needs_reference
-    kind = GradientCacheStep if compares else Step
+    kind = GradientCacheStep if task.compares_batch else Step
     return kind(task, model, optimizer, kernels, times, bf16)
 
 

@@ -78,6 +78,10 @@ class Task(TaskRows, ABC):
         compares: whether rows that are in two sets are equal documents.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         draws: whether samples change in each epoch, see `draw`.
+        compares_batch: True if the loss of a row depends on all other rows of the batch, see
+            `engine.step.GradientCacheStep`.
+        packs: True if a sample's documents have nothing to do with each other.
+        shows_answers: True if an evaluation shows what the model answers to some samples.
         biased_head: whether a head may have a bias, which the loss adds.
         reference_model: another model that is compared with instead; it is not trained.
         reference_key: what its predictions depend on besides the samples.
@@ -106,6 +110,9 @@ class Task(TaskRows, ABC):
     compares = True
     model_notices: Sequence[str] = ()
     score_notices: Sequence[str] = ()
+    compares_batch = False
+    packs = False
+    shows_answers = False
 
     def __init__(
         self,
@@ -128,6 +135,11 @@ class Task(TaskRows, ABC):
         self._evaluated: PreTrainedModel | None = None  # which `evaluation_head` is of
         if self.pads:
             self.check_padding()
+
+    @property
+    def mines_negatives(self) -> bool:
+        """Whether hard negatives are looked for before the training."""
+        return False
 
     def look_at_teacher(self, folder: Path) -> None:
         """Find out what the recipe's teacher knows, before `encode`.

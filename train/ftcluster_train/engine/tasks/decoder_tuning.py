@@ -16,7 +16,8 @@ from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
 from ftcluster_common.given_files import read_json
-from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.chat import DecoderTuning
 from ftcluster_train.engine.data.message_fields import WrittenFields
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.text_samples import (

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.nn import functional
 from transformers import AutoModel
 
-from ftcluster_common.data.columns import embedded_column
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.embed import embedded_column
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
@@ -56,6 +56,7 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
 
     needs_reference = True
     group_by_length = True
+    compares_batch = False  # a text is compared with its teacher's embedding alone
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)

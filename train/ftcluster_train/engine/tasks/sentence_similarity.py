@@ -22,7 +22,7 @@ from ftcluster_common.models.sentence_modules import (
     read_modules,
 )
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import SCORE_LOSSES
+from ftcluster_common.tasks.embed import SCORE_LOSSES
 from ftcluster_train.engine.data.prompted_texts import Prompts
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples
@@ -56,9 +56,14 @@ class SentenceSimilarityTask(EmbeddedTexts):
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
     reads_padding = False
+    compares_batch = True
 
     modules = SentenceModules("mean", normalize=True)
     width = 0
+
+    @property
+    def mines_negatives(self) -> bool:
+        return self.options.hard_negatives > 0
 
     def look_at_model(self, folder: Path) -> None:
         modules = self._modules_of(folder)
