@@ -642,8 +642,10 @@ PARSERS = {
     "price": Parser(of_text(read_price), (b"4.08 USD",), (ValueError,)),
     "trained model": Parser(
         of_file(lambda path: trained_fields(path.parent), "ftcluster.json"),
-        tuple(dumped({"recipe": "r", "task": task, "options": {**asdict(options()), "data": "x"}})
-              for task, options in TASKS.items()),
+        tuple(
+            dumped({"recipe": "r", "task": task, "options": {**asdict(spec.fields()), "data": "x"}})
+            for task, spec in TASKS.items()
+        ),
     ),
     **{
         f"a model's {name}": Parser(

@@ -178,6 +178,7 @@ Chats = TypeVar("Chats", bound=DecoderTuning)
 class DecoderTuningSpec(TaskSpec[Chats]):
     """What tasks have in common that train a decoder with conversations."""
 
+    exported_as = "CausalLM"
     pipeline = "text-generation"
     model_kind = "decoder"
     predicts_tokens = True

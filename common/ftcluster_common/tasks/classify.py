@@ -237,6 +237,8 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     name = "text-classification"
     fields = TextClassification
     recipe = "classify"
+    exported_as = "SequenceClassification"
+    compared_rows = "classes"
     model_recipes = {"ForSequenceClassification": ("classify", "glue")}
     training_fields = (
         *TaskSpec.training_fields,

@@ -63,6 +63,8 @@ class TextDistillationSpec(TaskSpec[TextDistillation]):
     name = "text-distillation"
     fields = TextDistillation
     recipe = "distill"
+    exported_as = "SequenceClassification"
+    compared_rows = "classes"
     pipeline = "text-classification"
     scaled_by = {"temperature": ("loss",), "alpha": ("loss",), "teacher": ("loss", "agreement")}
     student = ("classifier", "classify")

@@ -213,6 +213,7 @@ class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
     name = "sentence-similarity"
     fields = SentenceSimilarity
     recipe = "embed"
+    exported_as = "FeatureExtraction"
     model_recipes = {"Model": ("embed",)}
     scaled_by = {"loss": ("loss",), "teacher": ("loss", "cosine")}
     student = ("embedder", "embed")

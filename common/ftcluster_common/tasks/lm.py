@@ -124,6 +124,8 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
     name = "causal-lm"
     fields = CausalLm
     recipe = "clm"
+    exported_as = "CausalLM"
+    compared_rows = "texts"
     pipeline = "text-generation"
     model_kind = "decoder"
     generates = True
@@ -156,6 +158,7 @@ class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
     name = "masked-lm"
     fields = MaskedLm
     recipe = "mlm"
+    exported_as = "MaskedLM"
     model_recipes = {"ForMaskedLM": ("mlm",)}
     pipeline = "fill-mask"
     scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))

@@ -104,6 +104,7 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
     name = "token-classification"
     fields = TokenClassification
     recipe = "ner"
+    exported_as = "TokenClassification"
     model_recipes = {"ForTokenClassification": ("ner",)}
     file_kinds = (CONLL,)
 

@@ -130,6 +130,9 @@ class TextRankingSpec(TaskSpec[TextRanking]):
     name = "text-ranking"
     fields = TextRanking
     recipe = "rerank"
+    exported_as = "SequenceClassification"
+    reads_pairs = True
+    is_cross_encoder = True
     model_recipes = {"ForSequenceClassification": ("rerank",)}
     scaled_by = {"loss": ("loss",)}
     base_settings = {"num_labels": 1, "problem_type": None}

@@ -113,6 +113,7 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
     name = "seq2seq-lm"
     fields = Seq2SeqLm
     recipe = "seq2seq"
+    auto_class = "AutoModelForSeq2SeqLM"
     model_recipes = {"ForConditionalGeneration": ("seq2seq",)}
     pipeline = "summarization"
     model_kind = "encoder-decoder"

@@ -77,6 +77,12 @@ class TaskSpec(ABC, Generic[Fields]):
         against_ipex: the reason why IPEX cannot optimize the model, or "".
         scaled_by: metrics that are on another scale with another value of a field, by field.
         student: the kind of model that a distillation trains, and the recipe that uses the model.
+        exported_as: the end of the names of the classes that export the model, such as MaskedLM; ""
+            if it is not exported.
+        compared_rows: the part of rows that an exported model is compared on, if rows can be.
+        reads_pairs: True if the model reads two texts together.
+        is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
+        auto_class: the class of transformers that loads the model where no pipeline does.
         training_fields: fields that do not change how the trained model reads a row.
         base_settings: fields of the configuration of the model that adapters belong to.
         adapter_type: peft's name of the task.
@@ -96,6 +102,11 @@ class TaskSpec(ABC, Generic[Fields]):
     against_ipex: str = ""
     scaled_by: Mapping[str, tuple[str, ...]] = {}
     student: tuple[str, str] = ("", "")
+    exported_as: str = ""
+    compared_rows: Literal["", "classes", "texts"] = ""
+    reads_pairs: bool = False
+    is_cross_encoder: bool = False
+    auto_class: str = ""
     training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
     base_settings: Mapping[str, Any] = {}
     adapter_type: str = "CAUSAL_LM"

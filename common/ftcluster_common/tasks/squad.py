@@ -83,6 +83,9 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
     name = "question-answering"
     fields = QuestionAnswering
     recipe = "squad"
+    exported_as = "QuestionAnswering"
+    reads_pairs = True
+    auto_class = "AutoModelForQuestionAnswering"
     model_recipes = {"ForQuestionAnswering": ("squad",)}
 
     def columns(
