@@ -1,7 +1,6 @@
 """The recipe of a training: what the control node checks and the hosts read. Standard library only.
 
-The names of a task's fields are those of Hugging Face's example scripts run_glue, run_qa and
-run_clm, and of TRL, where they have one. Names, meanings and defaults of `Training` are those of
+The fields of each task are in `tasks`. Names, meanings and defaults of `Training` are those of
 transformers 5.23; docs/recipes.md says where a default is another one, and why.
 """
 
@@ -150,7 +149,7 @@ class Recipe:
 
     @property
     def spec(self) -> AnyTask:
-        """What the task declares."""
+        """The declaration of the task."""
         return spec_of(self.options)
 
     @property

@@ -1,4 +1,4 @@
-"""What depends on the kind of task is declared by the task: nothing else asks which one it is."""
+"""Each task declares what depends on its kind: no other code asks which task it is."""
 
 import ast
 from collections.abc import Iterable, Iterator

@@ -176,7 +176,7 @@ Chats = TypeVar("Chats", bound=DecoderTuning)
 
 
 class DecoderTuningSpec(TaskSpec[Chats]):
-    """What tasks have in common that train a decoder with conversations."""
+    """The part that all declarations of tasks with conversations share."""
 
     exported_as = "CausalLM"
     pipeline = "text-generation"
@@ -204,7 +204,7 @@ def _uses(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]
 
 
 class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
-    """What the training with answers declares."""
+    """The declaration of the training with answers."""
 
     name = "instruction-tuning"
     fields = InstructionTuning
@@ -260,7 +260,7 @@ class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
 
 
 class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
-    """What the training with two answers declares."""
+    """The declaration of the training with two answers."""
 
     name = "preference-tuning"
     fields = PreferenceTuning

@@ -232,7 +232,7 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
 
 
 class TextClassificationSpec(TaskSpec[TextClassification]):
-    """What text classification declares."""
+    """The declaration of text classification."""
 
     name = "text-classification"
     fields = TextClassification

@@ -58,7 +58,7 @@ def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
 
 
 class TextDistillationSpec(TaskSpec[TextDistillation]):
-    """What the distillation of a classifier declares."""
+    """The declaration of the distillation of a classifier."""
 
     name = "text-distillation"
     fields = TextDistillation

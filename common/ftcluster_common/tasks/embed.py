@@ -208,7 +208,7 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
 
 
 class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
-    """What the training of embeddings declares."""
+    """The declaration of the training of embeddings."""
 
     name = "sentence-similarity"
     fields = SentenceSimilarity

@@ -92,7 +92,7 @@ Texts = TypeVar("Texts", bound=LanguageModel)
 
 
 class LanguageModelSpec(TaskSpec[Texts]):
-    """What tasks have in common that learn texts alone."""
+    """The part that all declarations of tasks with texts alone share."""
 
     file_kinds = (TEXT,)
     predicts_tokens = True
@@ -119,7 +119,7 @@ class LanguageModelSpec(TaskSpec[Texts]):
 
 
 class CausalLmSpec(LanguageModelSpec[CausalLm]):
-    """What the training of a decoder with texts declares."""
+    """The declaration of the training of a decoder with texts."""
 
     name = "causal-lm"
     fields = CausalLm
@@ -153,7 +153,7 @@ class CausalLmSpec(LanguageModelSpec[CausalLm]):
 
 
 class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
-    """What the training of an encoder with texts declares."""
+    """The declaration of the training of an encoder with texts."""
 
     name = "masked-lm"
     fields = MaskedLm

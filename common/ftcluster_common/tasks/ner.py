@@ -99,7 +99,7 @@ def _tagging_problem(
 
 
 class TokenClassificationSpec(TaskSpec[TokenClassification]):
-    """What token classification declares."""
+    """The declaration of token classification."""
 
     name = "token-classification"
     fields = TokenClassification

@@ -125,7 +125,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
 
 
 class TextRankingSpec(TaskSpec[TextRanking]):
-    """What the training of a reranker declares."""
+    """The declaration of the training of a reranker."""
 
     name = "text-ranking"
     fields = TextRanking

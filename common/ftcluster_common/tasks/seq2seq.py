@@ -108,7 +108,7 @@ def _column_of(language: str, columns: Sequence[str]) -> str | None:
 
 
 class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
-    """What summaries and translations declare."""
+    """The declaration of summaries and translations."""
 
     name = "seq2seq-lm"
     fields = Seq2SeqLm

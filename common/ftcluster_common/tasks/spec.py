@@ -1,4 +1,4 @@
-"""What a task declares: its fields, its data, and what planner, checks and commands ask of it.
+"""The declaration of a task: its fields, its data, and what planner, checks and commands ask.
 
 A task is one object of a subclass of `TaskSpec`, see `registry`. Its methods get the task's fields
 with their values in a recipe. Standard library only.
@@ -26,7 +26,11 @@ OF_ADAPTERS = (
 
 @dataclass(frozen=True)
 class Options:
-    """The fields of a recipe that belong to its task: a dataclass of its own for each task."""
+    """The fields of a recipe that belong to its task: a dataclass of its own for each task.
+
+    The names of fields are those of Hugging Face's example scripts run_glue, run_qa and run_clm,
+    and of TRL, where they have one.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

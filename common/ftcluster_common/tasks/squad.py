@@ -78,7 +78,7 @@ def _answering_problem(options: QuestionAnswering, row: Row) -> str:
 
 
 class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
-    """What question answering declares."""
+    """The declaration of question answering."""
 
     name = "question-answering"
     fields = QuestionAnswering

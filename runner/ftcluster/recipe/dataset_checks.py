@@ -71,10 +71,10 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     readable = tuple(file for file in files.get(split, ()) if kind_of(file) != PARQUET)
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
-        found: Options = spec_of(options).with_rows(options, rows)
+        decided: Options = spec_of(options).with_rows(options, rows)
     except DataError:  # who checks the rows says more of it
         return options
-    return found
+    return decided
 
 
 def _no_data(path: Path, file_kinds: Sequence[str]) -> str:

@@ -205,8 +205,7 @@ def schema_of(task: Any) -> dict[str, Key]:
 
 def _spec_of(task: Any) -> AnyTask:
     """Return a task by its name; for an unknown one, the default."""
-    known = task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
-    return TASKS[known]
+    return TASKS[task if isinstance(task, str) and task in TASKS else DEFAULT_TASK]
 
 
 def _with_tasks(key: Key) -> Key:

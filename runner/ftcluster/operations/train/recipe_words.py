@@ -181,11 +181,11 @@ def recipes_for(model: Path) -> Sequence[str]:
 
 def model_recipes() -> dict[str, tuple[str, ...]]:
     """Return recipes by the end of transformers' names of classes, the longest end first."""
-    found: dict[str, tuple[str, ...]] = {}
+    recipes: dict[str, tuple[str, ...]] = {}
     for spec in TASKS.values():
         for end, names in spec.model_recipes.items():
-            found[end] = (*found.get(end, ()), *names)
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+            recipes[end] = (*recipes.get(end, ()), *names)
+    return dict(sorted(recipes.items(), key=lambda item: -len(item[0])))
 
 
 def _no_column(named: Any, columns: Sequence[str]) -> bool:
