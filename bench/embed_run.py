@@ -27,9 +27,10 @@ from bench.engine_run import (
     products_of,
 )
 from bench.sft_run import CpuClock, shapes_of
-from ftcluster_common.data.columns import search_columns, search_texts
+from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_common.tasks.embed import search_columns
 from ftcluster_train.engine.data.sources import columns_of, load_rows
 from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.evaluation import evaluate

@@ -38,7 +38,10 @@ from transformers import (
 from transformers.utils import logging
 
 from ftcluster_common.protocol.job import Job, read_job
-from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Seq2SeqLm, TokenClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.lm import CausalLm, MaskedLm
+from ftcluster_common.tasks.ner import TokenClassification
+from ftcluster_common.tasks.seq2seq import Seq2SeqLm
 from ftcluster_kernels.private_torch import has_onednn_linear, onednn_linear
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.sampler import BatchSampler

@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, BertConfig,
 from bench.engine_run import WORLD
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import CausalLm, MaskedLm, Recipe, Training
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.lm import CausalLm, MaskedLm
 from ftcluster_train.engine import checkpoints, loop
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter
 from ftcluster_train.engine.progress import ProgressLog

@@ -27,7 +27,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from bench.engine_run import WORLD, Clock
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import InstructionTuning, Recipe, Training
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_kernels.linear import shape_of
 from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.data.token_store import Samples, SampleWriter

@@ -25,7 +25,8 @@ from transformers.utils import logging
 from bench.engine_run import WARM_UP, WORLD, Clock, products
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import InstructionTuning, Recipe, Training
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters
 from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.data.sampler import BatchSampler

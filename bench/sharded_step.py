@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from ftcluster_common.recipe import CausalLm, Recipe, Training
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.lm import CausalLm
 from ftcluster_train.comm.world import join_world, leave_world
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep

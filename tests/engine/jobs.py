@@ -10,22 +10,17 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import (
-    CausalLm,
-    InstructionTuning,
-    MaskedLm,
-    Options,
-    PreferenceTuning,
-    QuestionAnswering,
-    Recipe,
-    SentenceSimilarity,
-    Seq2SeqLm,
-    TextClassification,
-    TextDistillation,
-    TextRanking,
-    TokenClassification,
-    Training,
-)
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.chat import InstructionTuning, PreferenceTuning
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.distill import TextDistillation
+from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_common.tasks.lm import CausalLm, MaskedLm
+from ftcluster_common.tasks.ner import TokenClassification
+from ftcluster_common.tasks.rerank import TextRanking
+from ftcluster_common.tasks.seq2seq import Seq2SeqLm
+from ftcluster_common.tasks.spec import Options
+from ftcluster_common.tasks.squad import QuestionAnswering
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.checkpoints import save_model

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ftcluster_common.protocol.job import EVALUATE, Job
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_kernels import attention_heads, products
 from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_kernels.documents import document_mask

@@ -6,16 +6,13 @@ from typing import Any
 import datasets
 import pytest
 
-from ftcluster_common.recipe import (
-    InstructionTuning,
-    Options,
-    PreferenceTuning,
-    QuestionAnswering,
-    SentenceSimilarity,
-    TextClassification,
-    TextRanking,
-    TokenClassification,
-)
+from ftcluster_common.tasks.chat import InstructionTuning, PreferenceTuning
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_common.tasks.ner import TokenClassification
+from ftcluster_common.tasks.rerank import TextRanking
+from ftcluster_common.tasks.spec import Options
+from ftcluster_common.tasks.squad import QuestionAnswering
 from ftcluster_train.engine.data.sources import check_rows, load_rows
 from ftcluster_train.errors import TrainError
 from tests.bad_rows import BAD, check_said

@@ -16,7 +16,9 @@ from transformers import (
 )
 
 from ftcluster_common.protocol.class_report import report_of_classes
-from ftcluster_common.recipe import TextClassification, TextDistillation, TokenClassification
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.distill import TextDistillation
+from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_train.engine.class_head import choose_rows, output_weights
 from ftcluster_train.engine.data.token_store import write_inputs
 from ftcluster_train.engine.prepare import prepare

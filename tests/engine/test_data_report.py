@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from transformers import BartConfig, BartForSequenceClassification
 
-from ftcluster_common.data.column_uses import column_uses
-from ftcluster_common.data.row_review import RowReview
 from ftcluster_common.protocol.events import is_data
-from ftcluster_common.recipe import TextClassification
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.row_review import RowReview
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
 from tests.engine.models import CHAT, SIZES, VOCABULARY, make_tokenizer
@@ -128,7 +128,7 @@ def test_dirty_labels_are_noted_as_the_control_node_notes_them(tmp_path: Path) -
     model = write_model(tmp_path / "model", "bert", "text-classification")
     notices = prepare(make_whole_job(tmp_path / "run", "text-classification", data, model)).notices
     options = TextClassification()
-    reviewed = RowReview(options, column_uses(options, list(rows[0]), True))
+    reviewed = RowReview(options, spec_of(options).column_uses(options, list(rows[0]), True))
     for row in rows:
         reviewed.add(row)
     noted = reviewed.notes("train")

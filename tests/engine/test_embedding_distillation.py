@@ -17,7 +17,7 @@ from transformers import AutoModel, PreTrainedTokenizerFast
 
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files, read_modules
 from ftcluster_common.protocol.job import PREDICT, Job
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load
 from ftcluster_train.engine.tasks.embed.embedding_distillation import (

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 
 from ftcluster_common.models.trained_model import read_trained
 from ftcluster_common.protocol.job import Job, Purpose
-from ftcluster_common.recipe import TextClassification
+from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import rank
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs

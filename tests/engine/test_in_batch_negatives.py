@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.collectives import Traffic
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data import sampler

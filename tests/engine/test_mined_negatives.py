@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.data.token_store import read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from huggingface_hub.utils import validate_repo_id
 from transformers.pipelines import PIPELINE_REGISTRY
 
-from ftcluster_common.recipe import TASKS
+from ftcluster_common.tasks.registry import TASKS
 from ftcluster_train.engine.model_card import Measured, card
 from tests.engine.jobs import OPTIONS, make_job, run_rank
 from tests.engine.runs import classes, make_whole_job, write_data, write_model
@@ -74,7 +74,7 @@ def test_the_card_of_adapters_names_their_base(tmp_path: Path) -> None:
 def test_front_matter_of_each_task_is_the_hubs(task: str, tmp_path: Path) -> None:
     job = make_job(tmp_path, "text-classification")
     recipe = replace(
-        job.recipe, task=task, options=OPTIONS.get(task, TASKS[task]()), from_scratch=False,
+        job.recipe, task=task, options=OPTIONS.get(task, TASKS[task].fields()), from_scratch=False,
         model="google-bert/bert-base-uncased@main", data="nyu-mll/glue@v1", data_config="mrpc",
     )  # fmt: skip
     commits = {"model": "a" * 40, "data": "b" * 40}

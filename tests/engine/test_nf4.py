@@ -10,7 +10,7 @@ import torch
 from torch.func import functional_call
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_kernels.linear import dense
 from ftcluster_train.engine import models
 from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear_layers

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from ftcluster_common.models.sentence_modules import SentenceModules, module_files
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.engine.data.token_store import Samples, read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.rank import load

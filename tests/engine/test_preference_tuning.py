@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import PreferenceTuning
+from ftcluster_common.tasks.chat import PreferenceTuning
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import evaluation

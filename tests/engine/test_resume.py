@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import Job
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine import checkpoints, loop, snapshots, state_files
 from ftcluster_train.engine.optim import flat_params

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils import parametrizations, prune
 from transformers import PreTrainedModel
 
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_train.engine.adapters import add_adapters
 from ftcluster_train.engine.saved_check import NotAsTrainedError
 from tests.engine.jobs import OPTIONS, check_saved, run_rank

@@ -1,7 +1,8 @@
 """A task is found by its name, also one that the product does not have."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,28 +10,62 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from ftcluster_common.recipe import TASKS
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.row_checks import CheckRow, check_columns
+from ftcluster_common.tasks import registry as specs
+from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.tasks.spec import Options, TaskSpec
 from ftcluster_train.engine.data.sources import Rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.tasks import registry
 from ftcluster_train.engine.tasks.base import Batch, Task
 from ftcluster_train.engine.tasks.registry import register, registered, task_class
 from tests.engine.jobs import make_job, result_of, run_rank
-from tests.engine.runs import make_whole_job, write_data, write_model
+from tests.engine.runs import write_data, write_model
 
 
-class WordCount(Task):
+@dataclass(frozen=True)
+class WordCount(Options):
+    """The number of words of a text."""
+
+    body_column: str = "body"
+    max_length: int = 32
+    validation_split_percentage: float = 10.0
+
+
+class WordCountSpec(TaskSpec[WordCount]):
+    """A task with nothing but what every task declares."""
+
+    name = "word-count"
+    fields = WordCount
+
+    def columns(self, options: WordCount, _columns: Sequence[str], _answered: bool) -> Columns:
+        return {"text": (options.body_column,)}
+
+    def row_check(self, options: WordCount, _answered: bool, _columns: Sequence[str]) -> CheckRow:
+        return partial(check_columns, [options.body_column], [])
+
+    def row_form(self, options: WordCount, _answered: bool) -> str:
+        return f"each row has {options.body_column}"
+
+    def metric_names(self, _options: WordCount) -> tuple[str, ...]:
+        return ("mean_error",)
+
+
+class WordCountTask(Task):
     """Predicts the number of words of a text; its metric is the mean error, in words."""
 
     name = "word-count"
+    options: WordCount
     model_class = AutoModelForSequenceClassification
 
     def encode_split(self, rows: Rows, _split: str, limit: int, folder: Path) -> list[str]:
         writer = SampleWriter(folder, {**self.token_kinds(), "words": "i"})
         for row in rows:
-            columns, _ = self.tokenize([[row["text"]]], limit)
+            text = row[self.options.body_column]
+            columns, _ = self.tokenize([[text]], limit)
             sample = {name: column[0] for name, column in columns.items()}
-            writer.add({**sample, "words": [len(row["text"].split())]})
+            writer.add({**sample, "words": [len(text.split())]})
         writer.close()
         return []
 
@@ -56,9 +91,12 @@ class WordCount(Task):
 
 
 @pytest.fixture
-def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def registry_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     kinds = {name: [*kinds] for name, kinds in registered().items()}
     monkeypatch.setattr(registry, "_kinds", kinds)
+    specs.register(WordCountSpec())
+    yield
+    del TASKS["word-count"], specs._BY_FIELDS[WordCount]
 
 
 def test_every_task_of_a_recipe_is_registered() -> None:
@@ -82,30 +120,33 @@ def test_the_most_special_class_that_serves_a_recipe_is_taken(
 
 @pytest.mark.usefixtures("registry_of_its_own")
 def test_a_name_has_one_family_of_classes() -> None:
-    class Other(WordCount):
+    class Other(WordCountTask):
         """A class with the name of another task."""
 
         name = "causal-lm"
 
     with pytest.raises(ValueError, match=r"'causal-lm' is .*CausalLmTask already"):
         register(Other)
-    assert register(WordCount) is register(WordCount)
-    assert registered()["word-count"] == (WordCount,)
+    assert register(WordCountTask) is register(WordCountTask)
+    assert registered()["word-count"] == (WordCountTask,)
 
 
 @pytest.mark.usefixtures("registry_of_its_own", "one_world")
 def test_a_task_of_ones_own_is_trained_and_evaluated(tmp_path: Path) -> None:
-    register(WordCount)
+    register(WordCountTask)
     texts = [" ".join(["w5", "w6", "w7"][: 1 + n % 3]) for n in range(24)]
-    rows = [{"text": text, "label": 0} for text in texts]
+    rows = [{"body": text} for text in texts]
     data = write_data(tmp_path / "data", {"train": rows, "validation": rows[:6]})
     model = write_model(tmp_path / "model", "bert", "text-classification")
-    job = make_whole_job(
-        tmp_path / "runs/one", "text-classification", data, model,
-        options={"text_columns": ("text",)}, max_steps=60, eval_strategy="steps", eval_steps=30,
-        learning_rate=1e-2,
+    job = make_job(
+        tmp_path / "runs/one", "text-classification", max_steps=60, eval_strategy="steps",
+        eval_steps=30, learning_rate=1e-2,
     )  # fmt: skip
-    job = replace(job, recipe=replace(job.recipe, task="word-count"))  # type: ignore[arg-type]
+    recipe = replace(
+        job.recipe, task="word-count", options=WordCount(), data=data, model=model,
+        from_scratch=False,
+    )  # fmt: skip
+    job = replace(job, prefix=tmp_path, recipe=recipe)
     events = run_rank(job)
     [result] = [event for event in events if event["event"] == "result"]
     assert result["metrics"]["mean_error"] < 0.5  # always two words: 0.67

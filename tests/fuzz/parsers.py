@@ -62,13 +62,6 @@ from ftcluster.recipe.yaml_loader import read_value
 from ftcluster.stacks.catalog import load_advisories, load_stacks
 from ftcluster.text.printable import printable
 from ftcluster.user_script.requirements import read_requirements
-from ftcluster_common.data.columns import (
-    classification_columns,
-    embedded_column,
-    ranking_columns,
-    search_columns,
-    text_column,
-)
 from ftcluster_common.data.conversations import (
     ConversationColumns,
     PreferenceColumns,
@@ -76,13 +69,10 @@ from ftcluster_common.data.conversations import (
     read_preference,
 )
 from ftcluster_common.data.data_files import DataError, Table
-from ftcluster_common.data.row_checks import row_check
-from ftcluster_common.data.source_target import source_target_columns
-from ftcluster_common.data.tagged_words import tagged_columns
+from ftcluster_common.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.models.sentence_modules import MODULES, read_modules
 from ftcluster_common.protocol.cpu_list import parse_cpus
 from ftcluster_common.protocol.events import EVENTS
-from ftcluster_common.protocol.given_files import GivenFileError, read_given, read_json
 from ftcluster_common.protocol.job import Job, ScriptJob, read_job, read_script_job
 from ftcluster_common.protocol.launch import (
     LAUNCH_FILE,
@@ -94,15 +84,13 @@ from ftcluster_common.protocol.launch import (
 )
 from ftcluster_common.protocol.run_state import RunState, pack
 from ftcluster_common.protocol.timeouts import Timeouts
-from ftcluster_common.recipe import (
-    TASKS,
-    CausalLm,
-    SentenceSimilarity,
-    Seq2SeqLm,
-    TextClassification,
-    TextRanking,
-    TokenClassification,
-)
+from ftcluster_common.tasks.classify import TextClassification, classification_columns
+from ftcluster_common.tasks.embed import SentenceSimilarity, embedded_column, search_columns
+from ftcluster_common.tasks.lm import CausalLm, text_column
+from ftcluster_common.tasks.ner import TokenClassification, tagged_columns
+from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.tasks.rerank import TextRanking, ranking_columns
+from ftcluster_common.tasks.seq2seq import Seq2SeqLm, source_target_columns
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.engine.data.token_store import read_inputs
@@ -317,10 +305,10 @@ def checked(row: Any) -> object:
     if not isinstance(row, dict):
         return None
     said = []
-    for options in TASKS.values():
+    for spec in TASKS.values():
         for answered in (True, False):
             with contextlib.suppress(DataError):
-                said.append(row_check(options(), answered, list(row))(row))
+                said.append(spec.row_check(spec.fields(), answered, list(row))(row))
     return "" in said
 
 
@@ -654,8 +642,10 @@ PARSERS = {
     "price": Parser(of_text(read_price), (b"4.08 USD",), (ValueError,)),
     "trained model": Parser(
         of_file(lambda path: trained_fields(path.parent), "ftcluster.json"),
-        tuple(dumped({"recipe": "r", "task": task, "options": {**asdict(options()), "data": "x"}})
-              for task, options in TASKS.items()),
+        tuple(
+            dumped({"recipe": "r", "task": task, "options": {**asdict(spec.fields()), "data": "x"}})
+            for task, spec in TASKS.items()
+        ),
     ),
     **{
         f"a model's {name}": Parser(

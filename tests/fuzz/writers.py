@@ -32,7 +32,7 @@ from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.comments import comments
 from ftcluster.text.streams import Show
 from ftcluster.text.terminal import print_lines
-from ftcluster_common.recipe import TextClassification
+from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.supervisor.metrics_file import text_of
 from tests.fuzz.markup import elements
 from tests.fuzz.parsers import EVENTS_SEEN, Parser, dumped, of_json

@@ -13,6 +13,7 @@ SOURCES = {
     "ftcluster": ROOT / "runner",
     "ftcluster.operations": ROOT / "runner",
     "ftcluster_common": ROOT / "common",
+    "ftcluster_common.tasks": ROOT / "common",
     "ftcluster_train": ROOT / "train",
     "ftcluster_train.engine": ROOT / "train",
     "ftcluster_train.engine.tasks": ROOT / "train",

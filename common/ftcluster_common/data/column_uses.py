@@ -1,93 +1,15 @@
-"""What a task reads each column of its data for, and which it does not. Standard library only."""
+"""The columns of data by what a task reads them for, and those that it does not read."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from ftcluster_common.data.columns import (
-    LOOKED_AT,
-    answering_columns,
-    classification_columns,
-    distilled_columns,
-    embedded_column,
-    ranking_columns,
-    search_columns,
-    text_column,
-)
-from ftcluster_common.data.conversations import conversation_columns, preference_columns
+from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.data_files import Row
-from ftcluster_common.data.source_target import source_target_columns
-from ftcluster_common.data.tagged_words import tagged_columns
-from ftcluster_common.recipe import (
-    InstructionTuning,
-    LanguageModel,
-    Options,
-    PreferenceTuning,
-    QuestionAnswering,
-    SentenceSimilarity,
-    Seq2SeqLm,
-    TextClassification,
-    TextDistillation,
-    TextRanking,
-    TokenClassification,
-)
 
 UNREAD = "not read"
-ANSWERING = ("question", "context", "answers")
 WORDS = 3  # a text has as many; numbers, dates, ids and names have fewer
 
 Columns = Mapping[str, tuple[str, ...]]  # by what they are for
-
-
-def column_uses(options: Options, columns: Sequence[str], answered: bool) -> Columns:
-    """The columns of a task by what they are for, and those that it does not read.
-
-    Raises:
-        DataError: they are not those that the task reads.
-    """
-    uses: dict[str, tuple[str, ...]]
-    match options:
-        case TextClassification():
-            texts, labels = classification_columns(options, columns, answered)
-            uses = {"text": texts, "label": labels if answered else ()}
-        case TokenClassification():
-            named = tagged_columns(options, columns, answered)._asdict()
-            uses = {use: (name,) for use, name in named.items() if name}
-        case QuestionAnswering():
-            read = zip(ANSWERING, answering_columns(options, answered), strict=False)
-            uses = {use: (name,) for use, name in read}
-        case LanguageModel():
-            uses = {"text": (text_column(options, columns),)}
-        case SentenceSimilarity() if answered and not options.distils:
-            pair = search_columns(options, columns)
-            uses = {
-                "query": (pair.query,),
-                "positive": (pair.positive,),
-                "negative": pair.negatives,
-                "label": (pair.label,) if pair.label else (),
-            }
-        case SentenceSimilarity():
-            uses = {"text": (embedded_column(options, columns),)}
-        case TextRanking():
-            (query, text, negatives, *_), label, _ = ranking_columns(options, columns, answered)
-            uses = {"query": (query,), "text": (text,), "negative": negatives}
-            uses["label"] = (label,) if label else ()
-        case InstructionTuning():
-            named = conversation_columns(options, columns)._asdict()
-            uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in columns if name == "tools")
-        case PreferenceTuning():
-            named = preference_columns(options, columns)._asdict()
-            uses = {use: (name,) for use, name in named.items() if name}
-            uses["tools"] = tuple(name for name in columns if name == "tools")
-        case Seq2SeqLm():
-            both = source_target_columns(options, columns, answered)
-            uses = {"source": (both.source,), "target": (both.target,) if both.target else ()}
-        case TextDistillation():
-            texts, label = distilled_columns(options, columns)
-            uses = {"text": texts, "label": (label,) if label else ()}
-    known = {name for names in uses.values() for name in names}
-    uses[UNREAD] = tuple(name for name in columns if name not in known)
-    return {use: names for use, names in uses.items() if names}
 
 
 def unread_texts(columns: Columns, rows: Iterable[Row]) -> list[str]:

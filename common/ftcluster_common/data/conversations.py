@@ -5,7 +5,7 @@ input, output), Dolly (instruction, context, response) and hh-rlhf (texts with H
 Assistant:).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,18 +19,6 @@ from ftcluster_common.data.messages import (
     read_tools,
     text_message,
 )
-from ftcluster_common.recipe import InstructionTuning, PreferenceTuning
-
-MESSAGES = ("messages", "conversation", "conversations", "chat")
-PROMPTS = (
-    ("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
-    ("instruction", "response"), ("question", "answer"), ("question", "response"),
-    ("query", "response"), ("input", "output"),
-)  # fmt: skip
-CONTEXTS = ("input", "context")  # what an instruction is about
-SYSTEM = ("system", "system_prompt")
-# Where one of these is not read, what is learned may lack a part of its prompt.
-QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
 
 
 class ConversationColumns(NamedTuple):
@@ -80,60 +68,6 @@ class Conversation:
             and message.get("weight", 1) != 0
             and message.get("train", True) is not False
         ]
-
-
-def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> ConversationColumns:
-    """The columns with conversations.
-
-    Raises:
-        DataError: there are none such, or another one may belong to them; has the columns and how
-            they are named in a recipe.
-    """
-    names = {name.lower(): name for name in columns}
-    prompt, completion = options.prompt_column, options.completion_column
-    messages = options.messages_column
-    named = not (messages is None and prompt is None and completion is None)
-    if not named:
-        messages = next((names[name] for name in MESSAGES if name in names), None)
-    system = next((names[name] for name in SYSTEM if name in names), "")
-    context = ""
-    if messages is not None:
-        chosen = ConversationColumns(messages, system=system)
-    else:
-        for known_pair in PROMPTS:
-            pair = [names.get(name, "") for name in known_pair]
-            if all(pair) and prompt in (None, pair[0]) and completion in (None, pair[1]):
-                prompt, completion = pair
-                if known_pair[0] == "instruction" and not named:
-                    context = next((names[name] for name in CONTEXTS if name in names), "")
-                break
-        chosen = ConversationColumns("", prompt or "", completion or "", context, system)
-    missing = [name for name in chosen.names if name not in columns]
-    if missing or not (chosen.messages or (chosen.prompt and chosen.completion)):
-        what = (
-            f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
-        )
-        raise DataError(
-            f"{what}; found {', '.join(columns) or 'none'}; name them: messages_column=NAME, or "
-            f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
-        )
-    if not named and not chosen.messages:  # with messages some files have their first one again
-        _ask_for_unread(
-            chosen.names,
-            names,
-            f"prompt_column={chosen.prompt} completion_column={chosen.completion}",
-        )
-    return chosen
-
-
-def _ask_for_unread(read: Sequence[str], names: Mapping[str, str], way: str) -> None:
-    """Raise where a column is not read that may belong to the prompt."""
-    unread = [names[name] for name in QUESTIONS if name in names and names[name] not in read]
-    if unread:
-        raise DataError(
-            f"{', '.join(unread)} may belong to the prompt, and only {', '.join(read)} are read; "
-            f"leave out what does not belong to it, or say what is read: {way}"
-        )
 
 
 def read_conversation(
@@ -223,33 +157,6 @@ class PreferenceColumns(NamedTuple):
     def names(self) -> tuple[str, ...]:
         """Those that there are."""
         return tuple(filter(None, self))
-
-
-def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> PreferenceColumns:
-    """The columns with prompts and answers.
-
-    Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
-    """
-    names = {name.lower(): name for name in columns}
-    prompt, context = options.prompt_column, ""
-    if prompt is None:
-        prompt = next((names[name] for name, _ in PROMPTS if name in names), "")
-        if prompt.lower() == "instruction":
-            context = next((names[name] for name in CONTEXTS if name in names), "")
-    system = next((names[name] for name in SYSTEM if name in names), "")
-    named = PreferenceColumns(
-        options.chosen_column, options.rejected_column, prompt, context, system
-    )
-    missing = [name for name in named.names if name not in columns]
-    if missing:
-        raise DataError(
-            f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
-            "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
-        )
-    if options.prompt_column is None:
-        _ask_for_unread(named.names, names, f"prompt_column={prompt or 'NAME'}")
-    return named
 
 
 def read_preference(

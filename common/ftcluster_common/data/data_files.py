@@ -15,7 +15,7 @@ from string import ascii_letters
 from typing import Any
 
 from ftcluster_common.data.conll import looks_like_conll, sentences
-from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.given_files import parse_json
 
 PARQUET, TEXT = ".parquet", ".txt"
 CONLL = ".conll"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ftcluster_common.data.data_files import DataError, Row, short
-from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.given_files import parse_json
 
 ASSISTANT = "assistant"
 ROLES = {"human": "user", "gpt": ASSISTANT, "chatgpt": ASSISTANT, "bot": ASSISTANT}  # ShareGPT's

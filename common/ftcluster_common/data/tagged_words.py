@@ -13,12 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from ftcluster_common.data.data_files import DataError, Row, short
-from ftcluster_common.recipe import TokenClassification
 
-TOKENS = ("tokens", "words")
-TAGS = ("ner_tags", "tags", "labels", "ner", "tag")
-TEXT = ("text", "sentence", "content", "document")
-SPANS = ("spans", "entities", "labels", "label", "annotations")
 OUTSIDE = "O"
 PREFIXED = re.compile(r"([BILOUESM])-(.+)")
 AS_IOBES = {"L": "E", "U": "S", "M": "I"}
@@ -33,40 +28,6 @@ class TaggedColumns(NamedTuple):
     tokens: str
     text: str
     label: str
-
-
-def tagged_columns(
-    options: TokenClassification, columns: Sequence[str], labelled: bool = True
-) -> TaggedColumns:
-    """The columns that are named, or known.
-
-    Args:
-        labelled: whether tags or spans are needed; if not, neither is returned.
-
-    Raises:
-        DataError: there are none such; has the columns and how they are named in a recipe.
-    """
-    names = {name.lower(): name for name in columns}
-
-    def find(wanted: str | None, known: Iterable[str]) -> str:
-        if wanted is not None and (wanted in columns or labelled):
-            return wanted if wanted in columns else ""
-        return next((names[name] for name in known if name in names), "")
-
-    tokens, text = find(options.tokens_column, TOKENS), find(options.text_column, TEXT)
-    tags, spans = find(options.tags_column, TAGS), find(options.spans_column, SPANS)
-    of_words, of_text = TaggedColumns(tokens, "", tags), TaggedColumns("", text, spans)
-    said = options.text_column or options.spans_column
-    for found in (of_text, of_words) if said else (of_words, of_text):
-        if (found.tokens or found.text) and (found.label or not labelled):
-            return found if labelled else found._replace(label="")
-    if tokens and len(columns) == 1:
-        raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
-    have = f"found {', '.join(columns) or 'none'}; name them: "
-    raise DataError(
-        f"no columns of words and their tags, or of a text and its spans; {have}"
-        "tokens_column=NAME tags_column=NAME, or text_column=NAME spans_column=NAME"
-    )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 
 MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"

@@ -10,29 +10,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import TASKS
 
 FILE = "ftcluster.json"
-# the Hub's names of tasks, by ours; others are the same
-PIPELINES = {
-    "causal-lm": "text-generation",
-    "instruction-tuning": "text-generation",
-    "masked-lm": "fill-mask",
-    "preference-tuning": "text-generation",
-    "seq2seq-lm": "summarization",
-    "text-distillation": "text-classification",
-}
 ROWS = "ftcluster.rows"
 HASH_BYTES = 8
-# of a task's fields, those that say nothing of how the model reads a row
-LEFT_OUT = (
-    "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
-    "validation_splits", "validation_split_percentage", "vocab_size", "predict_with_generate",
-    "hard_negatives", "relative_margin", "absolute_margin", "max_score", "min_score", "range_min",
-    "range_max",
-    "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
-)  # fmt: skip
 
 
 def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
@@ -41,9 +25,7 @@ def pipeline_of(task: str, options: Mapping[str, Any]) -> str:
     Args:
         options: fields of the task.
     """
-    if task == "seq2seq-lm" and options.get("source_lang"):
-        return "translation"
-    return PIPELINES.get(task, task)
+    return TASKS[task].pipeline_of(options) if task in TASKS else task
 
 
 def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +36,9 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
         columns: fields with the columns that were found by their names.
     """
     options = {**asdict(recipe.options), **columns}
-    kept = {name: value for name, value in options.items() if name not in LEFT_OUT}
+    kept = {
+        name: value for name, value in options.items() if name not in recipe.spec.training_fields
+    }
     return {"recipe": recipe.name, "task": recipe.task, "options": kept}
 
 
@@ -82,9 +66,9 @@ def read_trained(folder: Path) -> dict[str, Any]:
     """What the file of a model's folder has; empty where there is none that can be read."""
     try:
         document = read_json(folder / FILE)
-        recipe, task, options = (document[name] for name in ("recipe", "task", "options"))
+        recipe, task, values = (document[name] for name in ("recipe", "task", "options"))
     except (ValueError, KeyError, TypeError):
         return {}
-    if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(options, dict)):
+    if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(values, dict)):
         return {}
-    return {"recipe": recipe, "task": task, "options": options}
+    return {"recipe": recipe, "task": task, "options": values}

@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ftcluster_common.protocol.given_files import read_form
-from ftcluster_common.recipe import TASKS, Recipe, Training
+from ftcluster_common.given_files import read_form
+from ftcluster_common.recipe import Recipe, Training
+from ftcluster_common.tasks.registry import TASKS
 
 Purpose = Literal["train", "evaluate", "predict", "generate"]
 EVALUATE: Purpose = "evaluate"
@@ -86,7 +87,7 @@ def recipe_of(data: Mapping[str, Any]) -> Recipe:
     """A recipe from its JSON."""
     recipe = dict(data)
     recipe["training"] = Training(**_with_tuples(recipe["training"]))
-    recipe["options"] = TASKS[recipe["task"]](**_with_tuples(recipe["options"]))
+    recipe["options"] = TASKS[recipe["task"]].fields(**_with_tuples(recipe["options"]))
     return Recipe(**recipe)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.protocol.given_files import read_form
+from ftcluster_common.given_files import read_form
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
 # TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun

@@ -27,7 +27,7 @@ from ftcluster.ansible.programs import program, utf8_locale
 from ftcluster.errors import InventoryError
 from ftcluster.paths import bundled
 from ftcluster.text.printable import printable
-from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
 OWN_GROUP = "ftcluster"  # an inventory that has it says which hosts the cluster has

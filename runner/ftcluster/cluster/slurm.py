@@ -22,7 +22,7 @@ from ftcluster.ansible.inventory import LOCALHOST, inventory_path
 from ftcluster.cluster.facts import ClusterFacts, HostFacts, stack_name
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import FtclusterError, UsageError
-from ftcluster_common.protocol.given_files import parse_json
+from ftcluster_common.given_files import parse_json
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"

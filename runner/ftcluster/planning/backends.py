@@ -12,7 +12,7 @@ from ftcluster.errors import PlanError
 from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.stacks.catalog import Stack, install_hint
 from ftcluster_common.protocol.launch import CCL, GLOO, IMPI
-from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_common.recipe import Recipe
 
 BITSANDBYTES = "bitsandbytes"
 IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
@@ -64,9 +64,7 @@ def choose_ipex(
     local = "with IPEX there are no local steps" if recipe.training.sync == "local" else ""
     resumes = f"with IPEX it cannot continue from {checkpoint}" if checkpoint else ""
     kernels = "with IPEX there are no adapters" if recipe.adapters else ""
-    if isinstance(recipe.options, DecoderTuning):
-        kernels = "conversations of a row are kept apart by kernels that do not go with IPEX"
-    against = resumes or local or kernels
+    against = resumes or local or recipe.spec.against_ipex or kernels
     if asked is True:
         if not stack.has_ipex:
             having = [other for other in stacks.values() if other.has_ipex]

@@ -21,14 +21,7 @@ from ftcluster.planning.memory import (
 )
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
-from ftcluster_common.recipe import (
-    DecoderTuning,
-    LanguageModel,
-    MaskedLm,
-    PreferenceTuning,
-    Recipe,
-    Seq2SeqLm,
-)
+from ftcluster_common.recipe import Recipe
 
 BUCKET = 25 << 20  # bytes that are sent at once, as by torch's DistributedDataParallel
 
@@ -81,9 +74,9 @@ class Batch:
         """Return the batch of a recipe."""
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
-        training, options = recipe.training, recipe.options
+        training, spec = recipe.training, recipe.spec
         # with the model before a step, or with a teacher
-        compared = isinstance(options, PreferenceTuning) or recipe.teacher is not None
+        compared = spec.compares_with_start or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
         return cls(
@@ -92,7 +85,7 @@ class Batch:
             parts=recipe.training.gradient_accumulation_steps,
             tokens=tokens,
             texts=recipe.texts_of_a_sample,
-            predicts_tokens=isinstance(recipe.options, LanguageModel | DecoderTuning | Seq2SeqLm),
+            predicts_tokens=spec.predicts_tokens,
             learned=_learned(recipe, ipex),
             precision=precision,
             model=model,
@@ -103,7 +96,7 @@ class Batch:
             in_4bit=recipe.load_in_4bit,
             merged=recipe.adapters is not None and recipe.adapters.merge_adapters,
             evaluated=min(EVAL_TOKENS, most * tokens if most else EVAL_TOKENS) * evaluates,
-            targets=options.max_target_length if isinstance(options, Seq2SeqLm) else 0,
+            targets=spec.target_length(recipe.options),
         )
 
     def total(self, world: int) -> int | None:
@@ -298,5 +291,5 @@ def _learned(recipe: Recipe, ipex: bool) -> float:
     Of a masked language model the masked ones, unless its last layer is not fused with the loss. Of
     conversations the answers, which may be nearly all.
     """
-    options, fused = recipe.options, not ipex and not recipe.training.label_smoothing_factor
-    return options.mlm_probability if isinstance(options, MaskedLm) and fused else 1.0
+    fused = not ipex and not recipe.training.label_smoothing_factor
+    return recipe.spec.learned_share(recipe.options) if fused else 1.0

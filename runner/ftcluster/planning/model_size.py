@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.planning.memory import ModelSize
-from ftcluster_common.protocol.given_files import parse_json, read_json
+from ftcluster_common.given_files import parse_json, read_json
 from ftcluster_common.recipe import split_revision
 
 WEIGHTS = "model.safetensors"

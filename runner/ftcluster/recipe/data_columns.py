@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from ftcluster.recipe.dataset_checks import options_for, used_splits
-from ftcluster_common.data.column_uses import UNREAD, Columns, column_uses
+from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.data_files import (
     PARQUET,
+    TEXT,
     TRAIN,
     VALIDATION,
     DataError,
@@ -16,7 +17,7 @@ from ftcluster_common.data.data_files import (
     texts_of,
 )
 from ftcluster_common.protocol.job import PREDICT, Purpose
-from ftcluster_common.recipe import LanguageModel, Recipe
+from ftcluster_common.recipe import Recipe
 
 DELIMITED = (".csv", ".tsv")
 ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
@@ -31,7 +32,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
     try:
         files = files_of(Path(recipe.data)) if names else {}
         options = options_for(files, recipe.options, purpose)
-        return column_uses(options, names, purpose != PREDICT) if names else {}
+        return recipe.spec.column_uses(options, names, purpose != PREDICT) if names else {}
     except DataError:  # check_data says more of it
         return {}
 
@@ -39,7 +40,7 @@ def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
     """All columns of the data; empty where this machine cannot tell."""
     path, options = Path(recipe.data), recipe.options
-    if not path.exists() or (isinstance(options, LanguageModel) and texts_of(path)):
+    if not path.exists() or (TEXT in recipe.spec.file_kinds and texts_of(path)):
         return []
     try:
         files = files_of(path)
@@ -54,7 +55,7 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
     """Which files are not UTF-8, and what they are read as; which texts are not read."""
-    if isinstance(recipe.options, LanguageModel) and (texts := texts_of(Path(recipe.data))):
+    if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.data))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
         return (f"not read, because of their names: {', '.join(left)}",) if left else ()
     try:

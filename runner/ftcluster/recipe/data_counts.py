@@ -22,9 +22,9 @@ from ftcluster_common.data.data_files import (
     files_of,
     kind_of,
 )
-from ftcluster_common.data.row_review import RowReview
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.row_review import RowReview
 
 
 def count_rows(
@@ -51,9 +51,8 @@ def count_rows(
     if not readable or not columns:
         return [], []
     known: set[bytes] = set()
-    labels = isinstance(recipe.options, TextClassification) and not recipe.options.regression
-    skips = isinstance(recipe.options, TextClassification) and recipe.options.skip_incomplete
-    label = columns.get("label", ()) if labels else ()
+    skips = recipe.spec.skips_incomplete(recipe.options)
+    label = columns.get("label", ()) if recipe.spec.counts_classes(recipe.options) else ()
     reviews = {name: RowReview(recipe.options, columns) for name in readable}
     sets = [
         _set(name, files, columns, label, known, skips, reviews[name])

@@ -3,19 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ftcluster.errors import InputError, raise_together
-from ftcluster.recipe.row_forms import row_form
-from ftcluster_common.data.class_names import WHOLE, find_labels
-from ftcluster_common.data.columns import (
-    classification_columns,
-    is_incomplete,
-    with_label_columns,
-    with_loss,
-)
 from ftcluster_common.data.data_files import (
-    CONLL,
     PARQUET,
     TABLES,
     TEXT,
@@ -28,16 +18,11 @@ from ftcluster_common.data.data_files import (
     kind_of,
     texts_of,
 )
-from ftcluster_common.data.row_checks import CheckRow, is_number, row_check
+from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Purpose
-from ftcluster_common.recipe import (
-    LanguageModel,
-    Options,
-    Recipe,
-    SentenceSimilarity,
-    TextClassification,
-    TokenClassification,
-)
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Options
 
 MAX_PROBLEMS = 10  # of a file
 PARQUET_MARK = b"PAR1"  # its first bytes
@@ -57,24 +42,24 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         raise InputError(f"data {path} does not exist")
     options = recipe.options
     answered = purpose != PREDICT
-    form = row_form(options, answered)
-    texts = texts_of(path) if isinstance(options, LanguageModel) else {}
+    form = recipe.spec.row_form(options, answered)
+    texts = texts_of(path) if TEXT in recipe.spec.file_kinds else {}
     try:
         files = texts or files_of(path)
-        problems = [] if files else [_no_data(path, options)]
+        problems = [] if files else [_no_data(path, recipe.spec.file_kinds)]
     except DataError as error:
         files, problems = {}, [str(error)]
     used = used_splits(files, options, purpose) if files else ()
     options = options_for(files, options, purpose)
-    make_check = partial(row_check, options, answered)
+    make_check = partial(recipe.spec.row_check, options, answered)
     for split in used:
         if split not in files:
             problems.append(f"{path} has no file for {split}; it has {', '.join(files)}")
         for file in files.get(split, ()):
             problems += _check_text(file) if texts else _check_rows(file, make_check)
-    if isinstance(options, TextClassification) and answered and not options.regression:
+    if answered and not problems:
         rows = next((files[split] for split in used if split in files), ())
-        problems = problems or _check_scores(rows, options) or _check_labels(rows, options, purpose)
+        problems = recipe.spec.file_problems(options, rows, purpose == "train")
     raise_together(problems, f"data {path} are not valid for this task", form)
 
 
@@ -86,17 +71,14 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     readable = tuple(file for file in files.get(split, ()) if kind_of(file) != PARQUET)
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
-        if isinstance(options, TextClassification):
-            return with_label_columns(options, rows)
-        return with_loss(options, rows) if isinstance(options, SentenceSimilarity) else options
+        decided: Options = spec_of(options).with_rows(options, rows)
     except DataError:  # who checks the rows says more of it
         return options
+    return decided
 
 
-def _no_data(path: Path, options: Options) -> str:
-    more = (TEXT,) if isinstance(options, LanguageModel) else ()
-    more = (CONLL,) if isinstance(options, TokenClassification) else more
-    kinds = ", ".join((*TABLES, *more))
+def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
+    kinds = ", ".join((*TABLES, *file_kinds))
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
     return f"{path} has no data in {kinds}{listed}"
 
@@ -107,9 +89,7 @@ def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) 
         return tuple(files)
     if purpose == PREDICT:
         return ("test",)
-    validation: tuple[str, ...] = (VALIDATION,)
-    if isinstance(options, TextClassification):
-        validation = options.validation_splits
+    validation = spec_of(options).validation_splits(options)
     if purpose == EVALUATE:
         return validation
     drawn = validation == (VALIDATION,) and VALIDATION not in files
@@ -160,39 +140,3 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
         problems.append(str(error))
     without = "has no rows" if file.stat().st_size else "is empty"  # a line of names is no row
     return problems if problems or check else [f"{file} {without}"]
-
-
-def _check_labels(files: Files, options: TextClassification, purpose: Purpose) -> list[str]:
-    """Return the problem of a column of labels as a whole, which the head would refuse too."""
-    if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
-        return []
-    labels: list[Any] = []
-    column = options.label_column
-    for _, row in Table(files).with_places():
-        assert not isinstance(row, DataError), "the rows have been checked"
-        texts, [column] = classification_columns(options, list(row))
-        if not (options.skip_incomplete and is_incomplete(row, [*texts, column])):
-            labels.append(row[column])
-    try:
-        find_labels(labels, column, trains=purpose == "train")
-    except DataError as error:
-        return [f"{files[0]}: {error}"]
-    return []
-
-
-def _check_scores(files: Files, options: TextClassification) -> list[str]:
-    """The first label that is no class, of text files whose labels are all numbers."""
-    scores: list[str] = []
-    if options.label_columns or any(kind_of(file) == PARQUET for file in files):
-        return scores
-    for where, row in Table(files).with_places():
-        assert not isinstance(row, DataError), "the rows have been checked"
-        texts, [column] = classification_columns(options, list(row))
-        label = row[column]
-        if options.skip_incomplete and is_incomplete(row, [*texts, column]):
-            continue
-        if not is_number(label):
-            return []  # words
-        if not WHOLE.fullmatch(str(label).strip()) and not scores:
-            scores.append(f"{where}: {column} is {label!r}, a number, not a class")
-    return scores

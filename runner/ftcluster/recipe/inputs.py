@@ -18,20 +18,11 @@ from ftcluster.errors import InputError, raise_together
 from ftcluster.paths import plain_name
 from ftcluster.recipe.dataset_checks import check_data
 from ftcluster_common.data.data_files import CONLL, TABLES, TEXT, DataError
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.model_package import PACKAGE
 from ftcluster_common.models.sentence_modules import read_modules
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
 from ftcluster_common.protocol.job import Purpose
-from ftcluster_common.recipe import (
-    BY_TYPE,
-    GENERATED,
-    CausalLm,
-    DecoderTuning,
-    Recipe,
-    SentenceSimilarity,
-    Seq2SeqLm,
-    split_revision,
-)
+from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
 
 NEAR = 0.8  # how alike a name is that is probably meant
 LIKE = 0.75  # how alike an ending is that is probably mistyped: .cvs, .jsn, .paquet
@@ -247,7 +238,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
             problems.append(str(error))
     if not recipe.from_scratch and not _has_one_of(folder, WEIGHTS):
         problems.append(f"no weights (one of {', '.join(WEIGHTS)})")
-    made = recipe.from_scratch and isinstance(recipe.options, CausalLm)
+    made = recipe.from_scratch and recipe.spec.makes_tokenizer
     if not recipe.tokenizer and not made and not _has_one_of(folder, TOKENIZERS):
         problems.append(f"no tokenizer (one of {', '.join(TOKENIZERS)})")
     raise_together(
@@ -263,22 +254,20 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         )
     kind = config.get("model_type")
     decodes = {**config, **recipe.config_overrides}.get("is_decoder")
-    decoder = isinstance(recipe.options, CausalLm | DecoderTuning)
-    if decoder and kind in ENCODERS and not decodes:
+    if recipe.spec.model_kind == "decoder" and kind in ENCODERS and not decodes:
         raise InputError(
             f"model {folder} is a {kind} model, which reads a text in both directions, so it sees "
             "the tokens that it should predict",
             "use a decoder, such as gpt2; for an encoder: config_overrides.is_decoder=true",
         )
-    if isinstance(recipe.options, Seq2SeqLm) and kind in ENCODERS:
+    if recipe.spec.model_kind == "encoder-decoder" and kind in ENCODERS:
         raise InputError(
             f"model {folder} is a {kind} model, an encoder: it has nothing that writes a text",
             "use an encoder with a decoder, such as google/flan-t5-small or facebook/bart-base",
         )
-    if not recipe.tokenizer and isinstance(recipe.options, DecoderTuning):
+    if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
         check_tokenizer_folder(folder, recipe)
-    options = recipe.options
-    if isinstance(options, SentenceSimilarity) and "auto" in (options.pooling, options.normalize):
+    if recipe.spec.reads_modules(recipe.options):
         try:
             read_modules(folder)
         except DataError as error:
@@ -293,8 +282,7 @@ def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
     """
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
-    options = recipe.options
-    if isinstance(options, DecoderTuning) and options.chat_template and not _has_chat(folder):
+    if recipe.spec.uses_chat_template(recipe.options) and not _has_chat(folder):
         raise InputError(
             f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
             "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "

@@ -15,9 +15,9 @@ from typing import Any
 from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.text.printable import printable
 from ftcluster_common.data.data_files import DataError
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
 from ftcluster_common.models.trained_model import FILE, ROWS
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
 from ftcluster_common.recipe import split_revision
 
 # of weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read

@@ -5,52 +5,30 @@ Every error of a recipe is reported at once, with file and line, and with what i
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from ftcluster.errors import RecipeError
 from ftcluster.paths import bundled
-from ftcluster.recipe import tasks, training_arguments
+from ftcluster.recipe import training_arguments
 from ftcluster.recipe.names import OTHER_VALUES, meaning_of, nearest
 from ftcluster.recipe.overrides import read_override
 from ftcluster.recipe.schema import Key, keys_of
-from ftcluster.recipe.tasks import GLUE, Contradiction, metric_names
 from ftcluster.recipe.training_arguments import OtherNames, with_own_names
 from ftcluster.recipe.unsupported import UNSUPPORTED
 from ftcluster.recipe.yaml_loader import read_keys, read_value
 from ftcluster.text.plural import counted
 from ftcluster.text.printable import is_plain
+from ftcluster_common.given_files import GivenFileError, read_given
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
-from ftcluster_common.protocol.given_files import GivenFileError, read_given
 from ftcluster_common.protocol.job import recipe_of
-from ftcluster_common.recipe import (
-    BY_TYPE,
-    DEFAULT_TASK,
-    GENERATED,
-    TASKS,
-    CausalLm,
-    QuestionAnswering,
-    Recipe,
-    SentenceSimilarity,
-    TextClassification,
-    TextDistillation,
-    TextRanking,
-    Training,
-)
+from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, Training
+from ftcluster_common.tasks.registry import DEFAULT_TASK, TASKS, AnyTask, task_names
+from ftcluster_common.tasks.spec import Contradiction
 
-RECIPES: Mapping[str, str] = {  # for any data, by task
-    "text-classification": "classify",
-    "token-classification": "ner",
-    "question-answering": "squad",
-    "causal-lm": "clm",
-    "masked-lm": "mlm",
-    "instruction-tuning": "sft",
-    "preference-tuning": "dpo",
-    "seq2seq-lm": "seq2seq",
-    "text-distillation": "distill",
-    "sentence-similarity": "embed",
-    "text-ranking": "rerank",
-}
+# for any data, by task
+RECIPES = {name: spec.recipe for name, spec in TASKS.items() if spec.recipe}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
@@ -133,7 +111,8 @@ def parse_recipe(
     """
     in_file, places = read_keys(text, source, SECTIONS)
     every = [override for group in overrides for override in group]
-    schema = schema_of(_task_of(every) or in_file.get("task") or DEFAULT_TASK)
+    task = _task_of(every) or in_file.get("task") or DEFAULT_TASK
+    schema = schema_of(task)
     overridden: list[Given] = []
     problems: list[str] = []
     for group in overrides:
@@ -160,8 +139,7 @@ def parse_recipe(
             problems.append(f"{lines[key]}: {error}")
     training, contradictions = with_own_names(_section("training.", accepted))
     problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
-    if glue := accepted.get("glue_task"):
-        accepted = {**vars(GLUE[glue]), "data_config": glue, **accepted}
+    accepted = {**_spec_of(task).implied(accepted), **accepted}
     problems += [
         f"{source}: '{key.name}' is missing: {key.meaning}"
         for key in schema.values()
@@ -199,7 +177,7 @@ def checked_recipe(data: Mapping[str, Any]) -> Recipe:
     sections = {
         "": (keys_of(Recipe, leave_out=("options", "training")), data),
         "training.": (keys_of(Training, "training."), data["training"]),
-        "options.": (keys_of(TASKS[recipe.task], "options."), data["options"]),
+        "options.": (keys_of(TASKS[recipe.task].fields, "options."), data["options"]),
     }
     given: dict[str, Any] = {}  # what differs from the default
     for section, (keys, values) in sections.items():
@@ -216,14 +194,23 @@ def checked_recipe(data: Mapping[str, Any]) -> Recipe:
 
 def schema_of(task: Any) -> dict[str, Key]:
     """Every key of a recipe for this task; for an unknown task, those of the default."""
-    kind = TASKS.get(task, TASKS[DEFAULT_TASK]) if isinstance(task, str) else TASKS[DEFAULT_TASK]
     keys = (
-        *keys_of(Recipe, leave_out=("name", "options", *SECTIONS)),
-        *keys_of(kind),
+        *map(_with_tasks, keys_of(Recipe, leave_out=("name", "options", *SECTIONS))),
+        *keys_of(_spec_of(task).fields),
         *keys_of(Training, "training."),
         *keys_of(OtherNames, "training."),
     )
     return {key.name: key for key in keys}
+
+
+def _spec_of(task: Any) -> AnyTask:
+    """Return a task by its name; for an unknown one, the default."""
+    return TASKS[task if isinstance(task, str) and task in TASKS else DEFAULT_TASK]
+
+
+def _with_tasks(key: Key) -> Key:
+    """Return a key; the one of the task with the names of all tasks."""
+    return replace(key, kind=Literal[task_names()]) if key.name == "task" else key
 
 
 def all_fields() -> dict[str, Key]:
@@ -243,7 +230,7 @@ def json_schema() -> dict[str, Any]:
             if key.json_schema not in (known, *known.get("anyOf", ())):
                 fields[name] = {"anyOf": [*known.get("anyOf", [known]), key.json_schema]}
     top = {name: one for name, one in fields.items() if "." not in name}
-    of_task = {name: {key.name for key in keys_of(kind)} for name, kind in TASKS.items()}
+    of_task = {name: {key.name for key in keys_of(spec.fields)} for name, spec in TASKS.items()}
     every = set().union(*of_task.values())
     training = {
         name.removeprefix("training."): {"anyOf": [one, {"type": "null"}]}
@@ -371,7 +358,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
     name = key.removeprefix("training.")
     if name in UNSUPPORTED:
         return f"'{name}' is not supported: {UNSUPPORTED[name]}"
-    others = [task for task, kind in TASKS.items() if key in {k.name for k in keys_of(kind)}]
+    others = [task for task, spec in TASKS.items() if key in {k.name for k in keys_of(spec.fields)}]
     if others:
         return f"'{key}' belongs to {', '.join(others)}"
     guess = nearest(key, schema)
@@ -390,7 +377,7 @@ def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
 
 def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
     """The recipe from its checked keys, `training` without the names of transformers 5."""
-    kind = TASKS[accepted.get("task", DEFAULT_TASK)]
+    kind = TASKS[accepted.get("task", DEFAULT_TASK)].fields
     of_task = {key.name for key in keys_of(kind)}
     top = {
         key: value
@@ -413,8 +400,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
-    embeds = isinstance(options, SentenceSimilarity) and options.distils
-    if (embeds or isinstance(options, TextDistillation)) != (recipe.teacher is not None):
+    if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
         what = "text-distillation, and the losses mse and cosine_distance of embeddings, have a "
         yield "teacher", f"{what}teacher, and nothing else: teacher=DIR, or a name on the Hub"
     for field in ("name", "data_config", "license"):
@@ -431,17 +417,13 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
                 yield field, str(error)
     if recipe.data.startswith(GENERATED) and recipe.task != DEFAULT_TASK:
         yield "data", f"generated data are for the task {DEFAULT_TASK}"
-    if isinstance(options, CausalLm) and options.vocab_size is not None:
-        if not recipe.from_scratch:
-            yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
-        if recipe.tokenizer:
-            yield "vocab_size", f"the tokenizer {recipe.tokenizer} has its own vocabulary"
+    yield from recipe.spec.tokenizer_contradictions(options, recipe.from_scratch, recipe.tokenizer)
     if recipe.lora_r is not None:
         if recipe.from_scratch:
             yield "lora_r", "adapters of random weights learn nothing: train all weights"
         if recipe.training.shard_optimizer is True:
             yield "training.shard_optimizer", "adapters are too small for it: leave it out"
-    yield from tasks.contradictions(options)
+    yield from recipe.spec.contradictions(options)
 
 
 def _not_a_source(value: str) -> str:
@@ -459,13 +441,13 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    metrics = metric_names(options)
+    metrics = recipe.spec.metric_names(options)
     if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",
             f"'{metric}' is not a metric of this task: {', '.join(sorted(metrics))}",
         )
-    if isinstance(options, SentenceSimilarity) and not options.distils:
+    if recipe.spec.compares_batch(options):
         if recipe.training.sync == "local":
             yield (
                 "training.sync",
@@ -478,10 +460,7 @@ def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradic
                 "a batch has random rows, so that its texts differ, and texts of about the same "
                 "length are computed together anyway: leave it out",
             )
-    no_classes = isinstance(options, QuestionAnswering | SentenceSimilarity | TextRanking) or (
-        isinstance(options, TextClassification) and options.regression
-    )
-    if recipe.training.label_smoothing_factor and no_classes:
+    if recipe.training.label_smoothing_factor and not recipe.spec.smooths_labels(options):
         yield (
             "training.label_smoothing_factor",
             "label_smoothing_factor needs classes or tokens as labels, and this task has neither",

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
 from ftcluster.recipe.overrides import read_override
-from ftcluster_common.recipe import Limits
+from ftcluster_common.limits import Limits
 
 MOST = 1 << 63
 WEIGHTS = Mapping[str, float]

@@ -11,8 +11,8 @@ from typing import Any
 
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.text.printable import printable
-from ftcluster_common.models.trained_model import FILE, LEFT_OUT, read_trained
-from ftcluster_common.recipe import TASKS
+from ftcluster_common.models.trained_model import FILE, read_trained
+from ftcluster_common.tasks.registry import TASKS
 
 MOST_NAMES = 8  # that a note lists
 MOST_LETTERS = 60  # of a value in a note
@@ -57,7 +57,11 @@ def trained_fields(folder: Path) -> TrainedFields:
     if trained["task"] not in TASKS:
         return TrainedFields(file, missing=f"known task in {FILE}")
     task = trained["task"]
-    keys = {key.name: key for key in keys_of(TASKS[task]) if key.name not in LEFT_OUT}
+    keys = {
+        key.name: key
+        for key in keys_of(TASKS[task].fields)
+        if key.name not in TASKS[task].training_fields
+    }
     options, ignored = {}, []
     for name, value in trained["options"].items():
         if value is None or value == []:  # the default

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ftcluster.recipe.tasks import Contradiction
 from ftcluster_common.recipe import Training
+from ftcluster_common.tasks.spec import Contradiction
 
 NAMED = ("trackio", "mlflow", "wandb")  # those of report_to whose runs have names
 # shares are given in decimals, which binary fractions only approximate

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from ftcluster.errors import UsageError
-from ftcluster_common.protocol.given_files import GivenFileError, read_given
+from ftcluster_common.given_files import GivenFileError, read_given
 
 # each run of blanks is tried once, from its beginning: a line may have a million of them
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")

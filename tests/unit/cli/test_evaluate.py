@@ -14,7 +14,7 @@ from ftcluster.operations.models import predict
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.models.trained_model import FILE, trained_document
-from ftcluster_common.recipe import TextClassification
+from ftcluster_common.tasks.classify import TextClassification
 from tests.unit.clusters import cluster, host
 from tests.unit.planning.test_memory import write_weights
 from tests.unit.shell import Said, Shell

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ftcluster_common.data.columns import search_columns, search_texts
+from ftcluster_common.data.columns import search_texts
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity, search_columns
 
 
 @pytest.mark.parametrize("name", ["label", "score", "is_duplicate"])

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from ftcluster_common.data.conversations import (
+from ftcluster_common.data.conversations import read_conversation, read_preference
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.tasks.chat import (
+    InstructionTuning,
+    PreferenceTuning,
     conversation_columns,
     preference_columns,
-    read_conversation,
-    read_preference,
 )
-from ftcluster_common.data.data_files import DataError
-from ftcluster_common.recipe import InstructionTuning, PreferenceTuning
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.data.columns import classification_columns, find_texts
+from ftcluster_common.data.columns import find_texts
 from ftcluster_common.data.data_files import DataError, Table, encoding_of, files_of, texts_of
-from ftcluster_common.recipe import TextClassification
+from ftcluster_common.tasks.classify import TextClassification, classification_columns
 
 
 def names_of(folder: Path, *files: str) -> dict[str, list[str]]:

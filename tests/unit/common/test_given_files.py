@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.protocol.given_files import GivenFileError, parse_json, read_given, read_json
+from ftcluster_common.given_files import GivenFileError, parse_json, read_given, read_json
 
 
 def test_text_is_read_also_by_a_link_and_with_a_mark(tmp_path: Path) -> None:

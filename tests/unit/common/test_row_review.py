@@ -11,14 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftcluster_common.data.class_names import as_word, match_names, name_key
-from ftcluster_common.data.column_uses import column_uses
-from ftcluster_common.data.row_review import RowReview, alike_names, combinations
-from ftcluster_common.recipe import Options, TextClassification, TokenClassification
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.ner import TokenClassification
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.row_review import RowReview, alike_names, combinations
+from ftcluster_common.tasks.spec import Options
 
 
 def notes(rows: Sequence[dict[str, Any]], options: Options | None = None) -> list[str]:
     task = options or TextClassification()
-    reviewed = RowReview(task, column_uses(task, list(rows[0]), True))
+    reviewed = RowReview(task, spec_of(task).column_uses(task, list(rows[0]), True))
     for row in rows:
         reviewed.add(row)
     return reviewed.notes("train")

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.data.source_target import source_and_target, source_target_columns
-from ftcluster_common.recipe import Seq2SeqLm
+from ftcluster_common.data.source_target import source_and_target
+from ftcluster_common.tasks.seq2seq import Seq2SeqLm, source_target_columns
 
 WMT = {"translation": {"de": "Wiederaufnahme der Sitzung", "en": "Resumption of the session"}}
 

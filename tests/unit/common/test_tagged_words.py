@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from ftcluster_common.data.data_files import DataError, Table, files_of
-from ftcluster_common.data.row_checks import row_check
-from ftcluster_common.data.tagged_words import read_tagged, tagged_columns
-from ftcluster_common.recipe import TokenClassification
+from ftcluster_common.data.tagged_words import read_tagged
+from ftcluster_common.tasks.ner import TokenClassification, TokenClassificationSpec, tagged_columns
 
 # the first lines of the shared task's page: word, part of speech, chunk, entity
 CONLL_2003 = """-DOCSTART- -X- -X- O
@@ -79,7 +78,9 @@ NONE = ["O"] * 5
 
 def problems(*rows: list[str], repair: bool = False) -> list[str]:
     words = ["a", "b", "c", "d", "e"]
-    check = row_check(TokenClassification(repair_tags=repair), True, ["tokens", "tags"])
+    check = TokenClassificationSpec().row_check(
+        TokenClassification(repair_tags=repair), True, ["tokens", "tags"]
+    )
     return [check({"tokens": words[: len(tags)], "tags": tags}) for tags in rows]
 
 
@@ -142,7 +143,7 @@ def test_tags_that_are_not_of_their_scheme(rows: list[list[str]], said: str) -> 
     ],
 )
 def test_rows_that_cannot_be_learned(row: dict[str, Any], said: str) -> None:
-    assert said in row_check(TokenClassification(), True, list(row))(row)
+    assert said in TokenClassificationSpec().row_check(TokenClassification(), True, list(row))(row)
 
 
 def test_spans_of_doccano_and_prodigy() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.protocol.launch import read_launch
 from ftcluster_train.errors import TrainError
 from ftcluster_train.io.events import EventWriter

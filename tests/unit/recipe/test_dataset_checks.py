@@ -12,7 +12,8 @@ from ftcluster.errors import InputError
 from ftcluster.recipe.dataset_checks import MAX_PROBLEMS, check_data
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster_common.data.data_files import Table, files_of
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
 from tests.unit.shell import Said
 
 MRPC = load_recipe("mrpc")

@@ -8,7 +8,8 @@ from ftcluster.errors import RecipeError
 from ftcluster.recipe.names import OTHER_NAMES, SWITCHED_OFF, SWITCHED_ON, ZERO
 from ftcluster.recipe.recipe import all_keys, parse_recipe
 from ftcluster.recipe.unsupported import UNSUPPORTED
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
 from tests.unit.shell import Said
 
 MINIMAL = "model: m\ndata: d\ntext_columns: [a]\ntraining:\n  seed: 7\n"

@@ -6,8 +6,10 @@ import pytest
 
 from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import RECIPES, known_recipes, load_recipe, parse_recipe
-from ftcluster.recipe.tasks import GLUE
-from ftcluster_common.recipe import TASKS, CausalLm, QuestionAnswering, TextClassification
+from ftcluster_common.tasks.classify import GLUE, TextClassification
+from ftcluster_common.tasks.lm import CausalLm
+from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.tasks.squad import QuestionAnswering
 from tests.unit.shell import Said
 
 QA = "task: question-answering\nmodel: m\ndata: d\n"
@@ -46,7 +48,7 @@ def test_defaults_are_filled_in_and_overrides_win() -> None:
 
 def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
     page = (Path(__file__).parents[3] / "docs/recipes.md").read_text()
-    fields = [field.name for kind in TASKS.values() for field in dataclasses.fields(kind)]
+    fields = [field.name for spec in TASKS.values() for field in dataclasses.fields(spec.fields)]
     for name in (*known_recipes(), *TASKS, *fields):
         assert f"`{name}`" in page or f"[{name}]" in page, name
 

@@ -16,8 +16,8 @@ from ftcluster.recipe.names import OTHER_NAMES, OTHER_VALUES
 from ftcluster.recipe.recipe import RECIPES, all_fields, load_recipe
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster.text.printable import printable
-from ftcluster_common.models.trained_model import FILE, LEFT_OUT, trained_document
-from ftcluster_common.recipe import TASKS
+from ftcluster_common.models.trained_model import FILE, trained_document
+from ftcluster_common.tasks.registry import TASKS
 
 MINE = ["data=mine.csv"]
 VALUES = st.recursive(
@@ -73,7 +73,7 @@ def test_it_sets_nothing_but_fields_of_the_task(
     assert recipe.model == str(model)
     before, after = asdict(plain.options), asdict(recipe.options)
     changed = {name for name in after if after[name] != before[name]}
-    assert changed <= options.keys() - {*LEFT_OUT}
+    assert changed <= options.keys() - {*recipe.spec.training_fields}
     said = "\n".join(notes)
     assert all(f"{name}=" in said for name in changed), "every difference is reported"
     assert all(printable(line) == line and "\n" not in line for line in notes)
@@ -91,9 +91,9 @@ def test_what_a_training_writes_is_taken_over_whole(model: Path, task: str) -> N
     found = trained_fields(model)
     assert (found.recipe, found.task, found.ignored) == (recipe.name, task, ())
     plain = asdict(recipe.options)
-    assert {name for name, value in plain.items() if value not in (None, ())} - {*LEFT_OUT} == {
-        *found.options
-    }
+    assert {name for name, value in plain.items() if value not in (None, ())} - {
+        *recipe.spec.training_fields
+    } == {*found.options}
 
 
 def test_what_the_user_typed_wins_and_differences_are_reported(model: Path) -> None:

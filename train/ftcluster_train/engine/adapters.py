@@ -12,14 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from ftcluster_common.protocol.given_files import read_json
-from ftcluster_common.recipe import (
-    Adapters,
-    Recipe,
-    SentenceSimilarity,
-    TextRanking,
-    split_revision,
-)
+from ftcluster_common.given_files import read_json
+from ftcluster_common.recipe import Recipe, split_revision
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Adapters
 from ftcluster_kernels.linear import Adapter, dense
 from ftcluster_train.engine.models import new_weights
 from ftcluster_train.errors import TrainError
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"  # peft's names
 PREFIX, PARTS = "base_model.model.", ("lora_A", "lora_B")
-TASK_TYPES = {SentenceSimilarity: "FEATURE_EXTRACTION", TextRanking: "SEQ_CLS"}  # else CAUSAL_LM
 SHOWN = 12  # layers in an error
 # fields of peft's files with which adapters are added in another way, where they have another value
 PLAIN = {
@@ -61,8 +56,7 @@ def check_whole(folder: str) -> None:
 
 def settings_of_base(recipe: Recipe) -> dict[str, Any]:
     """Fields of a base's configuration, whose head may have other outputs than its adapters'."""
-    one_output = {"num_labels": 1, "problem_type": None}
-    return one_output if isinstance(recipe.options, TextRanking) else {}
+    return dict(recipe.spec.base_settings)
 
 
 def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
@@ -189,7 +183,7 @@ def save_adapters(model: "PreTrainedModel", recipe: Recipe, folder: Path) -> Non
         "peft_type": "LORA",
         "r": options.lora_r,
         "target_modules": _targets(model, layers),
-        "task_type": TASK_TYPES.get(type(options), "CAUSAL_LM"),
+        "task_type": spec_of(options).adapter_type,
         "use_rslora": False,
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -96,7 +96,7 @@ def card(
     model = _with_commit(_public(recipe.model), commits.get("model"))
     data = _with_commit(_public(recipe.data), commits.get("data"))
     how = "trained from random weights" if recipe.from_scratch else "fine-tuned"
-    ranks = recipe.task == "text-ranking"
+    ranks = recipe.spec.is_cross_encoder
     kind = "cross-encoder" if ranks and library != "peft" else library
     front = front_matter(job, commits, measured.metrics, kind)
     load = (

@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ftcluster_common.recipe import BY_TYPE, Adapters, Recipe
+from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_kernels.linear import in_nf4
 from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
@@ -189,7 +189,7 @@ def check_quantization(recipe: Recipe, config: PretrainedConfig) -> None:
             f"the weights of {recipe.model} are quantized already ({kind})",
             "use the model that they were made of"
             + "; adapters can be trained with lora_r=16 load_in_4bit=true"
-            * isinstance(recipe.options, Adapters),
+            * recipe.spec.can_train_adapters,
         )
 
 

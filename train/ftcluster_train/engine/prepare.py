@@ -38,10 +38,10 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data.data_files import TRAIN, DataError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import hash_of, read_rows
-from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job, read_job
-from ftcluster_common.recipe import BY_TYPE, GENERATED, CausalLm, Recipe
+from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
@@ -209,10 +209,11 @@ def _tokenizer(recipe: Recipe, model: str, models: Path, run_dir: Path) -> tuple
         return fetch_model(recipe.tokenizer, models, False, "tokenizer"), []
     if not model.startswith(BY_TYPE) and has_tokenizer(model):
         return model, []
-    if not recipe.from_scratch or not isinstance(recipe.options, CausalLm):
+    if not recipe.from_scratch or not recipe.spec.makes_tokenizer:
         raise TrainError(f"{recipe.model} has no tokenizer", "use another one: tokenizer=DIR")
     texts = load_texts(recipe.data, recipe.data_config, recipe.options)
-    tokenizer = train_tokenizer(texts["train"], recipe.options.vocab_size or VOCABULARY)
+    count = recipe.spec.new_vocabulary(recipe.options) or VOCABULARY
+    tokenizer = train_tokenizer(texts["train"], count)
     folder = run_dir / "tokenizer"
     tokenizer.save_pretrained(folder)
     return str(folder), [f"a tokenizer of {len(tokenizer)} tokens was trained on the data"]

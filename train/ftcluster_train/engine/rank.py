@@ -24,13 +24,14 @@ from transformers import PreTrainedModel, set_seed
 from transformers.utils import logging as transformers_logging
 
 from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import ROWS
 from ftcluster_common.protocol.class_report import read_report
 from ftcluster_common.protocol.cpu_list import format_cpus
-from ftcluster_common.protocol.given_files import GivenFileError
 from ftcluster_common.protocol.job import GENERATE, Job, read_job
 from ftcluster_common.protocol.launch import own_rank
-from ftcluster_common.recipe import Options, TextClassification
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Options
 from ftcluster_kernels.linear import dtype_of, shape_of
 from ftcluster_train.comm.world import (
     abandon_world,
@@ -203,7 +204,7 @@ def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: O
     Args:
         options: the recipe's fields of the task; some have class weights.
     """
-    unweighted = isinstance(options, TextClassification) and options.class_weights is None
+    unweighted = spec_of(options).lacks_class_weights(options)
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World, gather_over_ranks, host_led
 from ftcluster_train.engine.optim.base import Header, OptimizerStep

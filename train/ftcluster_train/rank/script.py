@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.protocol.job import read_script_job
 from ftcluster_common.protocol.launch import CHECKPOINT_VARIABLE, RESTART_VARIABLE
 from ftcluster_train.errors import TrainError, error_line

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.protocol.events import EVENTS, is_event
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
 from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.protocol.rank_times import Interval, interval_between, straggler_scores
 from ftcluster_common.protocol.run_state import WAITS

@@ -24,7 +24,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
-from ftcluster_common.protocol.given_files import GivenFileError
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.protocol.launch import (
     LAUNCH_FILE,
     RUN_VARIABLE,

@@ -17,7 +17,6 @@ from ftcluster.progress.state import RunProgress
 from ftcluster.progress.texts import text_lines, written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import EVALUATE, Purpose
-from ftcluster_common.recipe import PreferenceTuning, TextDistillation
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,7 @@ class TrainedModelRequest(RecipeRequest):
         """
         run = self.launch.applied_to(self.prepared(cluster_of(self.connection, view), purpose))
         if run.recipe.teacher:
-            classifies = isinstance(run.recipe.options, TextDistillation)
-            kind, recipe = ("classifier", "classify") if classifies else ("embedder", "embed")
+            kind, recipe = run.recipe.spec.student
             raise UsageError(
                 f"a distilled model is used as the {kind} that it is",
                 f"ftcluster {purpose} {recipe} --model {self.model}",
@@ -108,10 +106,6 @@ def evaluate(request: TrainedModelRequest, view: View) -> EvaluateResult:
 
 def _prepared(request: TrainedModelRequest, view: View) -> TrainingRun:
     run = request.launchable(EVALUATE, view)
-    if isinstance(run.recipe.options, PreferenceTuning):
-        raise UsageError(
-            "what a model prefers is measured against the one that its training began with",
-            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
-            f"sft --model {request.model}",
-        )
+    if reason := run.recipe.spec.why_not_evaluated(str(request.model)):
+        raise UsageError(*reason)
     return run

@@ -20,22 +20,12 @@ from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import TrainedFields, trained_fields
 from ftcluster_common.data.columns import find_texts
 from ftcluster_common.data.data_files import VALIDATION, DataError, Row, Table, files_of, kind_of
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.trained_model import FILE
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.tasks.registry import TASKS
 
 FORMATS = ("openvino", "onnx", "gguf")
-CLASSIFIERS = ("text-classification", "text-distillation")
 DECODER = "CausalLM"
-# what classes of transformers and of optimum-intel end with, by task
-KINDS = {
-    **dict.fromkeys((*CLASSIFIERS, "text-ranking"), "SequenceClassification"),
-    **dict.fromkeys(("causal-lm", "instruction-tuning", "preference-tuning"), DECODER),
-    "question-answering": "QuestionAnswering",
-    "token-classification": "TokenClassification",
-    "sentence-similarity": "FeatureExtraction",
-    "masked-lm": "MaskedLM",
-}
-PAIRS = ("text-ranking", "question-answering")
 MOST_ROWS = 1000
 TEXTS = (
     "The service was quick and friendly.",
@@ -119,7 +109,8 @@ def export_model(request: ExportModelRequest, view: View) -> Result:
         options = trained.options
         asked = {
             "format": request.format, "source": str(source), "target": str(partial),
-            "kind": KINDS[trained.task], "int8": request.int8, "rows": rows, "measure": measure,
+            "kind": _exported_as(trained.task), "int8": request.int8, "rows": rows,
+            "measure": measure,
             "max_length": options.get("max_length") or options.get("block_size") or MOST_TOKENS,
         }  # fmt: skip
         view.say(f"exporting {request.model}, and comparing it on {len(rows)} rows ...")
@@ -169,9 +160,10 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         raise InputError(
             f"{folder} has adapters only", "train with merge_adapters=true, or merge them with peft"
         )
-    if trained.task not in KINDS:
+    exported_as = _exported_as(trained.task)
+    if not exported_as:
         raise UsageError(f"a model for {trained.task} is not exported")
-    if kind == "onnx" and KINDS[trained.task] == DECODER:
+    if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
             "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
             "ftcluster export-model openvino",
@@ -208,10 +200,12 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         InputError: the file has no such columns, no rows, or other classes than the model.
     """
     task, options = trained.task, trained.options
+    spec = TASKS.get(task)
     if not data:
-        texts = [[one, TEXTS[3]] if task in PAIRS else [one] for one in TEXTS]
+        pairs = spec is not None and spec.reads_pairs
+        texts = [[one, TEXTS[3]] if pairs else [one] for one in TEXTS]
         return [{"texts": one, "label": None} for one in texts], ""
-    if task not in (*CLASSIFIERS, "causal-lm"):
+    if spec is None or not spec.compared_rows:
         raise UsageError(
             f"--data: rows of {task} are not read here", "without it, a few texts are compared"
         )
@@ -226,7 +220,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")
-        if task == "causal-lm":
+        if spec.compared_rows == "texts":
             cells = _cells(rows, options["text_column"])
             return [{"texts": [cell], "label": None} for cell in cells], "loss"
         columns = options.get("text_columns") or find_texts(list(rows[0]))
@@ -238,6 +232,11 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         raise InputError(f"{data}: {error}", where) from error
     found = zip(texts, labels, strict=True)
     return [{"texts": one, "label": label} for one, label in found], measure
+
+
+def _exported_as(task: str) -> str:
+    """Return the end of the exporting class's name, or "" if no model of the task is exported."""
+    return TASKS[task].exported_as if task in TASKS else ""
 
 
 def _cells(rows: Collection[Row], name: str) -> list[str]:

@@ -28,7 +28,7 @@ from ftcluster.progress.view import View
 from ftcluster.recipe.inputs import TOKENIZERS, check_exists
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster_common.protocol.job import GENERATE
-from ftcluster_common.recipe import CausalLm, DecoderTuning, Recipe
+from ftcluster_common.recipe import Recipe
 
 NAME = "generate"
 
@@ -210,7 +210,7 @@ def _recipe(
         return _of_model(request.model), ()
     hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     job = find_job(hosts, request.model)
-    if not isinstance(job.recipe.options, DecoderTuning | CausalLm):
+    if not job.recipe.spec.generates:
         raise UsageError(
             f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
             "ftcluster predict, with the model that ftcluster fetch copies here, uses it",

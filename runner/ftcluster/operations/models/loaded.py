@@ -15,13 +15,8 @@ from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of
+from ftcluster_common.tasks.registry import TASKS
 
-# of transformers, by task
-RANKING = "text-ranking"
-PARTS = {  # it has no pipelines for these since 5.0
-    "question-answering": "AutoModelForQuestionAnswering",
-    "seq2seq-lm": "AutoModelForSeq2SeqLM",
-}
 FRAMES = "frames"  # of the state folder
 PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
 # releases without a known way around trust_remote_code=False (CVE-2026-5241; modules.json)
@@ -75,8 +70,8 @@ def load(folder: Path, **options: Any) -> Any:
     Whatever the library's release does, nothing of the folder runs: it is checked before.
 
     Returns:
-        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; of
-        PARTS the model and its tokenizer.
+        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; where
+        that has none for the task, the model and its tokenizer.
 
     Raises:
         FtclusterError: there is no such folder, it is of no training, it has what may run as code,
@@ -90,6 +85,8 @@ def load(folder: Path, **options: Any) -> Any:
         )
     trained = trained_fields(folder)
     task = trained.task
+    spec = TASKS.get(task)
+    ranks = spec is not None and spec.is_cross_encoder
     if not folder.is_dir():
         raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
     if not task and not (folder / MODULES).is_file():
@@ -98,7 +95,7 @@ def load(folder: Path, **options: Any) -> Any:
             "give the folder of a training, or load it with transformers' pipeline(TASK, FOLDER)",
         )
     adapted = (folder / ADAPTERS).is_file()
-    if task == RANKING and adapted:
+    if ranks and adapted:
         raise FtclusterError(
             f"{folder} has adapters, whose head CrossEncoder leaves out",
             f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
@@ -109,14 +106,14 @@ def load(folder: Path, **options: Any) -> Any:
         "give the folder of a training, or load a model that you trust by its library itself",
     )
     options["trust_remote_code"] = False
-    if (folder / MODULES).is_file() or task == RANKING:
-        kind = "CrossEncoder" if task == RANKING else "SentenceTransformer"
+    if (folder / MODULES).is_file() or ranks:
+        kind = "CrossEncoder" if ranks else "SentenceTransformer"
         return getattr(_package("sentence_transformers"), kind)(str(folder), **options)
     if adapted:
         _package("peft")
     transformers, name = _package("transformers"), str(folder)
-    if task in PARTS:
-        model = getattr(transformers, PARTS[task]).from_pretrained(name, **options)
+    if spec is not None and spec.auto_class:
+        model = getattr(transformers, spec.auto_class).from_pretrained(name, **options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
         return model, tokenizer
     pipeline = pipeline_of(task, trained.options)

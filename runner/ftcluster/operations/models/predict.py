@@ -23,7 +23,6 @@ from ftcluster.operations.train.train import speed
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import DecoderTuning, LanguageModel, MaskedLm
 
 # also as text, which rows of CSV have
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -118,14 +117,8 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 
 def _prepared(request: PredictRequest, view: View) -> TrainingRun:
     run = request.launchable(PREDICT, view)
-    if isinstance(run.recipe.options, LanguageModel | DecoderTuning):
-        masked = isinstance(run.recipe.options, MaskedLm)
-        pipeline = "fill-mask" if masked else "text-generation"
-        raise UsageError(
-            "a language model predicts nothing of a row",
-            f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
-            "model=DIR)",
-        )
+    if reason := run.recipe.spec.why_not_predicted():
+        raise UsageError(*reason)
     return run
 
 

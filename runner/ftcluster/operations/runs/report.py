@@ -13,7 +13,7 @@ from ftcluster.operations.result import Result
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
 from ftcluster.report.files import RunFiles, ended_here, from_head
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 
 SEVERAL = "ftcluster-report.html"
 

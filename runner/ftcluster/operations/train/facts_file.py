@@ -11,7 +11,7 @@ from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
 from ftcluster.operations.train.common_hosts import NAMED, common_hosts
-from ftcluster_common.protocol.given_files import GivenFileError, read_json
+from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = (
     "give the output of `ftcluster plan --json`, cluster.json of another control node, or common "

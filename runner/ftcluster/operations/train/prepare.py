@@ -40,7 +40,7 @@ from ftcluster.text.host_names import described
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.protocol.launch import SECRET_ENV_FILE, SECRET_ENV_VARIABLE, TAGS_VARIABLE
 from ftcluster_common.protocol.run_state import name_of_run
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.recipe import Recipe
 
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -243,7 +243,7 @@ def resumed_run(
 
 def _size_of(recipe: Recipe) -> ModelSize | None:
     if recipe.from_scratch:
-        vocabulary = recipe.options.vocab_size if isinstance(recipe.options, CausalLm) else None
+        vocabulary = recipe.spec.new_vocabulary(recipe.options)
         size = size_from_scratch(recipe.model, recipe.config_overrides, vocabulary)
     else:
         size = _size_of_model(recipe.model)

@@ -12,25 +12,16 @@ from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
 from ftcluster.recipe.recipe import RECIPES, Given, known_recipes, load_recipe
 from ftcluster.recipe.schema import in_recipe
-from ftcluster.recipe.tasks import GLUE
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import GLUE
+from ftcluster_common.tasks.registry import TASKS
 
 DEFAULT_RECIPE = "quickstart"
 # fields of a recipe that may name one of this machine
 FOLDERS = ("data", "model", "tokenizer", "teacher")
-# by the end of transformers' names of classes
-OF_CLASSES = {
-    "ForSequenceClassification": ("classify", "glue", "rerank"),
-    "ForTokenClassification": ("ner",),
-    "ForQuestionAnswering": ("squad",),
-    "ForMaskedLM": ("mlm",),
-    "ForConditionalGeneration": ("seq2seq",),
-    "ForCausalLM": ("sft", "clm"),
-    "Model": ("embed",),
-}
 CONFIG = "config.json"
 OF_GLUE = frozenset(name for task in GLUE.values() for name in vars(task))  # set by glue_task
 COLUMNS = ("_column", "_columns")  # end the names of fields with columns
@@ -183,8 +174,18 @@ def recipes_for(model: Path) -> Sequence[str]:
         names = [str(name) for name in read_json(model / CONFIG)["architectures"]]
     except (ValueError, KeyError, TypeError):
         names = []
-    fit = [ours for end, ours in OF_CLASSES.items() if any(name.endswith(end) for name in names)]
+    by_class = model_recipes()
+    fit = [ours for end, ours in by_class.items() if any(name.endswith(end) for name in names)]
     return fit[0] if fit else [name for name in known_recipes() if name != DEFAULT_RECIPE]
+
+
+def model_recipes() -> dict[str, tuple[str, ...]]:
+    """Return recipes by the end of transformers' names of classes, the longest end first."""
+    recipes: dict[str, tuple[str, ...]] = {}
+    for spec in TASKS.values():
+        for end, names in spec.model_recipes.items():
+            recipes[end] = (*recipes.get(end, ()), *names)
+    return dict(sorted(recipes.items(), key=lambda item: -len(item[0])))
 
 
 def _no_column(named: Any, columns: Sequence[str]) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 from ftcluster.errors import UsageError
 from ftcluster.progress.format import duration
 from ftcluster.recipe.search import Settings
-from ftcluster.recipe.tasks import comparable_metrics, metric_names
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.recipe import Recipe
@@ -109,12 +108,12 @@ def aim_of(recipe: Recipe, asked: str, fields: Sequence[str]) -> Aim:
     Raises:
         UsageError: the task has no such metric, or none that its runs are compared by.
     """
-    training, known = recipe.training, metric_names(recipe.options)
+    training, known = recipe.training, recipe.spec.metric_names(recipe.options)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)
     asked = asked.removeprefix(PREFIX)
     if asked and asked not in known:
         raise UsageError(f"--metric {asked}: this task has {', '.join(known)}")
-    comparable = comparable_metrics(recipe.options, fields)
+    comparable = recipe.spec.comparable_metrics(recipe.options, fields)
     if asked or (own or "loss") in comparable or comparable == known:
         metric = asked or own
         return Aim(metric, training.greater_is_better if metric == own else None)

@@ -7,7 +7,9 @@ import pytest
 
 from ftcluster_common.data.class_names import find_labels
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.recipe import CausalLm, Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.lm import CausalLm
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     TextFiles,

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.model_package import PACKAGE, read_model_package
-from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.recipe import split_revision
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.errors import TrainError, first_line

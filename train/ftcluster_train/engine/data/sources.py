@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ftcluster_common.data.columns import text_column
 from ftcluster_common.data.data_files import (
     PARQUET,
     TABLES,
@@ -22,9 +21,11 @@ from ftcluster_common.data.data_files import (
     kind_of,
     texts_of,
 )
-from ftcluster_common.data.row_checks import CheckRow, row_check
-from ftcluster_common.protocol.given_files import parse_json
-from ftcluster_common.recipe import GENERATED, LanguageModel, Options, split_revision
+from ftcluster_common.data.row_checks import CheckRow
+from ftcluster_common.given_files import parse_json
+from ftcluster_common.recipe import GENERATED, split_revision
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Options
 from ftcluster_train.engine.data.download import WITH_TOKEN
 from ftcluster_train.engine.data.pieces import Piece, pieces
 from ftcluster_train.engine.data.synthetic_pairs import generate
@@ -175,7 +176,7 @@ def check_rows(rows: Rows, split: str, options: Options, answered: bool) -> None
     problems: list[str] = []
     try:
         for where, row in places(rows, split):
-            check = check or row_check(options, answered, list(row))
+            check = check or spec_of(options).row_check(options, answered, list(row))
             if problem := check(row):
                 problems.append(f"{where}: {problem}")
             if len(problems) >= MOST_PROBLEMS:
@@ -302,7 +303,7 @@ class TextRows:
 Texts = TextFiles | TextRows
 
 
-def load_texts(data: str, config: str | None, options: LanguageModel) -> dict[str, Texts]:
+def load_texts(data: str, config: str | None, options: Options) -> dict[str, Texts]:
     """The texts of the splits train and, if there is one, validation.
 
     Args:
@@ -326,7 +327,7 @@ def load_texts(data: str, config: str | None, options: LanguageModel) -> dict[st
             f"data '{data}' has no split train; found {', '.join(rows)}",
             "use a folder with texts in *.txt: --data DIR",
         )
-    column = text_column(options, columns_of(rows[TRAIN]))
+    [column] = spec_of(options).columns(options, columns_of(rows[TRAIN]), True)["text"]
     return {
         split: TextRows(rows[split], column, f"{split} of {data}")
         for split in (TRAIN, VALIDATION)

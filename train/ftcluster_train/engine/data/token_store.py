@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import ftcluster_common
+from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.models.model_package import PACKAGE
-from ftcluster_common.protocol.given_files import GivenFileError, read_form
 from ftcluster_common.protocol.job import Job, read_job
 from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 from ftcluster_common.recipe import BY_TYPE, GENERATED

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.data.column_uses import UNREAD, Columns, column_uses, unread_texts
+from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
 from ftcluster_common.data.columns import is_incomplete
 from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
-from ftcluster_common.data.row_review import RowReview
 from ftcluster_common.protocol.job import PREDICT, Purpose
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.row_review import RowReview
 from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import (
     Rows,
@@ -80,7 +81,9 @@ class TaskRows(TokenizedTexts):
     def look_at_columns(self, rows: Rows) -> None:
         """Find what the columns of rows are for."""
         try:
-            self.uses = column_uses(self.options, columns_of(rows), self.purpose != PREDICT)
+            self.uses = spec_of(self.options).column_uses(
+                self.options, columns_of(rows), self.purpose != PREDICT
+            )
         except DataError:  # who reads the rows says more of it
             return
         self._unread = tuple(unread_texts(self.uses, rows))

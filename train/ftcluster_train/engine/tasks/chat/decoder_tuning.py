@@ -15,8 +15,9 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
-from ftcluster_common.protocol.given_files import read_json
-from ftcluster_common.recipe import DecoderTuning, Recipe
+from ftcluster_common.given_files import read_json
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.chat import DecoderTuning
 from ftcluster_train.engine.data.sources import BATCH_ROWS
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter
 from ftcluster_train.engine.models import router_coefficient, unknown_id

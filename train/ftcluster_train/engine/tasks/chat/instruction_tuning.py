@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from ftcluster_common.data.conversations import conversation_columns, read_conversation
-from ftcluster_common.recipe import InstructionTuning
+from ftcluster_common.data.conversations import read_conversation
+from ftcluster_common.tasks.chat import InstructionTuning, conversation_columns
 from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind
@@ -24,9 +24,9 @@ class InstructionTuningTask(DecoderTuningTask):
     """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
 
     name = "instruction-tuning"
+    options: InstructionTuning
     packs = True
     shows_answers = True
-    options: InstructionTuning
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write the samples of a set; returns notices."""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from ftcluster_common.data.conversations import preference_columns, read_preference
-from ftcluster_common.recipe import PreferenceTuning, Recipe
+from ftcluster_common.data.conversations import read_preference
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.chat import PreferenceTuning, preference_columns
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind

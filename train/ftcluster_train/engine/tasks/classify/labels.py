@@ -14,7 +14,8 @@ from ftcluster_common.data.class_names import (
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import TRAIN, short
 from ftcluster_common.data.numbers import is_decimal
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 

@@ -12,15 +12,16 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.data.class_names import as_word, few, find_labels, flat_labels
-from ftcluster_common.data.columns import (
-    LOOKED_AT,
-    classification_columns,
-    with_label_columns,
-)
+from ftcluster_common.data.columns import LOOKED_AT
 from ftcluster_common.data.data_files import TRAIN, DataError, short
 from ftcluster_common.protocol.class_report import ClassReport, report_of_classes, report_of_sets
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import Recipe, TextClassification
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import (
+    TextClassification,
+    classification_columns,
+    with_label_columns,
+)
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter

@@ -12,9 +12,10 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from ftcluster_common.data.class_names import as_word
-from ftcluster_common.data.columns import distilled_columns
 from ftcluster_common.protocol.class_report import ClassReport, report_of_classes
-from ftcluster_common.recipe import Recipe, TextClassification, TextDistillation
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.classify import TextClassification
+from ftcluster_common.tasks.distill import TextDistillation, distilled_columns
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,

@@ -6,17 +6,16 @@ from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.data.columns import (
-    SearchColumns,
-    embedded_column,
-    score_of,
-    search_columns,
-    search_texts,
-    with_loss,
-)
+from ftcluster_common.data.columns import SearchColumns, score_of, search_texts
 from ftcluster_common.data.data_files import TRAIN, short
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import SCORE_LOSSES, SentenceSimilarity
+from ftcluster_common.tasks.embed import (
+    SCORE_LOSSES,
+    SentenceSimilarity,
+    embedded_column,
+    search_columns,
+    with_loss,
+)
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,
@@ -61,7 +60,7 @@ class EmbeddedTexts(Task):
         found = [f"prompts: {', '.join(written)}{apart}"] if written else []
         if self._prompted:
             found.append(f"{self._prompted} texts begin with their prompt already, and get another")
-        if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[union-attr]
+        if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[attr-defined]
             [label] = self.uses["label"]
             found.append(
                 f"column {label} has scores, so pairs are learned by them: loss={self.options.loss}"

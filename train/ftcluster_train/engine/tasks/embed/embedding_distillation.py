@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.nn import functional
 from transformers import AutoModel
 
-from ftcluster_common.data.columns import embedded_column
 from ftcluster_common.data.data_files import DataError
+from ftcluster_common.given_files import read_json
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
-from ftcluster_common.protocol.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.embed import embedded_column
 from ftcluster_train.engine.data.download import hash_of_weights
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter, token_kind

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from ftcluster_common.recipe import SentenceSimilarity
+from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.progress import ProgressLog

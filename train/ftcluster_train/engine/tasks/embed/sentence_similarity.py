@@ -21,7 +21,7 @@ from ftcluster_common.models.sentence_modules import (
     read_modules,
 )
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import SCORE_LOSSES
+from ftcluster_common.tasks.embed import SCORE_LOSSES
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_store import Sample, Samples
 from ftcluster_train.engine.metrics import constant_notice

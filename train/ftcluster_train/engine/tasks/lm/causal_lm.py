@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from ftcluster_common.recipe import CausalLm, Recipe
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.lm import CausalLm
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.data.sources import Texts

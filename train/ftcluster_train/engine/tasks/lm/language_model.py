@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ftcluster_common.data.data_files import TRAIN, VALIDATION
 from ftcluster_common.protocol.job import EVALUATE
-from ftcluster_common.recipe import LanguageModel
+from ftcluster_common.tasks.lm import LanguageModel
 from ftcluster_train.engine.data.pieces import PIECE
 from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, Texts, load_texts
 from ftcluster_train.engine.data.token_store import Samples, move_tail

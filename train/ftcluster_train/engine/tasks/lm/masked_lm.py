@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase
 
-from ftcluster_common.recipe import MaskedLm, Recipe
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.lm import MaskedLm
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.sets import SEED
 from ftcluster_train.engine.data.sources import Texts

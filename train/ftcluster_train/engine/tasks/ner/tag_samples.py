@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ftcluster_common.data.tagged_words import Scheme, Tagged, entities, scheme_of, tags_of
-from ftcluster_common.recipe import TokenClassification
+from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_train.engine.data.token_store import SampleWriter
 from ftcluster_train.engine.data.windows import windows
 from ftcluster_train.engine.tasks.ner.labelled_tokens import Labelled, label_tokens

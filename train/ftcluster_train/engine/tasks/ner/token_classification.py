@@ -20,11 +20,10 @@ from ftcluster_common.data.tagged_words import (
     plain_tag,
     read_tagged,
     scheme_of,
-    tagged_columns,
 )
 from ftcluster_common.protocol.class_report import ClassReport
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import TokenClassification
+from ftcluster_common.tasks.ner import TokenClassification, tagged_columns
 from ftcluster_train.engine.data.sources import (
     BATCH_ROWS,
     Rows,

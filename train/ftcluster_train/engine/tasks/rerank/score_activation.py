@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig
 
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_train.errors import TrainError
 
 Activation = Callable[[torch.Tensor], torch.Tensor]

@@ -10,10 +10,10 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from transformers import AutoModelForSequenceClassification
 
-from ftcluster_common.data.columns import RankingColumns, ranked_texts, ranking_columns
 from ftcluster_common.data.data_files import TRAIN
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import Recipe, TextRanking
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.rerank import RankingColumns, TextRanking, ranked_texts, ranking_columns
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter

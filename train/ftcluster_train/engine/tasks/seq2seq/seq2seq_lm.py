@@ -12,9 +12,10 @@ from torch.nn.functional import cross_entropy as smoothed_cross_entropy
 from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerBase
 
 from ftcluster_common.data.data_files import TRAIN
-from ftcluster_common.data.source_target import source_and_target, source_target_columns
+from ftcluster_common.data.source_target import source_and_target
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import Recipe, Seq2SeqLm
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.seq2seq import Seq2SeqLm, source_target_columns
 from ftcluster_kernels.cross_entropy import (
     cross_entropy,
     linear_cross_entropy,

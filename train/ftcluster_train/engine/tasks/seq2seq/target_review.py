@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from ftcluster_common.protocol.given_files import read_json
+from ftcluster_common.given_files import read_json
 from ftcluster_train.engine.models import unknown_id
 
 SHOWN = 6  # characters in a notice

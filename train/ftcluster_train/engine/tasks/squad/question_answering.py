@@ -13,9 +13,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from ftcluster_common.data.columns import answering_columns
 from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.recipe import QuestionAnswering
+from ftcluster_common.tasks.squad import QuestionAnswering, answering_columns
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_store import Sample, Samples, SampleWriter

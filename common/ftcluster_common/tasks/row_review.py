@@ -11,26 +11,14 @@ from typing import Any
 from ftcluster_common.data.class_names import (
     DECIMAL,
     as_word,
-    flat_labels,
     is_list_as_text,
     name_key,
 )
 from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.columns import as_flag
-from ftcluster_common.data.data_files import DataError, Row
-from ftcluster_common.data.tagged_words import (
-    OUTSIDE,
-    TaggedColumns,
-    parts,
-    read_tagged,
-    tagged_columns,
-)
-from ftcluster_common.recipe import (
-    Options,
-    TextClassification,
-    TextDistillation,
-    TokenClassification,
-)
+from ftcluster_common.data.data_files import Row
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.spec import Options
 
 SHOWN = 4  # examples in a note
 NO_LABEL = frozenset(
@@ -63,9 +51,9 @@ class RowReview:
 
     def __init__(self, options: Options, uses: Columns, names: Sequence[str] = ()) -> None:
         self._options, self._names = options, names
-        self._labels = tuple(uses.get("label", ())) if _has_classes(options) else ()
+        self._uses, self._spec = uses, spec_of(options)
+        self._has_classes = self._spec.has_classes(options)
         self._unread = tuple(uses.get(UNREAD, ()))
-        self._tagged: TaggedColumns | None = None
         self._classes: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
         self._media: Counter[str] = Counter()
@@ -75,7 +63,7 @@ class RowReview:
     @property
     def is_needed(self) -> bool:
         """True if rows have classes, or columns that are not read."""
-        return bool(self._unread) or _has_classes(self._options)
+        return bool(self._unread) or self._has_classes
 
     def add(self, row: Row) -> None:
         """Count a row."""
@@ -84,29 +72,15 @@ class RowReview:
                 self._rejected[f"{name}: {as_word(row[name])}"] += 1
             if MEDIA.fullmatch(name) and row.get(name) not in (None, "", [], {}):
                 self._media[name] += 1
-        labels = [label for label in self._labels_of(row) if as_word(label)]
+        if not self._has_classes:
+            return
+        labels = self._spec.labels_of(self._options, self._uses, row)
+        labels = [label for label in labels if as_word(label)]
         words = [self._name(label) for label in labels]
         self._classes.update({*words})
         padded = {str(one) for one in labels if isinstance(one, str) and one != one.strip()}
         self._padded.update(padded)
         self._repeated.update(word for word, count in Counter(words).items() if count > 1)
-
-    def _labels_of(self, row: Row) -> list[Any]:
-        if isinstance(self._options, TokenClassification):
-            return self._types_of(row, self._options)
-        if len(self._labels) > 1:  # columns of 0 and 1
-            return [name for name in self._labels if as_flag(row.get(name))]
-        return [*flat_labels(row.get(name) for name in self._labels)]
-
-    def _types_of(self, row: Row, options: TokenClassification) -> list[Any]:
-        """Return the types of entities that a row has, or its tags without a scheme."""
-        try:
-            self._tagged = self._tagged or tagged_columns(options, list(row), True)
-            tagged = read_tagged(row, self._tagged, options.tag_names)
-        except DataError:  # who reads the rows reports it
-            return []
-        kinds = {parts(tag)[1] for tag in tagged.tags if tag != OUTSIDE}
-        return sorted(kinds | {kind for kind, _, _ in tagged.spans})
 
     def _name(self, label: Any) -> str:
         word = as_word(label)
@@ -166,12 +140,6 @@ class RowReview:
             for counts, what, remedy in kinds
             if counts
         ]
-
-
-def _has_classes(options: Options) -> bool:
-    if isinstance(options, TextClassification):
-        return not options.regression
-    return isinstance(options, TextDistillation | TokenClassification)
 
 
 def _is_rejection(column: str, cell: Any) -> bool:

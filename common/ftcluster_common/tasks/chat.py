@@ -1,0 +1,316 @@
+"""The tasks instruction-tuning and preference-tuning: decoders learn from conversations."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.conversations import (
+    ConversationColumns,
+    PreferenceColumns,
+    read_conversation,
+    read_preference,
+)
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.row_checks import CheckRow, check_by_reading
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.lm import use_pipeline
+from ftcluster_common.tasks.spec import Adapters, Contradiction, TaskSpec
+
+MESSAGES = ("messages", "conversation", "conversations", "chat")
+PROMPTS = (
+    ("prompt", "completion"), ("prompt", "response"), ("instruction", "output"),
+    ("instruction", "response"), ("question", "answer"), ("question", "response"),
+    ("query", "response"), ("input", "output"),
+)  # fmt: skip
+CONTEXTS = ("input", "context")  # what an instruction is about
+SYSTEM = ("system", "system_prompt")
+# Where one of these is not read, what is learned may lack a part of its prompt.
+QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "history")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderTuning(Adapters):
+    """What tasks have in common that train a decoder with conversations.
+
+    Attributes:
+        prompt_column: left out, one that is known for prompts: texts, or lists of messages.
+        chat_template: whether texts are written as the model's chat template says; if not, an
+            answer follows its prompt as it is, and the end-of-text token follows it.
+        max_length: tokens of a conversation; longer ones are cut at their end.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+        load_in_4bit: whether the linear layers of the model, but the last one, are in NF4 with
+            double quantization (QLoRA, Dettmers et al. 2023) while adapters are trained.
+    """
+
+    prompt_column: str | None = None
+    chat_template: bool = True
+    max_length: int = limited(1024, at_least=8)
+    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
+    load_in_4bit: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionTuning(DecoderTuning):
+    """Trains a decoder to answer: the loss is of the answers' tokens only.
+
+    A row has a conversation, or a prompt and its completion.
+
+    Attributes:
+        messages_column: with a list of messages, each with a role and content; left out, one that
+            is known for them. Each message of the assistant is learned.
+        completion_column: as prompt_column; both are texts, or lists of messages.
+        packing: whether samples are made of several conversations, up to max_length together. None
+            of them sees another one, in a sample or in a batch.
+    """
+
+    messages_column: str | None = None
+    completion_column: str | None = None
+    packing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTuning(DecoderTuning):
+    """Trains a decoder to prefer one of two answers (DPO, Rafailov et al. 2023).
+
+    A row has a prompt and two answers, or two conversations that begin alike.
+
+    Attributes:
+        chosen_column: the answer that is preferred: a text, or a list of messages.
+        rejected_column: the other answer.
+        beta: how strongly the model is held at the one that the training begins with.
+        disable_dropout: whether the model is trained without dropout, as it is compared with what
+            it computed without; as in TRL, also of adapters.
+    """
+
+    chosen_column: str = "chosen"
+    rejected_column: str = "rejected"
+    beta: float = limited(0.1, above=0)
+    disable_dropout: bool = True
+
+
+def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> ConversationColumns:
+    """The columns with conversations.
+
+    Raises:
+        DataError: there are none such, or another one may belong to them; has the columns and how
+            they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    prompt, completion = options.prompt_column, options.completion_column
+    messages = options.messages_column
+    named = not (messages is None and prompt is None and completion is None)
+    if not named:
+        messages = next((names[name] for name in MESSAGES if name in names), None)
+    system = next((names[name] for name in SYSTEM if name in names), "")
+    context = ""
+    if messages is not None:
+        chosen = ConversationColumns(messages, system=system)
+    else:
+        for known_pair in PROMPTS:
+            pair = [names.get(name, "") for name in known_pair]
+            if all(pair) and prompt in (None, pair[0]) and completion in (None, pair[1]):
+                prompt, completion = pair
+                if known_pair[0] == "instruction" and not named:
+                    context = next((names[name] for name in CONTEXTS if name in names), "")
+                break
+        chosen = ConversationColumns("", prompt or "", completion or "", context, system)
+    missing = [name for name in chosen.names if name not in columns]
+    if missing or not (chosen.messages or (chosen.prompt and chosen.completion)):
+        what = (
+            f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
+        )
+        raise DataError(
+            f"{what}; found {', '.join(columns) or 'none'}; name them: messages_column=NAME, or "
+            f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
+        )
+    if not named and not chosen.messages:  # with messages some files have their first one again
+        _ask_for_unread(
+            chosen.names,
+            names,
+            f"prompt_column={chosen.prompt} completion_column={chosen.completion}",
+        )
+    return chosen
+
+
+def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> PreferenceColumns:
+    """The columns with prompts and answers.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    names = {name.lower(): name for name in columns}
+    prompt, context = options.prompt_column, ""
+    if prompt is None:
+        prompt = next((names[name] for name, _ in PROMPTS if name in names), "")
+        if prompt.lower() == "instruction":
+            context = next((names[name] for name in CONTEXTS if name in names), "")
+    system = next((names[name] for name in SYSTEM if name in names), "")
+    named = PreferenceColumns(
+        options.chosen_column, options.rejected_column, prompt, context, system
+    )
+    missing = [name for name in named.names if name not in columns]
+    if missing:
+        raise DataError(
+            f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
+            "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
+        )
+    if options.prompt_column is None:
+        _ask_for_unread(named.names, names, f"prompt_column={prompt or 'NAME'}")
+    return named
+
+
+def _ask_for_unread(read: Sequence[str], names: Mapping[str, str], way: str) -> None:
+    """Raise where a column is not read that may belong to the prompt."""
+    unread = [names[name] for name in QUESTIONS if name in names and names[name] not in read]
+    if unread:
+        raise DataError(
+            f"{', '.join(unread)} may belong to the prompt, and only {', '.join(read)} are read; "
+            f"leave out what does not belong to it, or say what is read: {way}"
+        )
+
+
+Chats = TypeVar("Chats", bound=DecoderTuning)
+
+
+class DecoderTuningSpec(TaskSpec[Chats]):
+    """The part that all declarations of tasks with conversations share."""
+
+    exported_as = "CausalLM"
+    pipeline = "text-generation"
+    model_kind = "decoder"
+    predicts_tokens = True
+    generates = True
+    against_ipex = "conversations of a row are kept apart by kernels that do not go with IPEX"
+
+    def uses_chat_template(self, options: Chats) -> bool:
+        """Return True unless the recipe declines it."""
+        return options.chat_template
+
+    def load_in_4bit(self, options: Chats) -> bool:
+        """Return True on request."""
+        return options.load_in_4bit
+
+    def why_not_predicted(self) -> tuple[str, str]:
+        """Name transformers' pipeline, which writes texts."""
+        return use_pipeline(self.pipeline)
+
+
+def _uses(named: ConversationColumns | PreferenceColumns, columns: Sequence[str]) -> Columns:
+    uses = {use: (name,) for use, name in named._asdict().items() if name}
+    return {**uses, "tools": tuple(name for name in columns if name == "tools")}
+
+
+class InstructionTuningSpec(DecoderTuningSpec[InstructionTuning]):
+    """The declaration of the training with answers."""
+
+    name = "instruction-tuning"
+    fields = InstructionTuning
+    recipe = "sft"
+    model_recipes = {"ForCausalLM": ("sft", "clm")}  # a decoder learns texts alone as well
+
+    def columns(
+        self,
+        options: InstructionTuning,
+        columns: Sequence[str],
+        answered: bool,
+    ) -> Columns:
+        """Find messages, or a prompt and its completion."""
+        return _uses(conversation_columns(options, columns), columns)
+
+    def row_check(
+        self,
+        options: InstructionTuning,
+        answered: bool,
+        columns: Sequence[str],
+    ) -> CheckRow:
+        """Check that a conversation can be read."""
+        named = conversation_columns(options, columns)
+        template = options.chat_template
+        return check_by_reading(partial(read_conversation, columns=named, chat_template=template))
+
+    def row_form(self, options: InstructionTuning, answered: bool) -> str:
+        """Describe messages, and a prompt with its completion."""
+        prompt = options.prompt_column or "prompt"
+        pair = f"{prompt} and {options.completion_column or 'completion'}"
+        if not options.chat_template:
+            return f"each row has {pair} (text)"
+        return (
+            f"each row has {options.messages_column or 'messages'} (a list of objects with "
+            f"role and content, at least one of the role assistant), or {pair}"
+        )
+
+    def metric_names(self, options: InstructionTuning) -> tuple[str, ...]:
+        """Return the loss and what is computed of it."""
+        return ("loss", "perplexity")
+
+    def contradictions(self, options: InstructionTuning) -> Iterator[Contradiction]:
+        """Find two forms of rows at once, and messages without a template."""
+        pair = [name for name in ("prompt_column", "completion_column") if getattr(options, name)]
+        if options.messages_column and pair:
+            yield (
+                pair[0],
+                "rows have either messages (messages_column) or a prompt and a completion",
+            )
+        if options.messages_column and not options.chat_template:
+            yield "messages_column", "messages need a chat template: chat_template: true"
+        yield from super().contradictions(options)
+
+
+class PreferenceTuningSpec(DecoderTuningSpec[PreferenceTuning]):
+    """The declaration of the training with two answers."""
+
+    name = "preference-tuning"
+    fields = PreferenceTuning
+    recipe = "dpo"
+    compares_with_start = True
+    scaled_by = {"beta": ("loss", "margin"), "label_smoothing_factor": ("loss",)}
+
+    def columns(
+        self,
+        options: PreferenceTuning,
+        columns: Sequence[str],
+        answered: bool,
+    ) -> Columns:
+        """Find the prompt and both answers."""
+        return _uses(preference_columns(options, columns), columns)
+
+    def row_check(
+        self,
+        options: PreferenceTuning,
+        answered: bool,
+        columns: Sequence[str],
+    ) -> CheckRow:
+        """Check that both conversations can be read."""
+        answers = preference_columns(options, columns)
+        template = options.chat_template
+        return check_by_reading(partial(read_preference, columns=answers, chat_template=template))
+
+    def row_form(self, options: PreferenceTuning, answered: bool) -> str:
+        """Describe a prompt with two answers."""
+        prompt = options.prompt_column or "prompt"
+        answers = f"{options.chosen_column} and {options.rejected_column}"
+        if not options.chat_template:
+            return f"each row has {prompt}, {answers} (texts)"
+        return (
+            f"each row has {prompt}, {answers} (texts or lists of messages), or only {answers} "
+            "(lists of messages that begin alike)"
+        )
+
+    def metric_names(self, options: PreferenceTuning) -> tuple[str, ...]:
+        """Return the loss and how the answers are told apart."""
+        return ("loss", "accuracy", "margin")
+
+    def texts_of_a_sample(self, options: PreferenceTuning) -> int:
+        """Return 2, for both answers."""
+        return 2
+
+    def why_not_evaluated(self, model: str) -> tuple[str, str]:
+        """Name the loss on answers, which can be measured."""
+        return (
+            "what a model prefers is measured against the one that its training began with",
+            "the training's own evaluations have it; the loss on answers: ftcluster evaluate "
+            f"sft --model {model}",
+        )

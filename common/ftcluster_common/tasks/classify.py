@@ -1,0 +1,339 @@
+"""The task text-classification: the class of one or two texts, several classes, or a number."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+from ftcluster_common.data.class_names import DECIMAL, WHOLE, find_labels
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import (
+    LABELS,
+    LOOKED_AT,
+    as_flag,
+    find_texts,
+    is_incomplete,
+    named_column,
+)
+from ftcluster_common.data.data_files import PARQUET, DataError, Files, Row, Table, kind_of, short
+from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class, is_number
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+
+GlueTask = Literal["cola", "sst2", "mrpc", "qqp", "stsb", "mnli", "qnli", "rte", "wnli"]
+Metric = Literal[
+    "accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "matthews", "pearson", "spearman"
+]  # fmt: skip
+REGRESSION_METRICS = ("pearson", "spearman")
+CLASS_METRICS = ("accuracy", "f1", "f1_macro", "f1_micro")
+
+
+@dataclass(frozen=True)
+class TextClassification(Options):
+    """Predicts the class of one or two texts, several classes, or with `regression` a number.
+
+    Attributes:
+        text_columns: left out, one or two columns that are known for texts.
+        label_column: the column with the class, a number or a word, or with a list of classes; with
+            regression a number.
+        label_columns: columns of 0 and 1, one for each of several classes that a row may have; left
+            out, found where no column with the class is known.
+        glue_task: a task of GLUE; it sets text_columns, regression, metrics, validation_splits and
+            data_config where the recipe does not.
+        metrics: what is measured; left out, accuracy and, of two classes, the F1 of the second
+            one, of more the mean of their F1; where a row may have several, f1_micro and f1_macro;
+            of a regression, the correlations of Pearson and Spearman.
+        class_weights: what the loss of a row counts, by its class, as torch's CrossEntropyLoss has
+            it: balanced, inversely to the class's rows, or names with numbers (others count 1).
+        skip_incomplete: whether rows without a text or a class are left out, which are an error
+            otherwise.
+        all_probabilities: whether predict writes the probability of each class.
+        validation_splits: the sets that are evaluated; with several, metrics carry their names.
+        validation_split_percentage: share of the rows of each class that are kept for validation
+            where the data have no validation set.
+    """
+
+    text_columns: tuple[str, ...] = limited((), at_most=2)
+    label_column: str = "label"
+    label_columns: tuple[str, ...] = ()
+    glue_task: GlueTask | None = None
+    regression: bool = False
+    metrics: tuple[Metric, ...] | None = None
+    class_weights: Literal["balanced"] | Mapping[str, float] | None = None
+    skip_incomplete: bool = False
+    all_probabilities: bool = False
+    validation_splits: tuple[str, ...] = ("validation",)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+    max_length: int = limited(128, at_least=1)
+
+
+@dataclass(frozen=True)
+class Glue:
+    """A task of GLUE, as nyu-mll/glue on the Hub has it and run_glue evaluates it."""
+
+    text_columns: tuple[str, ...]
+    metrics: tuple[Metric, ...] = ("accuracy",)
+    regression: bool = False
+    validation_splits: tuple[str, ...] = ("validation",)
+
+
+# columns: transformers' examples, run_glue.py, task_to_keys; metrics: the paper of GLUE
+# (arXiv 1804.07461), table 1
+GLUE: dict[str, Glue] = {
+    "cola": Glue(("sentence",), ("matthews",)),
+    "sst2": Glue(("sentence",)),
+    "mrpc": Glue(("sentence1", "sentence2"), ("accuracy", "f1")),
+    "qqp": Glue(("question1", "question2"), ("accuracy", "f1")),
+    "stsb": Glue(("sentence1", "sentence2"), ("pearson", "spearman"), regression=True),
+    "mnli": Glue(
+        ("premise", "hypothesis"), validation_splits=("validation_matched", "validation_mismatched")
+    ),
+    "qnli": Glue(("question", "sentence")),
+    "rte": Glue(("sentence1", "sentence2")),
+    "wnli": Glue(("sentence1", "sentence2")),
+}
+
+
+def classification_columns(
+    options: TextClassification, columns: Sequence[str], labelled: bool = True
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns with the texts and the label, or with a class each.
+
+    Args:
+        columns: those of the data.
+        labelled: whether the label is needed; if not, there may be none.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    texts = options.text_columns or find_texts(columns)
+    label = "" if options.label_columns else named_column(options.label_column, LABELS, columns)
+    wanted = (*texts, *(options.label_columns if labelled else ()))
+    missing = [name for name in wanted if name not in columns]
+    if not label and labelled and not options.label_columns:
+        missing.append(options.label_column)
+    if missing or not texts:
+        guessed = find_texts(columns) or ("NAME",)
+        what = "no column that is known for texts"
+        if missing:
+            alike = {name.lower(): f" ({name} is one)" for name in columns}
+            what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"
+        raise DataError(
+            f"{what}; found {', '.join(columns) or 'none'}; name them: "
+            f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"
+        )
+    return tuple(texts), options.label_columns or ((label,) if label else ())
+
+
+def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> TextClassification:
+    """The options with the columns of 0 and 1 that have a class each, as the first rows tell.
+
+    They are as they were where a column with the class is named or known, or where there are not
+    three such columns: of two, one may be the class and the other say something else.
+
+    >>> row = {"text": "a b", "toxic": "1", "insult": "0", "threat": 0, "id": "7"}
+    >>> with_label_columns(TextClassification(), [row]).label_columns
+    ('toxic', 'insult', 'threat')
+    """
+    first = list(islice(rows, LOOKED_AT))
+    columns = list(first[0]) if first else []
+    named = options.label_columns or options.label_column != LABELS[0]
+    if named or options.regression or named_column(LABELS[0], LABELS, columns):
+        return options
+    texts = options.text_columns or find_texts(columns)
+    found = [
+        name
+        for name in columns
+        if name not in texts and all(as_flag(row.get(name)) is not None for row in first)
+    ]
+    return replace(options, label_columns=tuple(found)) if len(found) > 2 else options
+
+
+def _classification(
+    options: TextClassification, labelled: bool, columns: Sequence[str]
+) -> CheckRow:
+    texts, labels = classification_columns(options, columns, labelled)
+    if not labelled:
+        return partial(check_columns, texts, [])
+    return partial(_classification_problem, options, texts, labels, [])
+
+
+def _classification_problem(
+    options: TextClassification, texts: Sequence[str], labels: Sequence[str], kinds: list[bool],
+    row: Row,
+) -> str:  # fmt: skip
+    """The problem of a row; `kinds` has whether the first row's label is a list."""
+    if options.skip_incomplete and is_incomplete(row, [*texts, *labels]):
+        return ""
+    problem = check_columns(texts, labels, row)
+    if problem:
+        return problem
+    if options.label_columns:
+        wrong = [name for name in labels if as_flag(row[name]) is None]
+        return f"{wrong[0]} is {short(row[wrong[0]])}, not 0 or 1" if wrong else ""
+    [column] = labels
+    label = row[column]
+    if options.regression:
+        comma = "; write its decimal comma as a point" * bool(DECIMAL.fullmatch(str(label).strip()))
+        return "" if is_number(label) else f"{column} is {short(label)}, not a number{comma}"
+    kinds[:] = kinds or [isinstance(label, list)]
+    if isinstance(label, list) != kinds[0]:
+        return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
+    for one in label if isinstance(label, list) else [label]:
+        if not is_class(one):
+            skippable = not options.skip_incomplete and not isinstance(label, list)
+            lacks = (
+                ""
+                if one or one == 0 or not skippable
+                else "; rows without one are left out on request: "
+            )
+            lacks = lacks and f"{lacks}skip_incomplete=true"
+            what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
+            return f"{what}{lacks}"
+    return ""
+
+
+def _check_labels(files: Files, options: TextClassification, trains: bool) -> list[str]:
+    """Return the problem of a column of labels as a whole, which the head would refuse too."""
+    if not files or options.label_columns or any(kind_of(file) == PARQUET for file in files):
+        return []
+    labels: list[Any] = []
+    column = options.label_column
+    for _, row in Table(files).with_places():
+        assert not isinstance(row, DataError), "the rows have been checked"
+        texts, [column] = classification_columns(options, list(row))
+        if not (options.skip_incomplete and is_incomplete(row, [*texts, column])):
+            labels.append(row[column])
+    try:
+        find_labels(labels, column, trains=trains)
+    except DataError as error:
+        return [f"{files[0]}: {error}"]
+    return []
+
+
+def _check_scores(files: Files, options: TextClassification) -> list[str]:
+    """The first label that is no class, of text files whose labels are all numbers."""
+    scores: list[str] = []
+    if options.label_columns or any(kind_of(file) == PARQUET for file in files):
+        return scores
+    for where, row in Table(files).with_places():
+        assert not isinstance(row, DataError), "the rows have been checked"
+        texts, [column] = classification_columns(options, list(row))
+        label = row[column]
+        if options.skip_incomplete and is_incomplete(row, [*texts, column]):
+            continue
+        if not is_number(label):
+            return []  # words
+        if not WHOLE.fullmatch(str(label).strip()) and not scores:
+            scores.append(f"{where}: {column} is {label!r}, a number, not a class")
+    return scores
+
+
+class TextClassificationSpec(TaskSpec[TextClassification]):
+    """The declaration of text classification."""
+
+    name = "text-classification"
+    fields = TextClassification
+    recipe = "classify"
+    exported_as = "SequenceClassification"
+    compared_rows = "classes"
+    model_recipes = {"ForSequenceClassification": ("classify", "glue")}
+    training_fields = (
+        *TaskSpec.training_fields,
+        "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",
+        "validation_splits",
+    )  # fmt: skip
+
+    def columns(
+        self, options: TextClassification, columns: Sequence[str], answered: bool
+    ) -> Columns:
+        """Find the texts and the label, or the columns of a class each."""
+        texts, labels = classification_columns(options, columns, answered)
+        return {"text": texts, "label": labels if answered else ()}
+
+    def row_check(
+        self, options: TextClassification, answered: bool, columns: Sequence[str]
+    ) -> CheckRow:
+        """Check texts, and labels by what they are in the first row."""
+        return _classification(options, answered, columns)
+
+    def row_form(self, options: TextClassification, answered: bool) -> str:
+        """Describe texts and label."""
+        texts = ", ".join(options.text_columns) or "one or two columns of text"
+        kind = (
+            "a number"
+            if options.regression
+            else "a word or a number, or a list of them; scores: regression=true"
+        )
+        label = f" and {options.label_column} ({kind})" if answered else ""
+        if options.label_columns and answered:
+            label = f" and {', '.join(options.label_columns)} (0 or 1)"
+        return f"each row has {texts}{label}"
+
+    def metric_names(self, options: TextClassification) -> tuple[str, ...]:
+        """Return the metrics, for each of several validation sets."""
+        default = REGRESSION_METRICS if options.regression else CLASS_METRICS
+        names = (*(options.metrics or default), "loss")
+        if len(options.validation_splits) == 1:
+            return names
+        endings = [split.removeprefix("validation_") for split in options.validation_splits]
+        return tuple(f"{name}_{ending}" for ending in endings for name in names)
+
+    def contradictions(self, options: TextClassification) -> Iterator[Contradiction]:
+        """Find fields for classes beside a regression, and weights that are none."""
+        wrong = [
+            name
+            for name in options.metrics or ()
+            if (name in REGRESSION_METRICS) != options.regression
+        ]
+        if wrong:
+            kind = "a regression" if options.regression else "classes"
+            yield "metrics", f"{', '.join(wrong)} cannot be measured of {kind}"
+        for name in ("class_weights", "label_columns", "all_probabilities"):
+            if options.regression and getattr(options, name):
+                yield name, f"{name} is for classes, and regression predicts a number"
+        if isinstance(options.class_weights, Mapping):
+            for name, weight in options.class_weights.items():
+                if isinstance(weight, bool) or not 0 < weight < math.inf:
+                    yield "class_weights", f"the weight of {name} is {weight}, not a number above 0"
+
+    def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the values that a task of GLUE sets."""
+        glue = values.get("glue_task")
+        return {**vars(GLUE[glue]), "data_config": glue} if glue else {}
+
+    def with_rows(self, options: TextClassification, rows: Iterable[Row]) -> TextClassification:
+        """Return the options with the columns of 0 and 1 that have a class each."""
+        return with_label_columns(options, rows)
+
+    def file_problems(self, options: TextClassification, files: Files, trains: bool) -> list[str]:
+        """Find labels that are numbers and no classes, and labels that are too many."""
+        if options.regression:
+            return []
+        return _check_scores(files, options) or _check_labels(files, options, trains)
+
+    def validation_splits(self, options: TextClassification) -> tuple[str, ...]:
+        """Return the sets that the recipe names."""
+        return options.validation_splits
+
+    def counts_classes(self, options: TextClassification) -> bool:
+        """Return True unless labels are numbers."""
+        return not options.regression
+
+    def has_classes(self, options: TextClassification) -> bool:
+        """Return True unless labels are numbers."""
+        return not options.regression
+
+    def lacks_class_weights(self, options: TextClassification) -> bool:
+        """Return True unless the recipe sets them."""
+        return options.class_weights is None
+
+    def skips_incomplete(self, options: TextClassification) -> bool:
+        """Return True on request."""
+        return options.skip_incomplete
+
+    def smooths_labels(self, options: TextClassification) -> bool:
+        """Return True unless labels are numbers."""
+        return not options.regression

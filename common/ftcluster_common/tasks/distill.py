@@ -1,0 +1,106 @@
+"""The task text-distillation: a classifier learns from a larger one, the recipe's teacher."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import LABELS
+from ftcluster_common.data.data_files import Row, short
+from ftcluster_common.data.row_checks import CheckRow, check_columns
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.classify import TextClassification, classification_columns
+from ftcluster_common.tasks.spec import Options, TaskSpec
+
+
+@dataclass(frozen=True)
+class TextDistillation(Options):
+    """A classifier learns from a larger one, the recipe's teacher (Hinton et al. 2015).
+
+    Attributes:
+        text_columns: left out, one or two columns that are known for texts.
+        label_column: the column with the class, one of the teacher's; rows without one, or data
+            without the column, are learned from the teacher alone.
+        temperature: what the logits of both are divided by.
+        alpha: the share of the loss that compares with the teacher; that of the labels' cross
+            entropy is 1 - alpha.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    text_columns: tuple[str, ...] = limited((), at_most=2)
+    label_column: str = "label"
+    temperature: float = limited(2.0, above=0)
+    alpha: float = limited(0.5, at_least=0, at_most=1)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+    max_length: int = limited(128, at_least=1)
+
+
+def distilled_columns(
+    options: TextDistillation, columns: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """The columns with the texts, and the one with the class, "" where there is none.
+
+    Raises:
+        DataError: there are no texts, or no column that is asked for.
+    """
+    named = options.label_column != LABELS[0]
+    plain = TextClassification(options.text_columns, options.label_column)
+    texts, labels = classification_columns(plain, columns, labelled=named)
+    return texts, "".join(labels)
+
+
+def _distillation_problem(texts: Sequence[str], label: str, row: Row) -> str:
+    problem = check_columns(texts, [], row)
+    if not problem and isinstance(row.get(label), list | dict):
+        return f"{label} is {short(row[label])}, not a class or nothing"
+    return problem
+
+
+class TextDistillationSpec(TaskSpec[TextDistillation]):
+    """The declaration of the distillation of a classifier."""
+
+    name = "text-distillation"
+    fields = TextDistillation
+    recipe = "distill"
+    exported_as = "SequenceClassification"
+    compared_rows = "classes"
+    pipeline = "text-classification"
+    scaled_by = {"temperature": ("loss",), "alpha": ("loss",), "teacher": ("loss", "agreement")}
+    student = ("classifier", "classify")
+
+    def columns(
+        self,
+        options: TextDistillation,
+        columns: Sequence[str],
+        answered: bool,
+    ) -> Columns:
+        """Find the texts, and the label if there is one."""
+        texts, label = distilled_columns(options, columns)
+        return {"text": texts, "label": (label,) if label else ()}
+
+    def row_check(
+        self,
+        options: TextDistillation,
+        answered: bool,
+        columns: Sequence[str],
+    ) -> CheckRow:
+        """Check the texts, and that a label is a class or nothing."""
+        return partial(_distillation_problem, *distilled_columns(options, columns))
+
+    def row_form(self, options: TextDistillation, answered: bool) -> str:
+        """Describe texts with or without a label."""
+        texts = ", ".join(options.text_columns) or "one or two columns of text"
+        return f"each row has {texts} and, if it is known, {options.label_column}"
+
+    def metric_names(self, options: TextDistillation) -> tuple[str, ...]:
+        """Return the metrics of classes, and how often student and teacher agree."""
+        return ("loss", "accuracy", "f1_macro", "agreement")
+
+    def has_classes(self, options: TextDistillation) -> bool:
+        """Return True: labels are classes of the teacher."""
+        return True
+
+    def needs_teacher(self, options: TextDistillation) -> bool:
+        """Return True always."""
+        return True

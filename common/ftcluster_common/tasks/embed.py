@@ -1,0 +1,294 @@
+"""The task sentence-similarity: texts get embeddings, alike for a query and its text."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Literal
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import (
+    LOOKED_AT,
+    NEGATIVE,
+    TEXTS,
+    SearchColumns,
+    find_search,
+    named_column,
+    number_in,
+    search_texts,
+)
+from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.row_checks import CheckRow, check_by_reading, check_columns
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.classify import REGRESSION_METRICS
+from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, Contradiction, TaskSpec
+
+SCORE_LOSSES = ("cosent", "angle", "cosine")  # of pairs with a score
+DISTILL_LOSSES = ("mse", "cosine_distance")  # of a text and its teacher's embedding
+OF_PAIRS = (
+    "positive_column", "negative_columns", "label_column", "query_prompt", "text_prompt",
+    "symmetric", "matryoshka_dims", "matryoshka_weights", "hard_negatives",
+)  # fmt: skip
+# whether two texts belong together
+BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_duplicate")
+
+
+@dataclass(frozen=True)
+class SentenceSimilarity(Adapters):
+    """Gives texts embeddings: those of a query and its text are alike, others are not.
+
+    Losses and their fields are those of sentence-transformers. Each text of the batch, of all
+    ranks, is a negative of each query that it does not belong to (loss: ranking); or each pair of
+    texts has a score, and the batch's pairs are ordered by it (cosent, angle), or it is the cosine
+    itself (cosine). Or each text's embedding is to be that of the recipe's teacher, by the mean
+    squared difference (mse) or by 1 - their cosine (cosine_distance).
+
+    Attributes:
+        query_column: left out, one that is known for queries; likewise positive_column, with the
+            text that belongs to the query.
+        label_column: with the score of a pair; left out, one that is known for it.
+        loss: auto is cosent where the pairs have other labels than 1, else ranking.
+        negative_columns: with texts that do not belong to the query, or lists of them; left out,
+            all that are called negative, negatives, negative_1 and so on.
+        pooling: how an embedding is made of a text's tokens; auto: as the model's folder says, if
+            sentence-transformers has written it, else mean.
+        normalize: whether the saved model gives embeddings of length 1; auto: as the model's folder
+            says, else true. Trained is the cosine in any case.
+        query_prompt: what is written before each query; left out, the model's prompt for queries
+            or else its default one, as sentence-transformers' encode_query has it, and in
+            `predict` the default one alone, as encode; likewise text_prompt for all other texts.
+        scale: what cosines are multiplied by, the inverse of the temperature.
+        symmetric: whether also each text has to find its query.
+        matryoshka_dims: the loss is the sum of those of the embeddings' first numbers, for so many
+            of them each time (Kusupati et al. 2022); one is the whole width.
+        matryoshka_weights: what each of these counts; left out, 1.
+        hard_negatives: how many negatives of each query are looked for among the texts of all rows,
+            by the model as it is before the training; those nearest to the query, but none of its
+            own texts.
+        relative_margin: of these, none whose cosine is above 1 - this times the cosine of the
+            query's own text; null: any. 0.05 is the TopK-PercPos of NV-Retriever.
+        absolute_margin: nor above that cosine minus this.
+        max_score: nor above this; likewise not below min_score.
+        range_min: so many of the nearest of these are left out; range_max: and all behind so many.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    query_column: str | None = None
+    positive_column: str | None = None
+    negative_columns: tuple[str, ...] = ()
+    label_column: str | None = None
+    max_length: int = limited(256, at_least=3)
+    pooling: Literal["auto", "mean", "cls"] = "auto"
+    normalize: Literal["auto", True, False] = "auto"
+    query_prompt: str | None = None
+    text_prompt: str | None = None
+    loss: Literal["auto", "ranking", "cosent", "angle", "cosine", "mse", "cosine_distance"] = "auto"
+    scale: float = limited(20.0, above=0)
+    symmetric: bool = False
+    matryoshka_dims: tuple[int, ...] = ()
+    matryoshka_weights: tuple[float, ...] = ()
+    hard_negatives: int = limited(0, at_least=0, at_most=100)
+    relative_margin: float | None = limited(0.05, at_least=0)
+    absolute_margin: float | None = limited(None, at_least=0)
+    max_score: float | None = limited(None, at_least=-1, at_most=1)
+    min_score: float | None = limited(None, at_least=-1, at_most=1)
+    range_min: int = limited(0, at_least=0)
+    range_max: int | None = limited(None, at_least=1)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+    @property
+    def distils(self) -> bool:
+        """Whether single texts are learned from a teacher."""
+        return self.loss in DISTILL_LOSSES
+
+
+def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> SearchColumns:
+    """The columns with queries and texts.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    query, positive = find_search(options.query_column, options.positive_column, columns)
+    scored = options.loss if options.loss in SCORE_LOSSES else ""
+    negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
+    negatives = () if scored else negatives
+    names = {name.lower(): name for name in columns}
+    read = (query, positive, *negatives)
+    known = (names[name] for name in BELONGING if name in names and names[name] not in read)
+    label = options.label_column or next(known, "")
+    missing = [name for name in (*read, label) if name and name not in columns]
+    if not query or not positive or missing or (scored and not label):
+        what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+        named = f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
+        if query and positive and scored and not missing:
+            what, named = "no column known for scores", "label_column=NAME"
+        raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+    return SearchColumns(query, positive, negatives, label, scored)
+
+
+def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
+    """The options with the loss where it is auto, as the first rows tell.
+
+    >>> row = {"sentence1": "a", "sentence2": "b", "score": 3.8}
+    >>> with_loss(SentenceSimilarity(), [row]).loss
+    'cosent'
+    >>> with_loss(SentenceSimilarity(), [{**row, "score": 1}]).loss
+    'ranking'
+    """
+    if options.loss != "auto":
+        return options
+    first = list(islice(rows, LOOKED_AT))
+    try:
+        found = search_columns(options, list(first[0]) if first else [])
+    except DataError:  # who reads the rows says more of it
+        return options
+    scores = [number_in(row.get(found.label)) for row in first] if found.label else []
+    scored = not found.negatives and any(score != 1 for score in scores)
+    return replace(options, loss="cosent" if scored and None not in scores else "ranking")
+
+
+def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
+    """The column whose texts get embeddings in a prediction.
+
+    Raises:
+        DataError: there is none.
+    """
+    candidates = ("query", "anchor", *TEXTS)
+    column = named_column(options.query_column or candidates[0], candidates, columns)
+    if not column:
+        raise DataError(
+            f"no column {options.query_column or 'that is known for texts'}; found "
+            f"{', '.join(columns) or 'none'}; name it: query_column=NAME"
+        )
+    return column
+
+
+def _embedding_metrics(options: SentenceSimilarity) -> Iterator[str]:
+    if options.distils:
+        yield from ("cosine", "loss")
+        return
+    scored = options.loss in SCORE_LOSSES
+    names: tuple[str, ...] = () if scored else (*RETRIEVAL_METRICS, "recall_at_10", "recall_at_100")
+    names += REGRESSION_METRICS if scored or options.loss == "auto" else ()
+    widths = sorted(options.matryoshka_dims)[:-1]
+    for ending in ("", *(f"_dim_{width}" for width in widths)):
+        yield from (f"{name}{ending}" for name in names)
+
+
+def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
+    if options.distils:
+        plain = SentenceSimilarity(loss=options.loss)
+        for name in OF_PAIRS:
+            if getattr(options, name) != getattr(plain, name):
+                yield name, f"loss={options.loss} learns a teacher's embedding of each text alone"
+    dims, weights = options.matryoshka_dims, options.matryoshka_weights
+    if any(dim < 1 for dim in dims) or len({*dims}) < len(dims):
+        yield "matryoshka_dims", "each is a number of its own above 0"
+    if weights and len(weights) != len(dims):
+        yield (
+            "matryoshka_weights",
+            f"there are {len(weights)} weights for {len(dims)} of matryoshka_dims: one for each",
+        )
+    if any(not 0 < weight < math.inf for weight in weights):
+        yield "matryoshka_weights", "each is a number above 0"
+    first, last = options.range_min, options.range_max
+    if last is not None and last - first < options.hard_negatives:
+        yield (
+            "range_max",
+            f"from range_min {first} to range_max {last} are not {options.hard_negatives} texts",
+        )
+    if options.loss in SCORE_LOSSES:
+        for name in ("negative_columns", "hard_negatives"):
+            if getattr(options, name):
+                yield name, f"a pair with a score has no negatives: loss={options.loss}"
+        if options.symmetric:
+            yield "symmetric", "it is of the loss ranking"
+
+
+class SentenceSimilaritySpec(TaskSpec[SentenceSimilarity]):
+    """The declaration of the training of embeddings."""
+
+    name = "sentence-similarity"
+    fields = SentenceSimilarity
+    recipe = "embed"
+    exported_as = "FeatureExtraction"
+    model_recipes = {"Model": ("embed",)}
+    scaled_by = {"loss": ("loss",), "teacher": ("loss", "cosine")}
+    student = ("embedder", "embed")
+    training_fields = (
+        *TaskSpec.training_fields,
+        "hard_negatives", "relative_margin", "absolute_margin", "max_score", "min_score",
+        "range_min", "range_max",
+    )  # fmt: skip
+    adapter_type = "FEATURE_EXTRACTION"
+
+    def columns(
+        self, options: SentenceSimilarity, columns: Sequence[str], answered: bool
+    ) -> Columns:
+        """Find pairs of texts, or the texts of a prediction and of a distillation."""
+        if not answered or options.distils:
+            return {"text": (embedded_column(options, columns),)}
+        pair = search_columns(options, columns)
+        return {
+            "query": (pair.query,),
+            "positive": (pair.positive,),
+            "negative": pair.negatives,
+            "label": (pair.label,) if pair.label else (),
+        }
+
+    def row_check(
+        self, options: SentenceSimilarity, answered: bool, columns: Sequence[str]
+    ) -> CheckRow:
+        """Check that pairs can be read, or that there is a text."""
+        if answered and not options.distils:
+            pair = search_columns(options, columns)
+            return check_by_reading(partial(search_texts, columns=pair))
+        return partial(check_columns, [embedded_column(options, columns)], [])
+
+    def row_form(self, options: SentenceSimilarity, answered: bool) -> str:
+        """Describe pairs of texts, or texts."""
+        if options.distils or not answered:
+            return f"each row has {options.query_column or 'a column of text'}"
+        query, positive = options.query_column, options.positive_column
+        return (
+            f"each row has {query or 'query'}, {positive or 'positive'} (the text that belongs "
+            "to it) and, if there are such, negatives (texts that do not); or two texts and a "
+            "score"
+        )
+
+    def metric_names(self, options: SentenceSimilarity) -> tuple[str, ...]:
+        """Return the metrics, for each width of the embeddings."""
+        return tuple(_embedding_metrics(options))
+
+    def contradictions(self, options: SentenceSimilarity) -> Iterator[Contradiction]:
+        """Find fields that do not go with the loss, and wrong widths or ranges."""
+        yield from _of_embeddings(options)
+        yield from super().contradictions(options)
+
+    def with_rows(self, options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimilarity:
+        """Return the options with the loss that fits the labels."""
+        return with_loss(options, rows)
+
+    def smooths_labels(self, options: SentenceSimilarity) -> bool:
+        """Return False: there are no classes."""
+        return False
+
+    def needs_teacher(self, options: SentenceSimilarity) -> bool:
+        """Return True if the loss compares embeddings with a teacher's."""
+        return options.distils
+
+    def compares_batch(self, options: SentenceSimilarity) -> bool:
+        """Return True unless a teacher is learned from, text by text."""
+        return not options.distils
+
+    def reads_modules(self, options: SentenceSimilarity) -> bool:
+        """Return True if the recipe leaves pooling or normalization to the model."""
+        return "auto" in (options.pooling, options.normalize)
+
+    def texts_of_a_sample(self, options: SentenceSimilarity) -> int:
+        """Return the texts of a row, without negatives in columns that are found by their names."""
+        if options.distils:
+            return 1
+        return 2 + len(options.negative_columns) + options.hard_negatives

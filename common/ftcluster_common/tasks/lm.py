@@ -1,0 +1,168 @@
+"""The tasks causal-lm and masked-lm: models learn texts alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import TEXTS, named_column
+from ftcluster_common.data.data_files import TABLES, TEXT, DataError
+from ftcluster_common.data.row_checks import CheckRow, check_columns
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+
+PREDICTS_NOTHING = "a language model predicts nothing of a row"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModel(Options):
+    """What tasks have in common that learn texts alone.
+
+    Attributes:
+        text_column: the column with the text, where the data are rows.
+        validation_split_percentage: share of the samples, from the end, that are kept for
+            validation where the data have no validation set.
+    """
+
+    text_column: str = "text"
+    validation_split_percentage: float = limited(5.0, at_least=0.001, at_most=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLm(LanguageModel):
+    """Predicts the next token; texts are packed into blocks of one length.
+
+    Attributes:
+        vocab_size: with from_scratch and no tokenizer: the tokens of the one that is made from the
+            data.
+    """
+
+    block_size: int = limited(512, at_least=2)
+    vocab_size: int | None = limited(None, at_least=257)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLm(LanguageModel):
+    """Predicts tokens that are masked, to adapt an encoder to texts of a domain.
+
+    Attributes:
+        line_by_line: whether each text is a sample, or several if it is longer than max_length;
+            left out, texts are packed into blocks of max_length tokens. A text is a row, or a line
+            of *.txt.
+        paragraphs: whether a text of *.txt ends with a blank line, not with each line.
+        mlm_probability: of a token to be predicted. Of these 80 % are replaced by the mask, 10 %
+            by random tokens, and others stay.
+        whole_word_mask: whether words are drawn, not tokens, and all of their tokens are replaced
+            by the mask.
+    """
+
+    max_length: int = limited(256, at_least=8)
+    line_by_line: bool = False
+    paragraphs: bool = False
+    mlm_probability: float = limited(0.15, above=0, below=1)
+    whole_word_mask: bool = False
+
+
+def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
+    """The column with the text.
+
+    Raises:
+        DataError: there is none.
+    """
+    column = named_column(options.text_column, TEXTS, columns)
+    if not column:
+        raise DataError(
+            f"no column {options.text_column}; found {', '.join(columns) or 'none'}; name it: "
+            "text_column=NAME"
+        )
+    return column
+
+
+def use_pipeline(pipeline: str) -> tuple[str, str]:
+    """Return why a language model has no answer to a row, and what to do instead."""
+    return (
+        PREDICTS_NOTHING,
+        f'its loss: ftcluster evaluate; its texts: transformers\' pipeline("{pipeline}", '
+        "model=DIR)",
+    )
+
+
+Texts = TypeVar("Texts", bound=LanguageModel)
+
+
+class LanguageModelSpec(TaskSpec[Texts]):
+    """The part that all declarations of tasks with texts alone share."""
+
+    file_kinds = (TEXT,)
+    predicts_tokens = True
+
+    def columns(self, options: Texts, columns: Sequence[str], answered: bool) -> Columns:
+        """Find the text."""
+        return {"text": (text_column(options, columns),)}
+
+    def row_check(self, options: Texts, answered: bool, columns: Sequence[str]) -> CheckRow:
+        """Check that there is a text."""
+        return partial(check_columns, [text_column(options, columns)], [])
+
+    def row_form(self, options: Texts, answered: bool) -> str:
+        """Describe files of text, and rows."""
+        return f"texts in *{TEXT}; or rows with {options.text_column} in {', '.join(TABLES)}"
+
+    def metric_names(self, options: Texts) -> tuple[str, ...]:
+        """Return the loss and what is computed of it."""
+        return ("loss", "perplexity")
+
+    def why_not_predicted(self) -> tuple[str, str]:
+        """Name transformers' pipeline, which writes texts."""
+        return use_pipeline(self.pipeline)
+
+
+class CausalLmSpec(LanguageModelSpec[CausalLm]):
+    """The declaration of the training of a decoder with texts."""
+
+    name = "causal-lm"
+    fields = CausalLm
+    recipe = "clm"
+    exported_as = "CausalLM"
+    compared_rows = "texts"
+    pipeline = "text-generation"
+    model_kind = "decoder"
+    generates = True
+    makes_tokenizer = True
+    training_fields = (*TaskSpec.training_fields, "vocab_size")
+
+    def tokenizer_contradictions(
+        self, options: CausalLm, from_scratch: bool, tokenizer: str | None
+    ) -> Iterator[Contradiction]:
+        """Find the size of a vocabulary where no tokenizer is made."""
+        if options.vocab_size is None:
+            return
+        if not from_scratch:
+            yield "vocab_size", "it is for a tokenizer made from the data: from_scratch: true"
+        if tokenizer:
+            yield "vocab_size", f"the tokenizer {tokenizer} has its own vocabulary"
+
+    def max_length(self, options: CausalLm) -> int:
+        """Return the length of the blocks that texts are packed into."""
+        return options.block_size
+
+    def new_vocabulary(self, options: CausalLm) -> int | None:
+        """Return the number of tokens that the recipe sets."""
+        return options.vocab_size
+
+
+class MaskedLmSpec(LanguageModelSpec[MaskedLm]):
+    """The declaration of the training of an encoder with texts."""
+
+    name = "masked-lm"
+    fields = MaskedLm
+    recipe = "mlm"
+    exported_as = "MaskedLM"
+    model_recipes = {"ForMaskedLM": ("mlm",)}
+    pipeline = "fill-mask"
+    scaled_by = dict.fromkeys(("mlm_probability", "whole_word_mask"), ("loss", "perplexity"))
+
+    def learned_share(self, options: MaskedLm) -> float:
+        """Return the share of masked tokens."""
+        return options.mlm_probability

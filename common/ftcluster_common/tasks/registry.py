@@ -1,0 +1,66 @@
+"""The tasks by their names in recipes, and a place to add one."""
+
+from typing import Any
+
+from ftcluster_common.tasks.chat import InstructionTuningSpec, PreferenceTuningSpec
+from ftcluster_common.tasks.classify import TextClassificationSpec
+from ftcluster_common.tasks.distill import TextDistillationSpec
+from ftcluster_common.tasks.embed import SentenceSimilaritySpec
+from ftcluster_common.tasks.lm import CausalLmSpec, MaskedLmSpec
+from ftcluster_common.tasks.ner import TokenClassificationSpec
+from ftcluster_common.tasks.rerank import TextRankingSpec
+from ftcluster_common.tasks.seq2seq import Seq2SeqLmSpec
+from ftcluster_common.tasks.spec import Options, TaskSpec
+from ftcluster_common.tasks.squad import QuestionAnsweringSpec
+
+AnyTask = TaskSpec[Any]
+
+TASKS: dict[str, AnyTask] = {}
+_BY_FIELDS: dict[type[Options], AnyTask] = {}
+DEFAULT_TASK = TextClassificationSpec.name
+# messages list kinds of tasks together, and all others behind them
+LISTED = (
+    "text-classification", "token-classification", "question-answering", "causal-lm", "masked-lm",
+    "sentence-similarity", "text-ranking", "instruction-tuning", "preference-tuning", "seq2seq-lm",
+    "text-distillation",
+)  # fmt: skip
+
+
+def register(spec: AnyTask) -> None:
+    """Add a task, for recipes that name it.
+
+    Raises:
+        ValueError: another task has its name or its fields.
+    """
+    if spec.name in TASKS:
+        raise ValueError(f"there is a task {spec.name} already: name yours otherwise")
+    if spec.fields in _BY_FIELDS:
+        raise ValueError(
+            f"{spec.fields.__name__} are the fields of the task {_BY_FIELDS[spec.fields].name}: "
+            "make a dataclass of your own of it"
+        )
+    TASKS[spec.name] = spec
+    _BY_FIELDS[spec.fields] = spec
+
+
+def spec_of(options: Options) -> AnyTask:
+    """Return the task that has these fields.
+
+    Raises:
+        KeyError: no task has them.
+    """
+    return _BY_FIELDS[type(options)]
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of all tasks, as messages list them."""
+    return (*LISTED, *(name for name in TASKS if name not in LISTED))
+
+
+# a field that several tasks have is shown as the last one of them has it
+for _spec in (
+    TextClassificationSpec(), QuestionAnsweringSpec(), CausalLmSpec(), SentenceSimilaritySpec(),
+    TextRankingSpec(), InstructionTuningSpec(), PreferenceTuningSpec(), Seq2SeqLmSpec(),
+    TokenClassificationSpec(), MaskedLmSpec(), TextDistillationSpec(),
+):  # fmt: skip
+    register(_spec)

@@ -1,0 +1,167 @@
+"""The task text-ranking: how well a text answers a query, read together (a cross-encoder)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.columns import (
+    LABELS,
+    NEGATIVE,
+    SearchColumns,
+    find_search,
+    named_column,
+    number_in,
+    search_texts,
+)
+from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.row_checks import CheckRow, check_by_reading
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
+
+
+@dataclass(frozen=True)
+class TextRanking(Adapters):
+    """Scores how well a text answers a query, read together (a cross-encoder, or reranker).
+
+    A row has a query with one text and a label, with a list of texts and one of labels, or with
+    texts that belong to it and that do not.
+
+    Attributes:
+        query_column: left out, one that is known for queries; likewise text_column.
+        text_column: with the text or texts; or, where there are negatives, the text that belongs.
+        label_column: 1 where the text belongs to the query, 0 where it does not, or between; for
+            listnet any numbers, such as the scores of another model.
+        loss: binary_cross_entropy of each pair; or listnet, the cross entropy of a row's texts,
+            between the softmax of their labels and that of their scores (Cao et al. 2007).
+        negative_columns: with texts that do not belong to the query, or lists of them, instead of a
+            label; left out, all that are called negative, negatives, negative_1 and so on.
+        max_length: tokens of query and text together.
+        validation_split_percentage: share of the queries that are kept for validation where the
+            data have no validation set.
+    """
+
+    query_column: str | None = None
+    text_column: str | None = None
+    label_column: str = "label"
+    negative_columns: tuple[str, ...] = ()
+    loss: Literal["binary_cross_entropy", "listnet"] = "binary_cross_entropy"
+    max_length: int = limited(256, at_least=8)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+class RankingColumns(NamedTuple):
+    """The columns of a query and a text, and of either a label or texts that do not belong.
+
+    Attributes:
+        label: "" where there are negatives.
+        any_number: whether a label may be any number, and not only one from 0 to 1.
+    """
+
+    search: SearchColumns
+    label: str
+    any_number: bool = False
+
+
+def ranking_columns(
+    options: TextRanking, columns: Sequence[str], labelled: bool = True
+) -> RankingColumns:
+    """The columns with queries, texts and what is said of them.
+
+    Args:
+        labelled: whether a label or negatives are needed; if not, neither is returned.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    query, text = find_search(options.query_column, options.text_column, columns)
+    negatives = options.negative_columns or tuple(filter(NEGATIVE.fullmatch, columns))
+    if not labelled:
+        negatives = ()
+    label = "" if negatives or not labelled else named_column(options.label_column, LABELS, columns)
+    missing = [name for name in (query, text, *negatives) if name and name not in columns]
+    named = f"query_column={query or 'NAME'} text_column={text or 'NAME'}"
+    if query and text and not missing and (label or negatives or not labelled):
+        return RankingColumns(
+            SearchColumns(query, text, negatives), label, options.loss == "listnet"
+        )
+    what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
+    if query and text and not missing:
+        what = f"neither a column {options.label_column} nor one of negatives"
+        named += " label_column=NAME, or negative_columns=NAME"
+    raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+
+
+def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:
+    """A row's query, and its texts with their labels.
+
+    Raises:
+        DataError: a column is missing, is not a text or a label, or is empty; says which one.
+    """
+    texts, labels = row.get(columns.search.positive), row.get(columns.label)
+    if columns.label and isinstance(texts, list):
+        if not isinstance(labels, list) or len(labels) != len(texts) or not texts:
+            raise DataError(
+                f"{columns.search.positive} has {len(texts)} texts, and {columns.label} is "
+                f"{short(labels)}, not a list with the label of each"
+            )
+        pair = (columns.search.positive, columns.label)
+        each = zip(texts, labels, strict=True)
+        found = [
+            ranked_texts({**row, **dict(zip(pair, one, strict=True))}, columns) for one in each
+        ]
+        return found[0][0], [text for _, [text] in found]
+    query, text, *negatives = search_texts(row, columns.search)
+    if not columns.label:
+        return query, [(text, 1.0), *((negative, 0.0) for negative in negatives)]
+    if columns.label not in row:
+        raise DataError(f"no column {columns.label}; found {', '.join(map(str, row))}")
+    number = number_in(row[columns.label])
+    if number is None or not (columns.any_number or 0 <= number <= 1):
+        limits = "" if columns.any_number else " from 0 to 1"
+        raise DataError(f"{columns.label} is {short(row[columns.label])}, not a number{limits}")
+    return query, [(text, number)]
+
+
+class TextRankingSpec(TaskSpec[TextRanking]):
+    """The declaration of the training of a reranker."""
+
+    name = "text-ranking"
+    fields = TextRanking
+    recipe = "rerank"
+    exported_as = "SequenceClassification"
+    reads_pairs = True
+    is_cross_encoder = True
+    model_recipes = {"ForSequenceClassification": ("rerank",)}
+    scaled_by = {"loss": ("loss",)}
+    base_settings = {"num_labels": 1, "problem_type": None}
+    adapter_type = "SEQ_CLS"
+
+    def columns(self, options: TextRanking, columns: Sequence[str], answered: bool) -> Columns:
+        """Find query, text, and a label or negatives."""
+        (query, text, negatives, *_), label, _ = ranking_columns(options, columns, answered)
+        uses = {"query": (query,), "text": (text,), "negative": negatives}
+        return {**uses, "label": (label,) if label else ()}
+
+    def row_check(self, options: TextRanking, answered: bool, columns: Sequence[str]) -> CheckRow:
+        """Check that texts and labels can be read."""
+        pairs = ranking_columns(options, columns, answered)
+        return check_by_reading(partial(ranked_texts, columns=pairs))
+
+    def row_form(self, options: TextRanking, answered: bool) -> str:
+        """Describe query, text, and a label or negatives."""
+        texts = f"{options.query_column or 'query'}, {options.text_column or 'text'}"
+        label = (
+            f" and either {options.label_column} (from 0 to 1) or negatives (texts that do not "
+            "belong to the query)"
+        )
+        return f"each row has {texts}{label if answered else ''}"
+
+    def metric_names(self, options: TextRanking) -> tuple[str, ...]:
+        """Return the metrics of a ranking and of each pair."""
+        return (*RETRIEVAL_METRICS, "accuracy", "loss")
+
+    def smooths_labels(self, options: TextRanking) -> bool:
+        """Return False: labels are numbers."""
+        return False

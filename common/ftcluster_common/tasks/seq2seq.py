@@ -1,0 +1,158 @@
+"""The task seq2seq-lm: an encoder reads a text and a decoder writes another one."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.row_checks import CheckRow, check_by_reading
+from ftcluster_common.data.source_target import SourceTarget, language_code, source_and_target
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
+
+WRITING_METRICS = ("rouge1", "rouge2", "rougeL", "chrf", "bleu", "gen_len")
+TRANSLATION = "translation"
+KNOWN = (
+    ("source", "target"), ("document", "summary"), ("article", "highlights"),
+    ("dialogue", "summary"), ("article", "summary"), ("text", "summary"), ("input", "target"),
+    ("input_text", "target_text"), ("source_text", "target_text"), ("src", "tgt"),
+    ("input", "output"), ("text", "target"), ("question", "answer"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seq2SeqLm(Options):
+    """An encoder reads a text and a decoder writes another one: a summary, a translation.
+
+    The names are those of transformers' examples run_summarization and run_translation.
+
+    Attributes:
+        source_column: with the texts that are read; left out, one that is known; likewise
+            target_column, with those to write. With languages, one column may have both.
+        source_lang: the key of the source where a cell has texts by their language, as in WMT's
+            {"translation": {"en": ..., "de": ...}}, or the name of its column; likewise
+            target_lang.
+        source_prefix: what is written before each source, as T5 was trained with.
+        max_source_length: tokens of a source; longer ones are cut. Likewise max_target_length.
+        predict_with_generate: whether evaluations also write texts, and compare them with the
+            targets.
+        num_beams: how many texts a prediction goes on with at once; 1 is greedy; left out, as the
+            model's generation_config.json says.
+        max_new_tokens: of a text that is written, at most; left out, max_target_length.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    source_column: str | None = None
+    target_column: str | None = None
+    source_lang: str | None = None
+    target_lang: str | None = None
+    source_prefix: str = ""
+    max_source_length: int = limited(512, at_least=2)
+    max_target_length: int = limited(128, at_least=2)
+    predict_with_generate: bool = True
+    num_beams: int | None = limited(None, at_least=1, at_most=64)
+    max_new_tokens: int | None = limited(None, at_least=1)
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the text that is read."""
+        return self.max_source_length
+
+
+def source_target_columns(
+    options: Seq2SeqLm, columns: Sequence[str], answered: bool = True
+) -> SourceTarget:
+    """The columns with sources and targets.
+
+    Args:
+        answered: whether targets are needed.
+
+    Raises:
+        DataError: there are none such; has the columns and how they are named in a recipe.
+    """
+    source, target = options.source_column, options.target_column
+    languages = (options.source_lang, options.target_lang)
+    if languages[0] and languages[1]:
+        both = source or TRANSLATION
+        if both in columns and target in (None, both):
+            return SourceTarget(both, both if answered else "", (languages[0], languages[1]))
+        source, target = (
+            source or _column_of(languages[0], columns),
+            target or _column_of(languages[1], columns),
+        )
+    names = {name.lower(): name for name in columns}
+    for known in KNOWN:
+        found = names.get(known[0]), names.get(known[1])
+        fits = target in (None, found[1]) if answered and found[1] else not answered
+        if found[0] and source in (None, found[0]) and fits:
+            source, target = found
+            break
+    wanted = (source, target) if answered else (source,)
+    missing = [name for name in wanted if name not in columns]
+    if not missing:
+        return SourceTarget(source or "", (target or "") if answered else "")
+    named = [name for name in missing if name]
+    what = f"no column {', '.join(named)}" if named else "no columns known for source and target"
+    hint = f"source_column={source or 'NAME'} target_column={target or 'NAME'}"
+    if TRANSLATION in columns and not named:
+        what, hint = "texts of several languages", "source_lang=en target_lang=de"
+    raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {hint}")
+
+
+def _column_of(language: str, columns: Sequence[str]) -> str | None:
+    return next((name for name in (language, language_code(language)) if name in columns), None)
+
+
+class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
+    """The declaration of summaries and translations."""
+
+    name = "seq2seq-lm"
+    fields = Seq2SeqLm
+    recipe = "seq2seq"
+    auto_class = "AutoModelForSeq2SeqLM"
+    model_recipes = {"ForConditionalGeneration": ("seq2seq",)}
+    pipeline = "summarization"
+    model_kind = "encoder-decoder"
+    predicts_tokens = True
+    training_fields = (*TaskSpec.training_fields, "predict_with_generate")
+
+    def columns(self, options: Seq2SeqLm, columns: Sequence[str], answered: bool) -> Columns:
+        """Find source and target."""
+        both = source_target_columns(options, columns, answered)
+        return {"source": (both.source,), "target": (both.target,) if both.target else ()}
+
+    def row_check(self, options: Seq2SeqLm, answered: bool, columns: Sequence[str]) -> CheckRow:
+        """Check that both texts can be read."""
+        both = source_target_columns(options, columns, answered)
+        return check_by_reading(partial(source_and_target, columns=both))
+
+    def row_form(self, options: Seq2SeqLm, answered: bool) -> str:
+        """Describe source and target."""
+        source, target = options.source_column or "source", options.target_column or "target"
+        both = f", {target} (the text to write)" if answered else ""
+        return (
+            f"each row has {source} (the text to read){both}; or translation with a text for "
+            "each language: source_lang=en target_lang=de"
+        )
+
+    def metric_names(self, options: Seq2SeqLm) -> tuple[str, ...]:
+        """Return the loss, and on request the metrics of texts that are written."""
+        return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))
+
+    def contradictions(self, options: Seq2SeqLm) -> Iterator[Contradiction]:
+        """Find a translation with one language."""
+        if bool(options.source_lang) != bool(options.target_lang):
+            name = "target_lang" if options.source_lang else "source_lang"
+            yield name, "a translation has two languages: source_lang and target_lang"
+
+    def target_length(self, options: Seq2SeqLm) -> int:
+        """Return the tokens of the text to write."""
+        return options.max_target_length
+
+    def pipeline_of(self, options: Mapping[str, Any]) -> str:
+        """Tell translations from summaries by their languages."""
+        return "translation" if options.get("source_lang") else self.pipeline

@@ -1,0 +1,312 @@
+"""The declaration of a task: its fields, its data, and what planner, checks and commands ask.
+
+A task is one object of a subclass of `TaskSpec`, see `registry`. Its methods get the task's fields
+with their values in a recipe. Standard library only.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Literal, TypeVar
+
+from ftcluster_common.data.class_names import flat_labels
+from ftcluster_common.data.column_uses import UNREAD, Columns
+from ftcluster_common.data.columns import as_flag
+from ftcluster_common.data.data_files import VALIDATION, Files, Row
+from ftcluster_common.data.row_checks import CheckRow
+from ftcluster_common.limits import limited
+
+Contradiction = tuple[str, str]  # the key to change, and what is wrong with its value
+RETRIEVAL_METRICS = ("ndcg_at_10", "mrr_at_10", "accuracy_at_1")
+SPECIAL_TOKENS = 4  # <s> question </s></s> context </s>: no tokenizer is known to add more
+OF_ADAPTERS = (
+    "lora_alpha", "lora_dropout", "lora_target_modules", "load_in_4bit", "merge_adapters",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """The fields of a recipe that belong to its task: a dataclass of its own for each task.
+
+    The names of fields are those of Hugging Face's example scripts run_glue, run_qa and run_clm,
+    and of TRL, where they have one.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapters(Options):
+    """What tasks have in common that can train low-rank adapters (LoRA, Hu et al. 2021).
+
+    Attributes:
+        lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
+            left out, all weights are trained.
+        lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
+        lora_dropout: the dropout of the adapters' input.
+        lora_target_modules: names of the linear layers that get adapters; left out, all but the
+            last one of the model.
+        merge_adapters: whether the trained model is saved with the adapters added to its weights,
+            instead of the adapters alone.
+    """
+
+    lora_r: int | None = limited(None, at_least=1)
+    lora_alpha: float | None = limited(None, above=0)
+    lora_dropout: float = limited(0.0, at_least=0, below=1)
+    lora_target_modules: tuple[str, ...] = ()
+    merge_adapters: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """lora_alpha, or its default."""
+        return 2 * (self.lora_r or 0) if self.lora_alpha is None else self.lora_alpha
+
+
+Fields = TypeVar("Fields", bound=Options)
+
+
+class TaskSpec(ABC, Generic[Fields]):
+    """A kind of training, as far as it is known without torch.
+
+    Attributes:
+        name: the task in recipes.
+        fields: the dataclass of the task's fields; no other task has the same.
+        recipe: a recipe that ships with ftcluster for any data of the task, or "".
+        model_recipes: recipes that fit a model, by the end of the name of its class.
+        pipeline: the Hub's name of the task, if it is another one.
+        model_kind: the kind of model that the task trains.
+        file_kinds: endings of files that the task reads besides tables.
+        predicts_tokens: True if the loss is over the vocabulary.
+        compares_with_start: True if the loss compares the model with the one before the first step.
+        generates: True if the trained model answers prompts.
+        makes_tokenizer: True if a training from scratch makes a tokenizer of the data.
+        against_ipex: the reason why IPEX cannot optimize the model, or "".
+        scaled_by: metrics that are on another scale with another value of a field, by field.
+        student: the kind of model that a distillation trains, and the recipe that uses the model.
+        exported_as: the end of the names of the classes that export the model, such as MaskedLM; ""
+            if it is not exported.
+        compared_rows: the part of rows that an exported model is compared on, if rows can be.
+        reads_pairs: True if the model reads two texts together.
+        is_cross_encoder: True if sentence-transformers' CrossEncoder loads the model.
+        auto_class: the class of transformers that loads the model where no pipeline does.
+        training_fields: fields that do not change how the trained model reads a row.
+        base_settings: fields of the configuration of the model that adapters belong to.
+        adapter_type: peft's name of the task.
+    """
+
+    name: str
+    fields: type[Fields]
+    recipe: str = ""
+    model_recipes: Mapping[str, tuple[str, ...]] = {}
+    pipeline: str = ""
+    model_kind: Literal["any", "decoder", "encoder-decoder"] = "any"
+    file_kinds: tuple[str, ...] = ()
+    predicts_tokens: bool = False
+    compares_with_start: bool = False
+    generates: bool = False
+    makes_tokenizer: bool = False
+    against_ipex: str = ""
+    scaled_by: Mapping[str, tuple[str, ...]] = {}
+    student: tuple[str, str] = ("", "")
+    exported_as: str = ""
+    compared_rows: Literal["", "classes", "texts"] = ""
+    reads_pairs: bool = False
+    is_cross_encoder: bool = False
+    auto_class: str = ""
+    training_fields: tuple[str, ...] = ("validation_split_percentage", "lora_r", *OF_ADAPTERS)
+    base_settings: Mapping[str, Any] = {}
+    adapter_type: str = "CAUSAL_LM"
+
+    @abstractmethod
+    def columns(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
+        """Return the columns that the task reads by what they are for.
+
+        Args:
+            columns: columns of the data.
+            answered: True if rows need what is predicted, such as a label.
+
+        Raises:
+            DataError: the data have no such columns.
+        """
+
+    @abstractmethod
+    def row_check(self, options: Fields, answered: bool, columns: Sequence[str]) -> CheckRow:
+        """Return a check of the rows of a file.
+
+        Args:
+            answered: whether the rows need labels or answers; those to predict do not.
+            columns: those of the first row.
+
+        Raises:
+            DataError: they are not those that the task reads.
+        """
+
+    @abstractmethod
+    def row_form(self, options: Fields, answered: bool) -> str:
+        """Describe what each row has to have, for whoever has to change the data.
+
+        Args:
+            answered: whether it has what is predicted, such as a label.
+        """
+
+    @abstractmethod
+    def metric_names(self, options: Fields) -> tuple[str, ...]:
+        """Return the metrics that may be measured, whatever classes the data have."""
+
+    def column_uses(self, options: Fields, columns: Sequence[str], answered: bool) -> Columns:
+        """The columns of a task by what they are for, and those that it does not read.
+
+        Raises:
+            DataError: they are not those that the task reads.
+        """
+        uses = dict(self.columns(options, columns, answered))
+        known = {name for names in uses.values() for name in names}
+        uses[UNREAD] = tuple(name for name in columns if name not in known)
+        return {use: names for use, names in uses.items() if names}
+
+    def comparable_metrics(self, options: Fields, compared: Iterable[str]) -> tuple[str, ...]:
+        """Return the metrics by which runs with several values of some fields are compared.
+
+        Args:
+            compared: names of fields, as on a command line.
+        """
+        plain = (name.removeprefix("options.").removeprefix("training.") for name in compared)
+        others = {metric for name in plain for metric in self.scaled_by.get(name, ())}
+        return tuple(name for name in self.metric_names(options) if name not in others)
+
+    def contradictions(self, options: Fields) -> Iterator[Contradiction]:
+        """Fields of a task that are valid by themselves, but not together."""
+        if not isinstance(options, Adapters) or options.lora_r is not None:
+            return
+        plain = {field.name: field.default for field in fields(options)}
+        for name in OF_ADAPTERS:
+            if name in plain and getattr(options, name) != plain[name]:
+                yield name, f"{name} is for adapters, whose rank is lora_r: 16"
+
+    def tokenizer_contradictions(
+        self,
+        options: Fields,
+        from_scratch: bool,
+        tokenizer: str | None,
+    ) -> Iterator[Contradiction]:
+        """Yield the task's fields that the recipe's choice of a tokenizer contradicts."""
+        return iter(())
+
+    def implied(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values of the recipe's fields that other values set where the recipe does not."""
+        return {}
+
+    def with_rows(self, options: Fields, rows: Iterable[Row]) -> Fields:
+        """Return the options with what the first rows of the data decide.
+
+        Raises:
+            DataError: the rows are not as the task needs them.
+        """
+        return options
+
+    def file_problems(self, options: Fields, files: Files, trains: bool) -> list[str]:
+        """Return what is wrong with files as a whole whose rows are right each by itself.
+
+        Args:
+            trains: False if the files are for a trained model.
+        """
+        return []
+
+    def validation_splits(self, options: Fields) -> tuple[str, ...]:
+        """Return the sets that are evaluated."""
+        return (VALIDATION,)
+
+    def counts_classes(self, options: Fields) -> bool:
+        """Return True if rows are counted by the classes in their label."""
+        return False
+
+    def has_classes(self, options: Fields) -> bool:
+        """Return True if `labels_of` returns classes."""
+        return False
+
+    def labels_of(self, options: Fields, uses: Columns, row: Row) -> list[Any]:
+        """Return the labels of a row: a label or a list of them, or names of columns of 0 and 1."""
+        labels = uses.get("label", ())
+        if len(labels) > 1:
+            return [name for name in labels if as_flag(row.get(name))]
+        return [*flat_labels(row.get(name) for name in labels)]
+
+    def lacks_class_weights(self, options: Fields) -> bool:
+        """Return True if classes could have weights in the loss, and have none."""
+        return False
+
+    def skips_incomplete(self, options: Fields) -> bool:
+        """Return True if rows without a text or a label are ignored."""
+        return False
+
+    def smooths_labels(self, options: Fields) -> bool:
+        """Return True if the loss is over classes or tokens, which labels can be smoothed over."""
+        return True
+
+    def needs_teacher(self, options: Fields) -> bool:
+        """Return True if the model learns from the recipe's teacher."""
+        return False
+
+    def compares_batch(self, options: Fields) -> bool:
+        """Return True if the loss of a row depends on all other rows of the batch."""
+        return False
+
+    def uses_chat_template(self, options: Fields) -> bool:
+        """Return True if texts are written as the model's chat template says."""
+        return False
+
+    def reads_modules(self, options: Fields) -> bool:
+        """Return True if files of sentence-transformers in the model's folder decide fields."""
+        return False
+
+    def max_length(self, options: Fields) -> int:
+        """Return the maximum tokens of a text, or of a sample, where that is one text."""
+        length: int = options.max_length  # type: ignore[attr-defined]
+        return length
+
+    def target_length(self, options: Fields) -> int:
+        """Return the maximum tokens that a decoder beside an encoder learns; 0: no decoder."""
+        return 0
+
+    def learned_share(self, options: Fields) -> float:
+        """Return the share of a text's tokens that have logits, at most."""
+        return 1.0
+
+    def texts_of_a_sample(self, options: Fields) -> int:
+        """Return how many texts of a sample the model computes one by one."""
+        return 1
+
+    def new_vocabulary(self, options: Fields) -> int | None:
+        """Return the number of tokens of a tokenizer that is made of the data, if it is set."""
+        return None
+
+    @property
+    def can_train_adapters(self) -> bool:
+        """Return True if the task has the fields of low-rank adapters."""
+        return issubclass(self.fields, Adapters)
+
+    def adapters(self, options: Fields) -> Adapters | None:
+        """Return how low-rank adapters are trained, if they are."""
+        return options if isinstance(options, Adapters) and options.lora_r is not None else None
+
+    def load_in_4bit(self, options: Fields) -> bool:
+        """Return True if weights that are not trained are in NF4."""
+        return False
+
+    def pipeline_of(self, options: Mapping[str, Any]) -> str:
+        """Return the name that transformers and the Hub have for what a model does.
+
+        Args:
+            options: values of the task's fields, some of which may be missing.
+        """
+        return self.pipeline or self.name
+
+    def why_not_evaluated(self, model: str) -> tuple[str, str] | None:
+        """Return why `ftcluster evaluate` cannot measure a model, and what to do; None if it can.
+
+        Args:
+            model: as the user has named it.
+        """
+        return None
+
+    def why_not_predicted(self) -> tuple[str, str] | None:
+        """Return why `ftcluster predict` has no answer, and what to do; None if it has."""
+        return None

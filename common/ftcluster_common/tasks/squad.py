@@ -1,0 +1,144 @@
+"""The task question-answering: the answer to a question as a span of a context, as in SQuAD."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.data_files import Row, short
+from ftcluster_common.data.row_checks import CheckRow, check_columns
+from ftcluster_common.limits import limited
+from ftcluster_common.tasks.spec import SPECIAL_TOKENS, Contradiction, Options, TaskSpec
+
+ANSWERING = ("question", "context", "answers")
+
+
+@dataclass(frozen=True)
+class QuestionAnswering(Options):
+    """Finds the answer to a question as a span of a context, as in SQuAD.
+
+    Attributes:
+        answers_column: the column with `text` and `answer_start`, a list each.
+        doc_stride: tokens that neighbouring features of a context share.
+        n_best_size: how many starts and ends of a feature are combined.
+        version_2_with_negative: whether a question may have no answer, as in SQuAD 2.0; otherwise
+            those that have none are left out.
+        null_score_diff_threshold: a question has no answer where the score of that is better by
+            more than this than the best answer's.
+        validation_split_percentage: share of the rows that are kept for validation where the data
+            have no validation set.
+    """
+
+    question_column: str = "question"
+    context_column: str = "context"
+    answers_column: str = "answers"
+    max_length: int = limited(384, at_least=16)
+    doc_stride: int = limited(128, at_least=0)
+    max_query_length: int = limited(64, at_least=1)
+    n_best_size: int = limited(20, at_least=1)
+    max_answer_length: int = limited(30, at_least=1)
+    version_2_with_negative: bool = False
+    null_score_diff_threshold: float = 0.0
+    validation_split_percentage: float = limited(10.0, at_least=0.001, at_most=50)
+
+
+def answering_columns(options: QuestionAnswering, answered: bool = True) -> tuple[str, ...]:
+    """The columns with question, context and, if it is needed, the answers."""
+    columns = (options.question_column, options.context_column, options.answers_column)
+    return columns if answered else columns[:2]
+
+
+def _answering(options: QuestionAnswering, columns: Sequence[str]) -> CheckRow:
+    if options.answers_column in columns:
+        return partial(_answering_problem, options)
+    return partial(check_columns, columns, [])
+
+
+def _answering_problem(options: QuestionAnswering, row: Row) -> str:
+    """The problem of a row whose answers may not be at their places in the context."""
+    column = options.answers_column
+    problem = check_columns([options.question_column, options.context_column], [column], row)
+    if problem:
+        return problem
+    answers, context = row[column], row[options.context_column]
+    if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
+        return f"{column} is {short(answers)}, not an object with text and answer_start"
+    texts, starts = answers["text"], answers["answer_start"]
+    if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+        return f"text and answer_start of {column} are not two lists of the same length"
+    for text, start in zip(texts, starts, strict=True):
+        if not isinstance(text, str) or not isinstance(start, int) or start < 0:
+            has = f"{column} has {short(text)} at {short(start)}"
+            return f"{has}, not a text at the number of a character"
+        found = context[start : start + len(text)]
+        if found != text:
+            there = f"character {start} of the context, but {short(found)}"
+            return f"answer {short(text)} is not at {there}"
+    return ""
+
+
+class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
+    """The declaration of question answering."""
+
+    name = "question-answering"
+    fields = QuestionAnswering
+    recipe = "squad"
+    exported_as = "QuestionAnswering"
+    reads_pairs = True
+    auto_class = "AutoModelForQuestionAnswering"
+    model_recipes = {"ForQuestionAnswering": ("squad",)}
+
+    def columns(
+        self,
+        options: QuestionAnswering,
+        columns: Sequence[str],
+        answered: bool,
+    ) -> Columns:
+        """Return the columns that the recipe names."""
+        read = zip(ANSWERING, answering_columns(options, answered), strict=False)
+        return {use: (name,) for use, name in read}
+
+    def row_check(
+        self,
+        options: QuestionAnswering,
+        answered: bool,
+        columns: Sequence[str],
+    ) -> CheckRow:
+        """Check that answers are at their places in the context."""
+        return _answering(options, answering_columns(options, answered))
+
+    def row_form(self, options: QuestionAnswering, answered: bool) -> str:
+        """Describe question, context and answers."""
+        texts = f"{options.question_column}, {options.context_column} (text)"
+        form = '{"text": [...], "answer_start": [...]}, empty lists where there is no answer'
+        answers = f" and {options.answers_column} ({form})" if answered else ""
+        return f"each row has {texts}{answers}"
+
+    def metric_names(self, options: QuestionAnswering) -> tuple[str, ...]:
+        """Return the metrics of SQuAD 1.1 or 2.0."""
+        names: tuple[str, ...] = ("exact_match", "f1")
+        if options.version_2_with_negative:
+            names += ("HasAns_exact", "HasAns_f1", "NoAns_exact", "NoAns_f1")
+        return names
+
+    def contradictions(self, options: QuestionAnswering) -> Iterator[Contradiction]:
+        """Find lengths that leave no room for a context, and a threshold without its use."""
+        if options.max_length <= options.max_query_length + options.doc_stride + SPECIAL_TOKENS:
+            less = options.max_length // 4
+            fits = 2 * less + SPECIAL_TOKENS < options.max_length
+            hint = f"; max_query_length={less} and doc_stride={less} would fit" if fits else ""
+            yield (
+                "max_length",
+                f"{options.max_length} tokens leave no room for a context, where a question has "
+                f"up to {options.max_query_length} (max_query_length), features share "
+                f"{options.doc_stride} (doc_stride), and {SPECIAL_TOKENS} are special{hint}",
+            )
+        if options.null_score_diff_threshold and not options.version_2_with_negative:
+            yield (
+                "null_score_diff_threshold",
+                "it is for questions without an answer: version_2_with_negative: true",
+            )
+
+    def smooths_labels(self, options: QuestionAnswering) -> bool:
+        """Return False: the labels are places in a text."""
+        return False
