@@ -81,7 +81,7 @@ class Metric:
         if self._name == "accuracy":
             pairs = zip(predictions, references, strict=True)
             return {"accuracy": sum(a == b for a, b in pairs) / len(predictions)}
-        from ftcluster_train.engine.metrics import exact_match, squad_f1
+        from ftcluster_train.engine.tasks.squad.metrics import exact_match, squad_f1
 
         texts = {one["id"]: one["prediction_text"] for one in predictions}
         answers = [(texts[one["id"]], one["answers"]["text"]) for one in references]

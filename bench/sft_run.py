@@ -28,9 +28,9 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe, Training
 from ftcluster_common.tasks.chat import InstructionTuning
 from ftcluster_train.engine.adapters import add_adapters, merge_adapters
+from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs, write_inputs
 from ftcluster_train.engine.data.sampler import BatchSampler
-from ftcluster_train.engine.data.text_samples import Piece
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import evaluate
 from ftcluster_train.engine.loop import train

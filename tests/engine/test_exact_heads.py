@@ -12,10 +12,10 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from ftcluster_common.protocol.job import EVALUATE, PREDICT, Job
-from ftcluster_train.engine.metrics import ranking_metrics
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.sharded_weights import ShardedWeights
+from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.exact_heads import is_exact
 from ftcluster_train.patching.kernel_mode import KernelMode

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ftcluster_common.protocol.job import EVALUATE, Job
 from ftcluster_train.comm.world import World
 from ftcluster_train.engine.adapters import CONFIG, WEIGHTS
-from ftcluster_train.engine.data.text_samples import learned_tokens
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.prepare import prepare
+from ftcluster_train.engine.tasks.chat.learned_texts import learned_tokens
 from ftcluster_train.errors import TrainError
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, make_task_of, result_of, run

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.tasks.target_review import TargetReview
+from ftcluster_train.engine.tasks.seq2seq.target_review import TargetReview
 from tests.engine.models import make_model, make_tokenizer
 from tests.engine.runs import make_whole_job, summaries, write_data, write_model
 

@@ -23,10 +23,10 @@ from transformers import (
 
 from ftcluster_common.data.tagged_words import Tagged, scheme_of
 from ftcluster_train.comm.world import World
-from ftcluster_train.engine.data.tag_windows import label_tokens
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.ner.entity_scores import entity_metrics, entity_report
+from ftcluster_train.engine.tasks.ner.labelled_tokens import label_tokens
 from ftcluster_train.engine.tasks.ner.tag_samples import IGNORED
 from ftcluster_train.errors import TrainError
 from tests.engine.jobs import make_job, make_task_of, result_of, run, write_samples

@@ -16,6 +16,7 @@ SOURCES = {
     "ftcluster_common.tasks": ROOT / "common",
     "ftcluster_train": ROOT / "train",
     "ftcluster_train.engine": ROOT / "train",
+    "ftcluster_train.engine.tasks": ROOT / "train",
     "ftcluster_train.rank": ROOT / "train",
     "ftcluster_train.supervisor": ROOT / "train",
     "plugins": ROOT,
@@ -101,6 +102,35 @@ def test_imports_go_down(package: str) -> None:
         if imported in row_of and imported != importer and row_of[imported] <= row_of[importer]
     ]
     assert wrong == []
+
+
+TASKS = "ftcluster_train.engine.tasks"
+
+
+def taken_of_tasks(package: Path) -> set[str]:
+    """Return each import of a task's folder by code outside of the tasks: file, line and name."""
+    room = folder_of(package.parent, TASKS)
+    folders = {path.name for path in room.iterdir() if (path / "__init__.py").exists()}
+    return {
+        f"{path.relative_to(package)}:{line}: {name}"
+        for path in package.rglob("*.py")
+        if not path.is_relative_to(room)
+        for line, name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        if name.startswith(f"{TASKS}.") and name.removeprefix(f"{TASKS}.").split(".")[0] in folders
+    }
+
+
+def test_nothing_outside_of_the_tasks_imports_the_folder_of_one() -> None:
+    assert taken_of_tasks(ROOT / "train/ftcluster_train") == set()
+
+
+def test_an_import_of_a_tasks_folder_is_seen(tmp_path: Path) -> None:
+    engine = tmp_path / "ftcluster_train" / "engine"
+    (engine / "tasks" / "squad").mkdir(parents=True)
+    (engine / "tasks" / "squad" / "__init__.py").touch()
+    (engine / "tasks" / "squad" / "spans.py").write_text(f"import {TASKS}.squad.places\n")
+    (engine / "loop.py").write_text(f"from {TASKS} import base, squad\nimport {TASKS}.base\n")
+    assert taken_of_tasks(tmp_path / "ftcluster_train") == {f"engine/loop.py:1: {TASKS}.squad"}
 
 
 def test_the_control_node_takes_only_the_library_of_the_collection() -> None:

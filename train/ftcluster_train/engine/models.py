@@ -26,7 +26,7 @@ from transformers import (
 
 from ftcluster_common.recipe import BY_TYPE, Recipe
 from ftcluster_kernels.nf4 import in_nf4
-from ftcluster_train.engine.data.text_samples import Piece
+from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.exact_heads import with_exact_head
@@ -380,3 +380,17 @@ def _first(texts: Iterable[Piece], characters: int) -> Iterator[str]:
             return
         characters -= len(piece.text)
         yield piece.text
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the number of the unknown token, if that has no other meaning."""
+    others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
+    found = tokenizer.unk_token_id
+    return None if found is None or found in others else int(found)
+
+
+def router_coefficient(config: PretrainedConfig) -> float:
+    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
+    if not getattr(config, "output_router_logits", False):
+        return 0.0
+    return float(config.router_aux_loss_coef)

@@ -132,10 +132,9 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         "options": asdict(recipe.options),
         "split": recipe.training.data_seed,
         "purpose": job.purpose,
-        "classes": trained.label2id if trained else getattr(task, "names", None),
+        "classes": trained.label2id if trained else None,
         "longest": longest,
-        "prompts": getattr(task, "prompts", ()),
-        "generation": getattr(task, "inherited", None),
+        "task_settings": task.sample_settings(),
         "data": recipe.data if recipe.data.startswith(GENERATED) else version or "",
         "transformers": transformers.__version__,
         # with which the classes have to go together

@@ -73,7 +73,6 @@ from ftcluster_train.engine.optim.ipex import load_ipex
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import SavedCheck
 from ftcluster_train.engine.tasks.base import VALIDATION_ROWS, Task
-from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.registry import make_task
 from ftcluster_train.engine.trackers import make_trackers
 from ftcluster_train.errors import STOPPED_LINE, TrainError, TrainingStopped, error_line
@@ -139,9 +138,8 @@ def run(job: Job) -> None:
         set_seed(job.recipe.training.seed)
         add_adapters(model, adapters)
     train_set = samples.pop(TRAIN)
-    if task.mines_negatives:
-        bf16 = job.precision == "bf16"
-        train_set = with_hard_negatives(task, model, train_set, world, bf16, log)
+    bf16 = job.precision == "bf16"
+    train_set = task.prepare_train_set(model, train_set, world, bf16, log)
     length = sum(train_set.lengths("input_ids")) / len(train_set)
     write_products(log, job, model, length, world.size)
     merged = adapters is not None and adapters.merge_adapters

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ftcluster_common.protocol.job import Job
@@ -23,8 +22,6 @@ from ftcluster_train.engine.models import call_model
 from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.embed.in_batch_negatives import gather_texts
-from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.io.rank_status import report
 from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.patch_model import kernels_in_use
@@ -192,46 +189,41 @@ class Step:
 
 
 class GradientCacheStep(Step):
-    """A step whose loss compares the embeddings of all ranks' texts with each other.
+    """A step whose loss compares vectors of all ranks' samples, such as embeddings of their texts.
 
     The gradient of each micro-batch depends on all others. So several are computed twice, at first
-    for their embeddings alone, whose gradients are kept (Gao et al. 2021, Scaling Deep Contrastive
+    for their vectors alone, whose gradients are kept (Gao et al. 2021, Scaling Deep Contrastive
     Learning Batch Size under Memory Limited Setup).
     """
 
-    _task: SentenceSimilarityTask
-
     def _add_gradients(self, batch: StepBatch) -> float:
         parts, traffic = batch.parts, self._optimizer.traffic
-        texts = gather_texts([row for part in parts for row in part], traffic)
+        everything = self._task.gather_batch([row for part in parts for row in part], traffic)
         if len(parts) < 2:
             # the others need the answer of a rank without a row
             nothing = torch.empty(0, self._task.width, requires_grad=True)
-            embeddings = self._embed(parts[0]) if parts else nothing
-            whole = gather_rows(embeddings, texts.counts, traffic)
-            return self._backward(self._task.batch_loss(whole, texts), batch, last=True)
+            vectors = self._vectors(parts[0]) if parts else nothing
+            whole = gather_rows(vectors, everything.counts, traffic)
+            return self._backward(self._task.batch_loss(whole, everything), batch, last=True)
         random = torch.get_rng_state()
-        cached = [self._embed(part).detach() for part in parts]
-        embeddings = torch.cat(cached).requires_grad_()
-        whole = gather_rows(embeddings, texts.counts, traffic)
-        loss = self._task.batch_loss(whole, texts)
+        cached = [self._vectors(part).detach() for part in parts]
+        vectors = torch.cat(cached).requires_grad_()
+        whole = gather_rows(vectors, everything.counts, traffic)
+        loss = self._task.batch_loss(whole, everything)
         loss.backward()
-        gradients = embeddings.grad.split(list(map(len, cached)))
+        gradients = vectors.grad.split(list(map(len, cached)))
         torch.set_rng_state(random)  # the same dropout again
         total, value = 0.0, loss.detach()
         for number, (part, gradient) in enumerate(zip(parts, gradients, strict=True), start=1):
-            product = (self._embed(part) * gradient).sum()
+            product = (self._vectors(part) * gradient).sum()
             # a value of the batch's loss with the gradient of the part
             loss = product - product.detach() + value
             total += self._backward(loss, batch, last=number == len(parts))
             value = torch.zeros(())
         return total
 
-    def _embed(self, rows: Sequence[Sample]) -> torch.Tensor:
-        """The embeddings of rows' texts, of length 1, shape (texts, width)."""
-        groups, places = self._task.group_texts(rows)
-        pooled = [self._task.pool(*self._forward(group)) for group in groups]
-        return functional.normalize(torch.cat(pooled), dim=-1)[places]
+    def _vectors(self, samples: Sequence[Sample]) -> torch.Tensor:
+        return self._task.vectors(samples, self._forward)
 
 
 def make_step(

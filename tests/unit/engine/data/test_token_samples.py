@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster_train.engine.data.text_samples import Packer, pieces
+from ftcluster_train.engine.data.pieces import pieces
 from ftcluster_train.engine.data.token_samples import Samples, SampleWriter, move_tail, token_kind
+from ftcluster_train.engine.tasks.lm.packing import Packer
 
 
 def write(folder: Path, rows: list[list[int]], **about: object) -> Samples:

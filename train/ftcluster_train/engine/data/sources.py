@@ -27,8 +27,8 @@ from ftcluster_common.recipe import GENERATED, split_revision
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 from ftcluster_train.engine.data.download import WITH_TOKEN
+from ftcluster_train.engine.data.pieces import Piece, pieces
 from ftcluster_train.engine.data.synthetic_pairs import generate
-from ftcluster_train.engine.data.text_samples import Piece, pieces
 from ftcluster_train.errors import TrainError, first_line
 
 MOST_PROBLEMS = 10

@@ -1,9 +1,9 @@
 """What a task implements for the preparation of data and for the training loop."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -22,8 +22,15 @@ from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ftcluster_train.comm.traffic import Traffic
+    from ftcluster_train.comm.world import World
+    from ftcluster_train.engine.progress import ProgressLog
+
 VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
 COMPARED_TOKENS = 64
+
+# computes samples with the model: its outputs, and the targets for the loss
+Forward = Callable[[Sequence[Sample]], tuple[Any, dict[str, torch.Tensor]]]
 
 
 class Batch(NamedTuple):
@@ -65,6 +72,12 @@ class Task(TaskRows, ABC):
         trained: the configuration of the model that is evaluated or predicts.
 
     Attributes:
+        name: the task in a recipe, see `registry.register`.
+        compares_batch: True if the loss of a sample depends on all samples of a step. A step then
+            calls `gather_batch`, `vectors` and `batch_loss` instead of `loss`.
+        width: elements of one of `vectors`.
+        packs: True if the documents of a sample have nothing to do with each other.
+        shows_answers: True if the report of an evaluation has answers of the model.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
@@ -94,6 +107,11 @@ class Task(TaskRows, ABC):
             that the model is trained on.
     """
 
+    name: ClassVar[str]
+    compares_batch = False
+    width = 0
+    packs = False
+    shows_answers = False
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -136,10 +154,17 @@ class Task(TaskRows, ABC):
         if self.pads:
             self.check_padding()
 
-    @property
-    def mines_negatives(self) -> bool:
-        """Whether hard negatives are looked for before the training."""
-        return False
+    @classmethod
+    def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
+        """Return True if this class does what a recipe with its name asks for.
+
+        If several classes with the name do, the one that is derived from the others is taken.
+        """
+        return True
+
+    def sample_settings(self) -> dict[str, Any]:
+        """Return what samples depend on besides recipe, data and tokenizer, as data for JSON."""
+        return {}
 
     def look_at_teacher(self, folder: Path) -> None:
         """Find out what the recipe's teacher knows, before `encode`.
@@ -210,6 +235,16 @@ class Task(TaskRows, ABC):
             self.head = find_head(model, self.biased_head)
         return self.head
 
+    def prepare_train_set(
+        self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,  # noqa: ARG002
+        log: "ProgressLog",  # noqa: ARG002
+    ) -> Samples:  # fmt: skip
+        """Return the training set with what the model adds to it before the first step.
+
+        Every rank calls it and returns the same samples.
+        """
+        return train_set
+
     def set_reference(self, samples: Samples, predictions: Sequence[Any]) -> str | None:
         """Keep what `loss` needs of the model as it is before the first step.
 
@@ -273,7 +308,31 @@ class Task(TaskRows, ABC):
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum of the samples' losses, a scalar in fp32."""
-        raise NotImplementedError  # where the loss of a sample depends on all others
+        raise NotImplementedError  # see `compares_batch`
+
+    def gather_batch(self, samples: Sequence[Sample], traffic: "Traffic") -> Any:
+        """Exchange what `batch_loss` needs of a batch besides vectors; every rank calls it.
+
+        Args:
+            samples: samples of this rank.
+
+        Returns:
+            An object whose `counts` has the number of vectors of each rank.
+        """
+        raise NotImplementedError
+
+    def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
+        """Return what `batch_loss` compares of samples, shape (vectors, width)."""
+        raise NotImplementedError
+
+    def batch_loss(self, vectors: torch.Tensor, batch: Any) -> torch.Tensor:
+        """Return the sum of the losses of this rank's samples.
+
+        Args:
+            vectors: vectors of all ranks, in their order.
+            batch: result of `gather_batch`.
+        """
+        raise NotImplementedError
 
     def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
         """Write what other programs need besides model and tokenizer into a saved model."""

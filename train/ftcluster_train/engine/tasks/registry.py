@@ -1,45 +1,67 @@
-"""Tasks by their name in a recipe."""
+"""Tasks by their name in a recipe.
+
+Each task registers itself: `@register` above its class. The folders beside this module are imported
+when a task is needed first, so a new folder needs no line here.
+"""
+
+import pkgutil
+from functools import cache
+from importlib import import_module
+from typing import TypeVar
 
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_train.engine import tasks
 from ftcluster_train.engine.tasks.base import Task
-from ftcluster_train.engine.tasks.chat.instruction_tuning import InstructionTuningTask
-from ftcluster_train.engine.tasks.chat.preference_tuning import PreferenceTuningTask
-from ftcluster_train.engine.tasks.classify.text_classification import TextClassificationTask
-from ftcluster_train.engine.tasks.distill.text_distillation import TextDistillationTask
-from ftcluster_train.engine.tasks.embed.embedding_distillation import EmbeddingDistillationTask
-from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
-from ftcluster_train.engine.tasks.lm.causal_lm import CausalLmTask
-from ftcluster_train.engine.tasks.lm.masked_lm import MaskedLmTask
-from ftcluster_train.engine.tasks.ner.token_classification import TokenClassificationTask
-from ftcluster_train.engine.tasks.rerank.text_ranking import TextRankingTask
-from ftcluster_train.engine.tasks.seq2seq.seq2seq_lm import Seq2SeqLmTask
-from ftcluster_train.engine.tasks.squad.question_answering import QuestionAnsweringTask
 
-_TASKS: dict[str, type[Task]] = {
-    "text-classification": TextClassificationTask,
-    "token-classification": TokenClassificationTask,
-    "question-answering": QuestionAnsweringTask,
-    "causal-lm": CausalLmTask,
-    "masked-lm": MaskedLmTask,
-    "sentence-similarity": SentenceSimilarityTask,
-    "text-ranking": TextRankingTask,
-    "instruction-tuning": InstructionTuningTask,
-    "preference-tuning": PreferenceTuningTask,
-    "seq2seq-lm": Seq2SeqLmTask,
-    "text-distillation": TextDistillationTask,
-}
+Kind = TypeVar("Kind", bound=type[Task])
+
+_kinds: dict[str, list[type[Task]]] = {}
+
+
+def register(kind: Kind) -> Kind:
+    """Make a task available under its `name`; returns the class, so it is a decorator too.
+
+    Raises:
+        ValueError: a class that is not related to this one has the name.
+    """
+    others = _kinds.setdefault(kind.name, [])
+    for other in others:
+        if not (issubclass(kind, other) or issubclass(other, kind)):
+            raise ValueError(
+                f"{kind.__module__}.{kind.__name__}: the task {kind.name!r} is "
+                f"{other.__module__}.{other.__name__} already; give it another name"
+            )
+    if kind not in others:
+        others.append(kind)
+    return kind
+
+
+def registered() -> dict[str, tuple[type[Task], ...]]:
+    """Return the classes of each name."""
+    _import_folders()
+    return {name: tuple(kinds) for name, kinds in _kinds.items()}
+
+
+def task_class(recipe: Recipe, purpose: Purpose = "train") -> type[Task]:
+    """Return the class that does what a recipe asks for."""
+    kinds = registered()[recipe.task]
+    serving = [kind for kind in kinds if kind.serves(recipe, purpose)]
+    return max(serving, key=lambda kind: len(kind.__mro__))
 
 
 def make_task(
     recipe: Recipe, tokenizer: object, purpose: Purpose = "train", trained: object = None
 ) -> Task:
-    """The recipe's task with the model's tokenizer; further arguments are those of a task.
+    """Make the recipe's task with the model's tokenizer; further arguments are those of a task.
 
     Raises:
         TrainError: the task cannot use the tokenizer.
     """
-    kind = _TASKS[recipe.task]
-    if recipe.teacher and purpose == "train" and kind is SentenceSimilarityTask:
-        kind = EmbeddingDistillationTask
-    return kind(recipe, tokenizer, purpose, trained)
+    return task_class(recipe, purpose)(recipe, tokenizer, purpose, trained)
+
+
+@cache
+def _import_folders() -> None:
+    for module in pkgutil.walk_packages(tasks.__path__, f"{tasks.__name__}."):
+        import_module(module.name)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import Message, read_messages
-from ftcluster_train.engine.data.text_samples import Render, learned_texts
+from ftcluster_train.engine.tasks.chat.learned_texts import Render, learned_texts
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
 
 PLAIN = (

@@ -19,7 +19,11 @@ from ftcluster_common.given_files import read_json
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.chat import DecoderTuning
 from ftcluster_train.engine.data.sources import BATCH_ROWS
-from ftcluster_train.engine.data.text_samples import (
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
+from ftcluster_train.engine.models import router_coefficient, unknown_id
+from ftcluster_train.engine.tasks.base import Batch, Document, Task
+from ftcluster_train.engine.tasks.chat.documents import packed, padded, why_not_packed
+from ftcluster_train.engine.tasks.chat.learned_texts import (
     LearnedText,
     after_answer,
     learned_texts,
@@ -27,16 +31,7 @@ from ftcluster_train.engine.data.text_samples import (
     plain_text,
     with_known_roles,
 )
-from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.chat.message_fields import WrittenFields
-from ftcluster_train.engine.tasks.documents import (
-    packed,
-    padded,
-    router_coefficient,
-    why_not_packed,
-)
-from ftcluster_train.engine.tasks.target_review import unknown_id
 from ftcluster_train.errors import TrainError, first_line
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode

@@ -11,15 +11,19 @@ from ftcluster_common.data.conversations import read_conversation
 from ftcluster_common.tasks.chat import InstructionTuning, conversation_columns
 from ftcluster_kernels.cross_entropy import linear_cross_entropy
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
-from ftcluster_train.engine.data.text_samples import DocumentPacker, LearnedText
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
+from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
+from ftcluster_train.engine.tasks.registry import register
 
 
+@register
 class InstructionTuningTask(DecoderTuningTask):
     """Cross entropy of the answers' tokens, the mean over those of all ranks' samples."""
 
+    name = "instruction-tuning"
     options: InstructionTuning
     packs = True
     shows_answers = True

@@ -15,7 +15,7 @@ from typing import Any
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import ASSISTANT, Message
-from ftcluster_train.engine.data.text_samples import (
+from ftcluster_train.engine.tasks.chat.learned_texts import (
     MARK,
     THOUGHTS,
     LearnedText,

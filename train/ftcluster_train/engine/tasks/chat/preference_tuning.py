@@ -13,10 +13,11 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.chat import PreferenceTuning, preference_columns
 from ftcluster_kernels.cross_entropy import token_losses
 from ftcluster_train.engine.data.sources import Rows, find_columns, read_rows
-from ftcluster_train.engine.data.text_samples import LearnedText
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import Batch, Document
 from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
+from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import find_head
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@register
 class PreferenceTuningTask(DecoderTuningTask):
     """Direct preference optimization (Rafailov et al. 2023, equation 7).
 
@@ -33,6 +35,7 @@ class PreferenceTuningTask(DecoderTuningTask):
     rejected one. How likely they were is computed once, so that model is not kept.
     """
 
+    name = "preference-tuning"
     options: PreferenceTuning
     needs_reference = True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PretrainedConfig
 
 from ftcluster_common.protocol.class_report import ClassReport, read_report
-from ftcluster_train.engine.metrics import FEWEST, HALF, best_threshold
+from ftcluster_train.engine.tasks.classify.metrics import FEWEST, HALF, best_threshold
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,22 +58,6 @@ class Thresholds:
         if self._by_name:
             setattr(model.config, THRESHOLDS, dict(self._by_name))
             model.config.save_pretrained(folder)
-
-
-def numbered(names: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a model's configuration for classes with these names, in their order.
-
-    The problem type of the classes that the model had before may not go with them.
-    """
-    numbers = dict(enumerate(names))
-    label2id = {name: number for number, name in numbers.items()}
-    return {"id2label": numbers, "label2id": label2id, "problem_type": None}
-
-
-def names_of_model(trained: PretrainedConfig) -> list[str]:
-    """The names of a trained model's classes, by their numbers."""
-    known = trained.id2label  # its numbers may begin at 1 in a file that a person wrote
-    return [str(known.get(n, f"LABEL_{n}")) for n in range(trained.num_labels)]
 
 
 def reports_of(classes: Mapping[str, Any]) -> Iterator[ClassReport]:

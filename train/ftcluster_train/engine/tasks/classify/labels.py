@@ -16,7 +16,7 @@ from ftcluster_common.data.data_files import TRAIN, short
 from ftcluster_common.data.numbers import is_decimal
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import TextClassification
-from ftcluster_train.engine.metrics import FEWEST, default_metrics
+from ftcluster_train.engine.tasks.classify.metrics import FEWEST, default_metrics
 from ftcluster_train.errors import TrainError
 
 MOST_DIGITS = 16  # of a number of a class

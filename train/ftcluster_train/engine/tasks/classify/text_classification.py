@@ -25,15 +25,10 @@ from ftcluster_common.tasks.classify import (
 from ftcluster_train.engine.data.sets import Complete, draw_rows
 from ftcluster_train.engine.data.sources import Rows, class_names, column_batches, columns_of
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import constant_notice, default_metrics, measure
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import (
-    Thresholds,
-    class_answer,
-    names_of_model,
-    numbered,
-    reports_of,
-)
+from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
+from ftcluster_train.engine.tasks.classify.class_choice import Thresholds, class_answer, reports_of
 from ftcluster_train.engine.tasks.classify.labels import (
     ClassLabels,
     check_classes,
@@ -44,6 +39,8 @@ from ftcluster_train.engine.tasks.classify.labels import (
     read_number,
     weights_of_classes,
 )
+from ftcluster_train.engine.tasks.classify.metrics import default_metrics, measure
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
@@ -52,6 +49,7 @@ if TYPE_CHECKING:
 MULTI_LABEL = "multi_label_classification"  # transformers' problem_type
 
 
+@register
 class TextClassificationTask(Task):
     """Cross entropy over classes, binary cross entropy of each of several, or squared error.
 
@@ -59,6 +57,7 @@ class TextClassificationTask(Task):
         several: whether a row may have several classes, or none.
     """
 
+    name = "text-classification"
     model_class = AutoModelForSequenceClassification
     options: TextClassification
 

@@ -25,7 +25,6 @@ from ftcluster_train.engine.data.sources import (
     read_rows,
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import f1_scores
 from ftcluster_train.engine.models import (
     call_model,
     load_config,
@@ -34,8 +33,10 @@ from ftcluster_train.engine.models import (
     longest_input,
 )
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.classify.labels import ClassLabels, labels_of_model
+from ftcluster_train.engine.tasks.classify.metrics import f1_scores
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import TOKENIZER_COLUMNS
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -49,6 +50,7 @@ OTHERS = ("multi_label_classification", "regression")
 PROBES = ("The dog bit the man.", "It wasn't so: \u00fcber 3.5 % of 1,000 are naive!")
 
 
+@register
 class TextDistillationTask(Task):
     """alpha * T^2 * KL(teacher || student) at the temperature T + (1 - alpha) * cross entropy.
 
@@ -59,6 +61,7 @@ class TextDistillationTask(Task):
         names: the teacher's classes, which become the student's.
     """
 
+    name = "text-distillation"
     model_class = AutoModelForSequenceClassification
     options: TextDistillation
     needs_reference = True
@@ -81,6 +84,9 @@ class TextDistillationTask(Task):
         self._longest: int | None = None  # tokens that the teacher takes
 
     # the teacher
+
+    def sample_settings(self) -> dict[str, Any]:
+        return {"classes": self.names}
 
     def look_at_teacher(self, folder: Path) -> None:
         """Find the classes of the teacher.

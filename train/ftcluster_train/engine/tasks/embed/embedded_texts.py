@@ -45,6 +45,9 @@ class EmbeddedTexts(Task):
         super().__init__(*args, **kwargs)
         self._tokens_of: dict[str, int] = {}  # of the prompts that are not pooled
 
+    def sample_settings(self) -> dict[str, Any]:
+        return {"prompts": self.prompts}
+
     def look_at_rows(self, rows: Rows) -> None:
         if self.purpose != PREDICT:
             self.options = with_loss(self.options, rows)

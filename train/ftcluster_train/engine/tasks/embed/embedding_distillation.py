@@ -14,6 +14,7 @@ from transformers import AutoModel
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import read_json
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, SentenceModules, read_modules
+from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.embed import embedded_column
 from ftcluster_train.engine.data.download import hash_of_weights
@@ -30,12 +31,9 @@ from ftcluster_train.engine.models import (
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_of
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
-from ftcluster_train.engine.tasks.embed.sentence_similarity import (
-    SentenceSimilarityTask,
-    decoded,
-    encoded,
-    pooled,
-)
+from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
+from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import TokenizedTexts
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
 HINT = "use a model of sentence-transformers, or of a run of embed"
 
 
+@register
 class EmbeddingDistillationTask(SentenceSimilarityTask):
     """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
 
@@ -54,9 +53,14 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     sentence-transformers' example model_distillation.py.
     """
 
+    compares_batch = False  # an embedding is compared with its teacher's alone
     needs_reference = True
     group_by_length = True
     compares_batch = False  # a text is compared with its teacher's embedding alone
+
+    @classmethod
+    def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
+        return bool(recipe.teacher) and purpose == "train"
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)

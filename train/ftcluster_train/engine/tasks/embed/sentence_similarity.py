@@ -1,6 +1,5 @@
 """Embeddings of texts: those of a query and the text that belongs to it are alike."""
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,32 +24,44 @@ from ftcluster_common.protocol.job import PREDICT
 from ftcluster_common.tasks.embed import SCORE_LOSSES
 from ftcluster_train.engine.data.sampler import length_groups
 from ftcluster_train.engine.data.token_samples import Sample, Samples
-from ftcluster_train.engine.metrics import constant_notice, recall, retrieval_metrics
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch
+from ftcluster_train.engine.tasks.base import Batch, Forward
 from ftcluster_train.engine.tasks.embed.embedded_texts import EmbeddedTexts, texts_in
-from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, ranking_loss
+from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
+    BatchTexts,
+    gather_texts,
+    ranking_loss,
+)
+from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
+from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
+from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from ftcluster_train.comm.traffic import Traffic
+    from ftcluster_train.comm.world import World
+    from ftcluster_train.engine.progress import ProgressLog
 
 RECALLS = (10, 100)
 SCORED = 1024  # queries that are compared with all texts at once
 DIGITS = 8  # of a number of an embedding that is predicted, behind the point
 
 
+@register
 class SentenceSimilarityTask(EmbeddedTexts):
     """Contrastive training; the negatives are those of the batch of all ranks.
 
     So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`.
-
-    Attributes:
-        width: elements of an embedding.
     """
 
+    name = "sentence-similarity"
+    compares_batch = True
     model_class = AutoModel
     has_head = False
     # a batch has random rows: rows of one length are often about the same text, so not negatives
@@ -59,7 +70,6 @@ class SentenceSimilarityTask(EmbeddedTexts):
     compares_batch = True
 
     modules = SentenceModules("mean", normalize=True)
-    width = 0
 
     @property
     def mines_negatives(self) -> bool:
@@ -129,6 +139,23 @@ class SentenceSimilarityTask(EmbeddedTexts):
             mask[: sample.get("skipped", [0])[0]] = 0
         return Batch(inputs, {"tokens": tokens})
 
+    def prepare_train_set(
+        self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,
+        log: "ProgressLog",
+    ) -> Samples:  # fmt: skip
+        if not self.options.hard_negatives:
+            return train_set
+        return with_hard_negatives(self, model, train_set, world, bf16, log)
+
+    def gather_batch(self, samples: Sequence[Sample], traffic: "Traffic") -> BatchTexts:
+        return gather_texts(samples, traffic)
+
+    def vectors(self, samples: Sequence[Sample], forward: Forward) -> torch.Tensor:
+        """Return the embeddings of rows' texts, of length 1, shape (texts, width)."""
+        groups, places = self.group_texts(samples)
+        pooled_texts = [self.pool(*forward(group)) for group in groups]
+        return functional.normalize(torch.cat(pooled_texts), dim=-1)[places]
+
     def group_texts(self, rows: Sequence[Sample]) -> tuple[list[list[Sample]], torch.Tensor]:
         """The texts of rows, of about the same length in each group.
 
@@ -144,21 +171,20 @@ class SentenceSimilarityTask(EmbeddedTexts):
             sample["skipped"] = [count]
         return [[samples[i] for i in group] for group in groups], places
 
-    def batch_loss(self, embeddings: torch.Tensor, texts: BatchTexts) -> torch.Tensor:
-        """The sum of this rank's rows' losses, from the embeddings of all ranks' texts."""
+    def batch_loss(self, vectors: torch.Tensor, batch: BatchTexts) -> torch.Tensor:
         options = self.options
         weights = options.matryoshka_weights or [1.0] * len(options.matryoshka_dims)
         by_width = dict(zip(options.matryoshka_dims, weights, strict=True)) or {self.width: 1.0}
         # auto has been found where the data were read
         loss = options.loss if options.loss in SCORE_LOSSES else "cosent"
-        scored = not texts.labels.isnan().any()
+        scored = not batch.labels.isnan().any()
         total = torch.zeros(())
         for width, weight in by_width.items():
-            first = _first(embeddings, width)
+            first = _first(vectors, width)
             if scored:
-                total = total + weight * score_loss(first, texts, loss, options.scale)
+                total = total + weight * score_loss(first, batch, loss, options.scale)
             else:
-                part = ranking_loss(first, texts, options.scale, options.symmetric)
+                part = ranking_loss(first, batch, options.scale, options.symmetric)
                 total = total + weight * part
         return total
 
@@ -233,22 +259,6 @@ class SentenceSimilarityTask(EmbeddedTexts):
         return [] if saved == self.modules else [trained]
 
 
-def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One vector for each text, in fp32.
-
-    Args:
-        hidden: shape (texts, length, width).
-        tokens: shape (texts, length), 0 for what is not pooled.
-        pooling: mean or cls.
-    """
-    hidden = hidden.float()
-    if pooling == "cls":
-        return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
-    weights = tokens.float()
-    counts = weights.sum(1, keepdim=True).clamp(min=1)
-    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
-
-
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:
     """The first numbers of embeddings, as embeddings of length 1; `whole`: all may not be so."""
     if width == embeddings.shape[1] and not whole:
@@ -270,14 +280,3 @@ def search(embeddings: torch.Tensor, about: Mapping[str, Any]) -> dict[str, floa
     ]
     recalls = {f"recall_at_{depth}": recall(others, about["relevant"], depth) for depth in RECALLS}
     return {**retrieval_metrics(others, about["relevant"]), **recalls}
-
-
-def encoded(embeddings: torch.Tensor) -> list[str]:
-    """Each embedding as base64 of its fp32 numbers."""
-    return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
-
-
-def decoded(predictions: Sequence[str]) -> torch.Tensor:
-    """The embeddings of all texts, shape (texts, width)."""
-    whole = bytearray(b"".join(map(base64.b64decode, predictions)))
-    return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

@@ -11,24 +11,30 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.lm import CausalLm
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
+from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.data.sources import Texts
-from ftcluster_train.engine.data.text_samples import Packer, Piece
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.metrics import perplexity
-from ftcluster_train.engine.models import call_model
+from ftcluster_train.engine.models import (
+    call_model,
+    router_coefficient,
+    unknown_id,
+)
 from ftcluster_train.engine.tasks.base import Batch, Document
-from ftcluster_train.engine.tasks.documents import router_coefficient
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
-from ftcluster_train.engine.tasks.target_review import unknown_id
+from ftcluster_train.engine.tasks.lm.packing import Packer
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@register
 class CausalLmTask(LanguageModelTask):
     """Cross entropy of each block's tokens but the first, as in run_clm."""
 
+    name = "causal-lm"
     model_class = AutoModelForCausalLM
     options: CausalLm
     pads = False

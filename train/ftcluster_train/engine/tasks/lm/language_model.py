@@ -8,8 +8,8 @@ from typing import TypeVar
 from ftcluster_common.data.data_files import TRAIN, VALIDATION
 from ftcluster_common.protocol.job import EVALUATE
 from ftcluster_common.tasks.lm import LanguageModel
+from ftcluster_train.engine.data.pieces import PIECE
 from ftcluster_train.engine.data.sources import BATCH_ROWS, TextRows, Texts, load_texts
-from ftcluster_train.engine.data.text_samples import PIECE
 from ftcluster_train.engine.data.token_samples import Samples, move_tail
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError

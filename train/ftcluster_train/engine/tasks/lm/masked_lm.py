@@ -13,13 +13,14 @@ from ftcluster_common.tasks.lm import MaskedLm
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_train.engine.data.sets import SEED
 from ftcluster_train.engine.data.sources import Texts
-from ftcluster_train.engine.data.tag_windows import windows
-from ftcluster_train.engine.data.text_samples import Packer
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
+from ftcluster_train.engine.data.windows import windows
 from ftcluster_train.engine.metrics import perplexity
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document
 from ftcluster_train.engine.tasks.lm.language_model import LanguageModelTask, batches
 from ftcluster_train.engine.tasks.lm.masking import SPECIAL, Masks, kinds_of
+from ftcluster_train.engine.tasks.lm.packing import Packer
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+@register
 class MaskedLmTask(LanguageModelTask):
     """Cross entropy of the masked tokens, the mean over those of all ranks' samples, as in run_mlm.
 
     Only masked tokens are multiplied by the vocabulary's weights.
     """
 
+    name = "masked-lm"
     model_class = AutoModelForMaskedLM
     options: MaskedLm
     draws = True

@@ -10,8 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from ftcluster_common.data.tagged_words import Scheme, Tagged, entities, scheme_of, tags_of
 from ftcluster_common.tasks.ner import TokenClassification
-from ftcluster_train.engine.data.tag_windows import Labelled, label_tokens, windows
 from ftcluster_train.engine.data.token_samples import SampleWriter
+from ftcluster_train.engine.data.windows import windows
+from ftcluster_train.engine.tasks.ner.labelled_tokens import Labelled, label_tokens
 from ftcluster_train.errors import TrainError
 
 IGNORED = -100  # the tag of tokens that are not learned

@@ -33,7 +33,7 @@ from ftcluster_train.engine.data.sources import (
 )
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import names_of_model, numbered
+from ftcluster_train.engine.tasks.class_numbers import names_of_model, numbered
 from ftcluster_train.engine.tasks.ner.entity_scores import (
     entities_of,
     entity_metrics,
@@ -41,13 +41,16 @@ from ftcluster_train.engine.tasks.ner.entity_scores import (
     found_entities,
 )
 from ftcluster_train.engine.tasks.ner.tag_samples import IGNORED, Read, TagWriter
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import rectangle
 from ftcluster_train.errors import TrainError
 
 
+@register
 class TokenClassificationTask(Task):
     """Cross entropy of the labelled tokens' tags, the mean over those of all ranks' samples."""
 
+    name = "token-classification"
     model_class = AutoModelForTokenClassification
     options: TokenClassification
     reads_padding = False

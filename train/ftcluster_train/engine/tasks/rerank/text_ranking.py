@@ -17,10 +17,12 @@ from ftcluster_common.tasks.rerank import RankingColumns, TextRanking, ranked_te
 from ftcluster_train.engine.data.sets import draw_rows
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import constant_notice, ranking_metrics
+from ftcluster_train.engine.metrics import constant_notice
 from ftcluster_train.engine.models import longest_input
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
+from ftcluster_train.engine.tasks.registry import register
+from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
 from ftcluster_train.engine.tasks.rerank.score_activation import (
     Activation,
     activation_path,
@@ -37,9 +39,11 @@ LISTNET = "listnet"
 HALF = 0.5  # a text with a label of at least this belongs to the query
 
 
+@register
 class TextRankingTask(Task):
     """One logit for each pair; a sample is a pair, or for listnet a row of the training set."""
 
+    name = "text-ranking"
     model_class = AutoModelForSequenceClassification
     options: TextRanking
 

@@ -24,8 +24,12 @@ from ftcluster_kernels.cross_entropy import (
 from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows, find_columns, read_rows
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter, token_kind
 from ftcluster_train.engine.tasks.base import COMPARED_TOKENS, Batch, Document, Task
+from ftcluster_train.engine.tasks.registry import register
+from ftcluster_train.engine.tasks.seq2seq.target_review import (
+    TargetReview,
+    read_generation_settings,
+)
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
-from ftcluster_train.engine.tasks.target_review import TargetReview, read_generation_settings
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 
@@ -37,6 +41,7 @@ SHOWN = 3  # texts beside their references
 SHOWN_CHARACTERS = 600
 
 
+@register
 class Seq2SeqLmTask(Task):
     """Cross entropy of the targets' tokens, the mean over those of all ranks' samples.
 
@@ -47,6 +52,7 @@ class Seq2SeqLmTask(Task):
         inherited: generation settings in the folder of the model.
     """
 
+    name = "seq2seq-lm"
     model_class = AutoModelForSeq2SeqLM
     options: Seq2SeqLm
     large_vocabulary = True
@@ -60,6 +66,9 @@ class Seq2SeqLmTask(Task):
         self.inherited: dict[str, Any] = {}
         self._forced: dict[str, int] = {}  # what a text in this language begins with
         self._set_languages()
+
+    def sample_settings(self) -> dict[str, Any]:
+        return {"generation": self.inherited}
 
     def _set_languages(self) -> None:
         """Tell a tokenizer of many languages which ones these are.

@@ -18,9 +18,9 @@ from ftcluster_common.tasks.squad import QuestionAnswering, answering_columns
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.sources import Rows, column_batches
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.metrics import squad_metrics
 from ftcluster_train.engine.tasks.base import Batch, Document, Task
-from ftcluster_train.engine.tasks.classify.class_choice import numbered
+from ftcluster_train.engine.tasks.class_numbers import numbered
+from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.squad.answer_spans import (
     FeatureAnswer,
     Offsets,
@@ -29,6 +29,7 @@ from ftcluster_train.engine.tasks.squad.answer_spans import (
     choose_answers,
     tokens_of_answer,
 )
+from ftcluster_train.engine.tasks.squad.metrics import squad_metrics
 from ftcluster_train.errors import TrainError
 
 CONTEXT = 1  # the second text in `sequence_ids`
@@ -179,9 +180,11 @@ def _answer_positions(
 NO_ANSWER: dict[str, list[Any]] = {"text": [], "answer_start": []}
 
 
+@register
 class QuestionAnsweringTask(Task):
     """Cross entropy over the feature's tokens of a span's start and of its end."""
 
+    name = "question-answering"
     model_class = AutoModelForQuestionAnswering
     options: QuestionAnswering
     labelled = True

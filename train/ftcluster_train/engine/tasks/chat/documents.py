@@ -110,13 +110,6 @@ def why_not_packed(
     return why
 
 
-def router_coefficient(config: PretrainedConfig) -> float:
-    """Return the factor of the loss that a mixture of experts' router adds; 0 without one."""
-    if not getattr(config, "output_router_logits", False):
-        return 0.0
-    return float(config.router_aux_loss_coef)
-
-
 def _difference_of_packed(
     model: "PreTrainedModel",
     documents: Sequence[list[int]],

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ftcluster_train.engine.data.text_samples import DocumentPacker
+from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
 
 
 @pytest.mark.parametrize("open_bins", [1, 16, 1000])

@@ -7,7 +7,7 @@ import pytest
 from ftcluster_common.data.conversations import Conversation
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.data.messages import Message
-from ftcluster_train.engine.data.text_samples import (
+from ftcluster_train.engine.tasks.chat.learned_texts import (
     LearnedText,
     Render,
     learned_texts,

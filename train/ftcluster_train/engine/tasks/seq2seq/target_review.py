@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from ftcluster_common.given_files import read_json
+from ftcluster_train.engine.models import unknown_id
 
 SHOWN = 6  # characters in a notice
 LINES = "\n\t"  # blanks that are compared; tokenizers write other ones in their own way
@@ -27,13 +28,6 @@ def read_generation_settings(folder: Path) -> dict[str, Any]:
             known = found.items() if isinstance(found, dict) else ()
             return {key: value for key, value in known if value is not None}
     return {}
-
-
-def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the number of the unknown token, if that has no other meaning."""
-    others = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.cls_token_id)
-    found = tokenizer.unk_token_id
-    return None if found is None or found in others else int(found)
 
 
 class TargetReview:

@@ -1,0 +1,38 @@
+"""Windows of long rows.
+
+Neighbouring windows share tokens, so that each token has some context. A token is labelled in one
+window alone, in which it is farther from the end. Standard library only.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a row.
+
+    Attributes:
+        begin: its first token; `end` is the one behind its last.
+        own_begin: the first token that is labelled in it; `own_end` is the one behind the last.
+    """
+
+    begin: int
+    end: int
+    own_begin: int
+    own_end: int
+
+
+def windows(count: int, size: int, stride: int) -> Iterator[Window]:
+    """The windows of a row of `count` tokens, `size` each, neighbours share `stride` or more.
+
+    >>> list(windows(3, 4, 2))
+    [Window(begin=0, end=3, own_begin=0, own_end=3)]
+    >>> [(one.begin, one.end, one.own_begin, one.own_end) for one in windows(7, 4, 2)]
+    [(0, 4, 0, 3), (2, 6, 3, 4), (3, 7, 4, 7)]
+    """
+    begins = [*range(0, count - size, size - stride), max(count - size, 0)]
+    edges = [0, *((one + size + other) // 2 for one, other in pairwise(begins)), count]
+    for begin, (own_begin, own_end) in zip(begins, pairwise(edges), strict=True):
+        yield Window(begin, min(begin + size, count), own_begin, own_end)

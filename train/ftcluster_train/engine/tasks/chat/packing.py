@@ -1,0 +1,45 @@
+"""Whole documents packed into samples. Standard library only."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+OPEN_BINS = 256  # that may still get a document
+
+Document = TypeVar("Document")
+
+
+class DocumentPacker(Generic[Document]):
+    """Puts whole documents into bins, each into the fullest one that has room for it.
+
+    Args:
+        size: tokens of a bin.
+        open_bins: of so many bins the fullest is closed.
+    """
+
+    def __init__(self, size: int, open_bins: int = OPEN_BINS) -> None:
+        self._size, self._open_bins = size, open_bins
+        self._rooms: list[int] = []  # ascending
+        self._bins: list[list[Document]] = []
+
+    def add(self, document: Document, length: int) -> Iterator[list[Document]]:
+        """Add a document of so many tokens; yields a bin that is closed."""
+        place = bisect_left(self._rooms, length)
+        filled, room = [document], self._size - length
+        if place < len(self._rooms):
+            room = self._rooms.pop(place) - length
+            filled = [*self._bins.pop(place), document]
+        if room <= 0:
+            yield filled
+            return
+        place = bisect_left(self._rooms, room)
+        self._rooms.insert(place, room)
+        self._bins.insert(place, filled)
+        if len(self._bins) > self._open_bins:
+            self._rooms.pop(0)
+            yield self._bins.pop(0)
+
+    def close(self) -> Iterator[list[Document]]:
+        """The bins that are left."""
+        yield from self._bins
+        self._bins, self._rooms = [], []

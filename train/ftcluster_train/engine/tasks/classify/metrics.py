@@ -1,0 +1,107 @@
+"""Metrics of classes and numbers, as in GLUE.
+
+Tests compare them with values of scikit-learn and scipy.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ftcluster_common.protocol.class_report import ClassReport
+from ftcluster_train.engine.metrics import pearson, spearman
+
+HALF = 0.5
+FEWEST = 10  # rows of a class; a threshold that fewer of them decide is an accident
+
+
+def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """The share of correct predictions."""
+    return sum(p == y for p, y in zip(predictions, labels, strict=True)) / len(labels)
+
+
+def matthews(predictions: Sequence[int], labels: Sequence[int]) -> float:
+    """Matthews' correlation coefficient for any number of classes; 0 if undefined.
+
+    With c correct predictions of s samples, and p_k predictions and t_k labels of class k:
+    (c s - sum p_k t_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2)). Source: Gorodkin 2004,
+    "Comparing two K-category assignments by a K-category correlation coefficient".
+    """
+    predicted, true = Counter(predictions), Counter(labels)
+    samples = len(labels)
+    right = sum(p == y for p, y in zip(predictions, labels, strict=True))
+    above = right * samples - sum(predicted[k] * true[k] for k in true)
+    below = samples**2 - sum(n * n for n in predicted.values())
+    below *= samples**2 - sum(n * n for n in true.values())
+    return above / math.sqrt(below) if below else 0.0
+
+
+METRICS: dict[str, Callable[[Sequence[float], Sequence[float]], float]] = {
+    "accuracy": accuracy,  # type: ignore[dict-item] # of classes, which are whole numbers
+    "matthews": matthews,  # type: ignore[dict-item]
+    "pearson": pearson,
+    "spearman": spearman,
+}
+
+
+def default_metrics(classes: int, several: bool = False) -> tuple[str, ...]:
+    """The metrics of a recipe that names none.
+
+    Args:
+        classes: number of classes; 0 for a regression.
+        several: whether a row may have several.
+    """
+    if several:
+        return ("f1_micro", "f1_macro")
+    if not classes:
+        return ("pearson", "spearman")
+    return ("accuracy", "f1" if classes == 2 else "f1_macro")
+
+
+def measure(
+    names: Sequence[str],
+    predictions: Sequence[Any],
+    labels: Sequence[Any],
+    report: ClassReport | None = None,
+) -> dict[str, float]:
+    """Each named metric over all samples.
+
+    Args:
+        predictions: classes, sets of classes, or numbers; so are labels.
+        report: of the classes, which has their F1.
+    """
+    known = f1_scores(report) if report else {}
+    return {
+        name: known[name] if name in known else METRICS[name](predictions, labels) for name in names
+    }
+
+
+def f1_scores(report: ClassReport) -> dict[str, float]:
+    """F1 by the names of scikit-learn's scorers; `f1` is that of the positive class."""
+    scores = {f"f1_{name}": f1 for name, (_, _, f1) in report.averages.items()}
+    if report.positive:
+        scores["f1"] = report.classes[1].f1
+    if not report.several:  # each wrong row is a false positive and a false negative
+        scores["f1_micro"] = sum(one.right for one in report.classes) / report.rows
+    return scores
+
+
+def best_threshold(probabilities: Sequence[float], labels: Sequence[bool]) -> float:
+    """The probability from which a class has the highest F1 where it is predicted.
+
+    It is between two that occur; of equally good ones that nearest to one half; one half for a
+    class without rows.
+
+    >>> best_threshold([0.9, 0.4, 0.2], [True, True, False])
+    0.30000000000000004
+    """
+    pairs = sorted(zip(probabilities, labels, strict=True), reverse=True)
+    support = sum(labels)
+    found, right = [(0.0, 0.0, HALF)], 0
+    for count, (probability, label) in enumerate(pairs, start=1):
+        right += label
+        following = pairs[count][0] if count < len(pairs) else 0.0
+        if following < probability and right:
+            threshold = (probability + following) / 2
+            found.append((2 * right / (count + support), -abs(threshold - HALF), threshold))
+    return max(found)[2]

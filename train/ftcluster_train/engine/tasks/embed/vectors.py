@@ -1,0 +1,33 @@
+"""Embeddings of texts: made of a model's hidden states, written and read as predictions."""
+
+import base64
+from collections.abc import Sequence
+
+import torch
+
+
+def pooled(hidden: torch.Tensor, tokens: torch.Tensor, pooling: str) -> torch.Tensor:
+    """One vector for each text, in fp32.
+
+    Args:
+        hidden: shape (texts, length, width).
+        tokens: shape (texts, length), 0 for what is not pooled.
+        pooling: mean or cls.
+    """
+    hidden = hidden.float()
+    if pooling == "cls":
+        return hidden[torch.arange(len(tokens)), tokens.argmax(1)]
+    weights = tokens.float()
+    counts = weights.sum(1, keepdim=True).clamp(min=1)
+    return torch.bmm(weights.unsqueeze(1), hidden).squeeze(1) / counts
+
+
+def encoded(embeddings: torch.Tensor) -> list[str]:
+    """Each embedding as base64 of its fp32 numbers."""
+    return [base64.b64encode(row.numpy().tobytes()).decode("ascii") for row in embeddings]
+
+
+def decoded(predictions: Sequence[str]) -> torch.Tensor:
+    """The embeddings of all texts, shape (texts, width)."""
+    whole = bytearray(b"".join(map(base64.b64decode, predictions)))
+    return torch.frombuffer(whole, dtype=torch.float32).view(len(predictions), -1)

@@ -1,0 +1,23 @@
+"""Token streams cut into blocks of one length. Standard library only."""
+
+from collections.abc import Iterator, Sequence
+
+
+class Packer:
+    """Cuts a stream of tokens into blocks.
+
+    Attributes:
+        left: tokens that do not fill a block yet.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._size = block_size
+        self.left: list[int] = []
+
+    def add(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """Append tokens; yields each block that they fill."""
+        self.left.extend(tokens)
+        whole = len(self.left) // self._size * self._size
+        blocks, self.left = self.left[:whole], self.left[whole:]
+        for begin in range(0, whole, self._size):
+            yield blocks[begin : begin + self._size]
