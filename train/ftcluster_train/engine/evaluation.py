@@ -17,9 +17,8 @@ from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.generation import samples_beside_references
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
 from ftcluster_train.engine.tasks.predictions import predict
-from ftcluster_train.engine.tasks.rows import ROWS_FILE
 from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
 

@@ -1,5 +1,6 @@
 """What a task implements for the preparation of data and for the training loop."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -8,15 +9,26 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import torch
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ftcluster_common.data.column_uses import Columns
+from ftcluster_common.data.column_uses import UNREAD, Columns, unread_texts
+from ftcluster_common.data.columns import is_incomplete
+from ftcluster_common.data.data_files import TRAIN, VALIDATION, DataError
 from ftcluster_common.protocol.class_report import ClassReport
-from ftcluster_common.protocol.job import Purpose
+from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
-from ftcluster_train.engine.data.sources import Rows
+from ftcluster_common.tasks.registry import spec_of
+from ftcluster_common.tasks.row_review import RowReview
+from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
+from ftcluster_train.engine.data.sources import (
+    Rows,
+    check_rows,
+    class_names,
+    columns_of,
+    load_rows,
+)
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.tasks.rows import TaskRows
+from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
 from ftcluster_train.patching.kernel_mode import KernelMode, find_head
 
 if TYPE_CHECKING:
@@ -26,6 +38,7 @@ if TYPE_CHECKING:
     from ftcluster_train.comm.world import World
     from ftcluster_train.engine.progress import ProgressLog
 
+ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
 VALIDATION_ROWS = "validation_rows.json"  # beside them, and in a run's folder: those drawn for it
 COMPARED_TOKENS = 64
 
@@ -61,7 +74,7 @@ class Document(NamedTuple):
     classes: Sequence[str] = ()
 
 
-class Task(TaskRows, ABC):
+class Task(ABC):
     """One task.
 
     `encode` runs once per host and writes raw data as token samples, which each rank reads. The
@@ -78,6 +91,12 @@ class Task(TaskRows, ABC):
         width: elements of one of `vectors`.
         packs: True if the documents of a sample have nothing to do with each other.
         shows_answers: True if the report of an evaluation has answers of the model.
+        options: the recipe's fields of the task.
+        reader: the tokenizer, with what it has found in the texts.
+        limit: tokens of a sample, at most.
+        validation_splits: the sets that are evaluated.
+        uses: the columns of the data, by what they are for.
+        drawn: the rows of the training set that became the validation set, if some did.
         model_class: transformers' AutoModelFor... class.
         large_vocabulary: whether the loss is over the whole vocabulary.
         has_head: whether a model needs weights of its own for the task.
@@ -112,6 +131,10 @@ class Task(TaskRows, ABC):
     width = 0
     packs = False
     shows_answers = False
+    options: Any
+    limit = 0
+    validation_splits: tuple[str, ...] = (VALIDATION,)
+    drawn: Part | None = None
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -128,9 +151,8 @@ class Task(TaskRows, ABC):
     compares = True
     model_notices: Sequence[str] = ()
     score_notices: Sequence[str] = ()
-    compares_batch = False
-    packs = False
-    shows_answers = False
+    _unread: tuple[str, ...] = ()
+    _reviewed: Sequence[str] = ()
 
     def __init__(
         self,
@@ -139,7 +161,7 @@ class Task(TaskRows, ABC):
         purpose: Purpose = "train",
         trained: PretrainedConfig | None = None,
     ) -> None:
-        super().__init__(recipe, tokenizer)
+        self.recipe, self.tokenizer, self.reader = recipe, tokenizer, TextReader(tokenizer)
         self.options, self.used_as = recipe.options, recipe
         self.purpose = purpose
         self.trained = trained
@@ -165,6 +187,14 @@ class Task(TaskRows, ABC):
     def sample_settings(self) -> dict[str, Any]:
         """Return what samples depend on besides recipe, data and tokenizer, as data for JSON."""
         return {}
+
+    def check_padding(self) -> None:
+        """Make sure that samples can be padded.
+
+        Raises:
+            TrainError: they cannot.
+        """
+        check_padding(self.tokenizer, self.recipe)
 
     def look_at_teacher(self, folder: Path) -> None:
         """Find out what the recipe's teacher knows, before `encode`.
@@ -201,6 +231,92 @@ class Task(TaskRows, ABC):
         for split, rows in sets.items():
             notices += self.encode_split(rows, split, limit, folder / split)
         return [*notices, *drawn]
+
+    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
+        """Return the recipe's length of a sample, or the model's limit with a notice."""
+        self.limit = wanted if longest is None else min(wanted, longest)
+        if self.limit == wanted:
+            return wanted, []
+        return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
+
+    def sets(self, data: str) -> dict[str, Rows]:
+        """Return the rows of each set that the task reads.
+
+        Raises:
+            TrainError: they cannot be loaded, or the data do not have them.
+        """
+        found = load_rows(data, self.recipe.data_config)
+        sets = choose_sets(found, self.purpose, self.validation_splits, data)
+        self.look_at_rows(next(iter(sets.values())))
+        for split, rows in sets.items():
+            check_rows(rows, split, self.options, self.purpose != PREDICT)
+        self.look_at_columns(next(iter(sets.values())))
+        if self.purpose != PREDICT:
+            self._reviewed = [
+                note for split, rows in sets.items() for note in self._review(rows, split)
+            ]
+        return sets
+
+    def _review(self, rows: Rows, split: str) -> list[str]:
+        """Return what is odd about the rows of a set."""
+        labels = self.uses.get("label", ())
+        names = class_names(rows, labels[0]) if len(labels) == 1 else []
+        reviewed = RowReview(self.options, self.uses, names)
+        if not reviewed.is_needed:
+            return []
+        skips = spec_of(self.options).skips_incomplete(self.options)
+        read = [name for use, some in self.uses.items() if use != UNREAD for name in some]
+        for row in rows:
+            if not (skips and is_incomplete(row, read)):
+                reviewed.add(row)
+        return reviewed.notes(split)
+
+    def look_at_rows(self, rows: Rows) -> None:
+        """Find in the rows of the first set what `options` leave open."""
+
+    def look_at_columns(self, rows: Rows) -> None:
+        """Find what the columns of rows are for."""
+        try:
+            self.uses = spec_of(self.options).column_uses(
+                self.options, columns_of(rows), self.purpose != PREDICT
+            )
+        except DataError:  # who reads the rows says more of it
+            return
+        self._unread = tuple(unread_texts(self.uses, rows))
+
+    def notices(self) -> list[str]:
+        """Return what a user should know about the data that were encoded."""
+        notices = [*self._reviewed]
+        if self._unread:
+            read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
+            notices.append(
+                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
+                f"{', '.join(read)}"
+            )
+        return [*notices, *self.reader.notices()]
+
+    def with_validation(self, sets: dict[str, Rows]) -> tuple[dict[str, Rows], list[str]]:
+        """Return the sets with one for validation, drawn if there is none, and a notice of it."""
+        if self.purpose != "train" or len(sets) > 1:
+            return sets, []
+        seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
+        rows = sets[TRAIN]
+        drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
+        self.drawn = Part(rows, drawn, True)
+        notice = f"validation: {what}, {percent:g} % of train"
+        return {TRAIN: Part(rows, drawn, False), VALIDATION: self.drawn}, [notice]
+
+    def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
+        """Return the numbers of the rows drawn for validation, and how many, for a notice."""
+        drawn = draw_rows([0 for _ in rows], percent, seed)
+        return drawn, f"{len(drawn)} rows"
+
+    def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
+        """Write the rows to predict, for `answers` to be added."""
+        if PREDICTED in sets:
+            with (folder / ROWS_FILE).open("w", encoding="utf-8") as file:
+                for row in sets[PREDICTED]:
+                    file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write the samples of a set, of `limit` tokens at most; returns notices.

@@ -13,28 +13,18 @@ from ftcluster_train.errors import TrainError
 TOKENIZER_COLUMNS = ("input_ids", "token_type_ids")  # which the model gets
 
 
-class TokenizedTexts:
-    """A tokenizer, and what it has found in the texts so far.
+class TextReader:
+    """A tokenizer that counts what it finds in the texts of a task.
 
     Attributes:
-        limit: tokens of a sample, at most.
         empty: texts or pairs without a token of their own.
         special: the tokenizer's special tokens that texts hold, by the number of texts.
     """
 
-    limit = 0
-
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.recipe, self.tokenizer = recipe, tokenizer
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
         self.empty = 0
         self.special: Counter[str] = Counter()
-
-    def limit_length(self, wanted: int, field: str, longest: int | None) -> tuple[int, list[str]]:
-        """The recipe's length of a sample, or the model's limit with a notice."""
-        self.limit = wanted if longest is None else min(wanted, longest)
-        if self.limit == wanted:
-            return wanted, []
-        return self.limit, [f"{field} is {longest} instead of {wanted}, the model's limit"]
 
     def tokenize(
         self, texts: Sequence[list[str]], limit: int
@@ -47,7 +37,7 @@ class TokenizedTexts:
         """
         columns = dict(self.tokenizer(*texts))
         for column in texts:
-            self.look_for_special(column)
+            self.count_special(column)
         special = self.tokenizer.num_special_tokens_to_add(pair=len(texts) > 1)
         self.empty += sum(len(ids) <= special for ids in columns["input_ids"])
         long = [i for i, ids in enumerate(columns["input_ids"]) if len(ids) > limit]
@@ -66,22 +56,6 @@ class TokenizedTexts:
             name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
         }
 
-    def check_padding(self) -> None:
-        """Make sure that samples can be padded, if need be with the end-of-text token.
-
-        Raises:
-            TrainError: the tokenizer has neither token.
-        """
-        tokenizer = self.tokenizer
-        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
-            raise TrainError(
-                f"the tokenizer of {self.recipe.tokenizer or self.recipe.model} has neither a "
-                "padding token nor an end-of-text token",
-                "use one that has: tokenizer=DIR",
-            )
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
         """The tokenizer's columns, padded to the longest sample, and attention_mask."""
         fill = {
@@ -95,10 +69,36 @@ class TokenizedTexts:
         padded = {name: rectangle(rows, fill[name], side) for name, rows in columns.items()}
         return {**padded, "attention_mask": rectangle(masks, 0, side)}
 
-    def look_for_special(self, texts: Iterable[str]) -> None:
+    def count_special(self, texts: Iterable[str]) -> None:
         """Count the texts that hold special tokens of the tokenizer."""
         tokens = {*self.tokenizer.all_special_tokens} - {self.tokenizer.unk_token}
         self.special.update(token for text in texts for token in tokens if token in text)
+
+    def notices(self) -> list[str]:
+        """Return what a user should know about the tokens of the texts that were read."""
+        notices = [
+            f"{count} texts hold {token}, which the tokenizer takes for its special token"
+            for token, count in self.special.items()
+        ]
+        if self.empty:
+            notices.append(f"{self.empty} texts have no token of their own: the model sees nothing")
+        return notices
+
+
+def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
+    """Make sure that samples can be padded, if need be with the end-of-text token.
+
+    Raises:
+        TrainError: the tokenizer has neither token.
+    """
+    if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        raise TrainError(
+            f"the tokenizer of {recipe.tokenizer or recipe.model} has neither a "
+            "padding token nor an end-of-text token",
+            "use one that has: tokenizer=DIR",
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
 
 
 def rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:

@@ -159,7 +159,7 @@ class DecoderTuningTask(Task):
         Raises:
             TrainError: its chat template does not write it so that answers are found.
         """
-        self.look_for_special(str(message.get("content")) for message in conversation.messages)
+        self.reader.count_special(str(message.get("content")) for message in conversation.messages)
         later = conversation.messages[conversation.first :]
         self._answers["all"] += sum(message["role"] == ASSISTANT for message in later)
         self._answers["learned"] += len(conversation.learned)

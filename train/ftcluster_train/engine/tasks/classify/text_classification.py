@@ -94,7 +94,7 @@ class TextClassificationTask(Task):
         self.keep_rows(sets, folder)
         classes: dict[str, Counter[int]] = {}
         for split, rows in sets.items():
-            kinds = {**self.token_kinds(), "label": "d" if self.options.regression else "i"}
+            kinds = {**self.reader.token_kinds(), "label": "d" if self.options.regression else "i"}
             writer = SampleWriter(folder / split, kinds)
             cut, classes[split] = self._encode_split(rows, split, texts, labels, limit, writer)
             if split in whole and (left_out := getattr(whole[split], "left_out", 0)):
@@ -183,13 +183,13 @@ class TextClassificationTask(Task):
         writer: SampleWriter,
     ) -> tuple[int, Counter[int]]:  # fmt: skip
         """Write one split; returns the number of truncated samples, and the rows of each class."""
-        kinds, cut, classes = self.token_kinds(), 0, Counter[int]()
+        kinds, cut, classes = self.reader.token_kinds(), 0, Counter[int]()
         for batch in column_batches(rows, (*texts, *self._label), split):
             for name in texts:
                 if wrong := [text for text in batch[name] if not isinstance(text, str)]:
                     what = f"{split} has {short(wrong[0])} in column {name}"
                     raise TrainError(f"{what}, which is not a text")
-            tokens, too_long = self.tokenize([batch[name] for name in texts], limit)
+            tokens, too_long = self.reader.tokenize([batch[name] for name in texts], limit)
             cut += too_long
             for i in range(len(batch[texts[0]])):
                 cells = [batch[name][i] for name in self._label]
@@ -240,7 +240,7 @@ class TextClassificationTask(Task):
         return [weights[label] for label in labels]
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        inputs = self.pad(samples, self.tokenizer.padding_side)
+        inputs = self.reader.pad(samples, self.tokenizer.padding_side)
         return Batch(inputs, {"labels": self._targets(samples)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

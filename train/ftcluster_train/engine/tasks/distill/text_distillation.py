@@ -80,7 +80,7 @@ class TextDistillationTask(Task):
         )
         self._by_number = False  # whether labels are the numbers of the teacher's classes
         # the tokenizer of both with the most columns: DistilBERT's does not tell two texts apart
-        self._reader = self.tokenizer
+        self._widest_tokenizer = self.tokenizer
         self._longest: int | None = None  # tokens that the teacher takes
 
     # the teacher
@@ -113,7 +113,9 @@ class TextDistillationTask(Task):
                 f"{self.recipe.model}, and both read the same tokens",
                 "use a student of the teacher's kind, such as distilbert-base-uncased for BERT",
             )
-        self._reader = max(self.tokenizer, tokenizer, key=lambda one: len(_columns_of(one)))
+        self._widest_tokenizer = max(
+            self.tokenizer, tokenizer, key=lambda one: len(_columns_of(one))
+        )
         self._longest = longest_input(config, tokenizer)
         self.names = [str(config.id2label[number]) for number in range(config.num_labels)]
 
@@ -138,7 +140,7 @@ class TextDistillationTask(Task):
         if model is not self.reference_model:
             return super().predict(model, samples, bf16)
         with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            logits = call_model(model, self.pad(samples, self.tokenizer.padding_side)).logits
+            logits = call_model(model, self.reader.pad(samples, self.tokenizer.padding_side)).logits
         found: list[Any] = logits.float().tolist()
         return found
 
@@ -146,24 +148,24 @@ class TextDistillationTask(Task):
 
     def encode(self, data: str, longest: int | None, folder: Path) -> list[str]:
         known = [limit for limit in (longest, self._longest) if limit is not None]
-        saved, self.tokenizer = self.tokenizer, self._reader
+        self.reader.tokenizer = self._widest_tokenizer
         try:
             return super().encode(data, min(known, default=None), folder)
         finally:
-            self.tokenizer = saved
+            self.reader.tokenizer = self.tokenizer
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         texts, label = find_columns(
             rows, split, lambda names: distilled_columns(self.options, names)
         )
         labels = self._labels(rows, label) if label else None
-        kinds = self.token_kinds()
+        kinds = self.reader.token_kinds()
         writer = SampleWriter(folder, {**kinds, "label": "i", "number": "i"})
         cut = unlabelled = 0
         found = self._rows_of(rows, split, texts, label)
         while batch := list(islice(found, BATCH_ROWS)):
             columns = [list(column) for column in zip(*(row for row, _ in batch), strict=True)]
-            tokens, too_long = self.tokenize(columns, limit)
+            tokens, too_long = self.reader.tokenize(columns, limit)
             cut += too_long
             for i, (_, word) in enumerate(batch):
                 known = labels is not None and word
@@ -235,7 +237,7 @@ class TextDistillationTask(Task):
         none = [0.0] * len(self.names)  # of samples that a saved model is compared with
         teacher = [self._logits.get(sample["number"][0], none) for sample in samples]
         labels = torch.tensor([sample["label"][0] for sample in samples])
-        inputs = self.pad(samples, self.tokenizer.padding_side)
+        inputs = self.reader.pad(samples, self.tokenizer.padding_side)
         return Batch(inputs, {"labels": labels, "teacher": torch.tensor(teacher)})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -102,7 +102,9 @@ class EmbeddedTexts(Task):
         writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
         rows_of_texts, cut = self._with_prompts(_rows_of(rows, columns, split)), 0
         while batch := list(islice(rows_of_texts, BATCH_ROWS)):
-            tokens, too_long = self.tokenize([[str(text) for row in batch for text in row]], limit)
+            tokens, too_long = self.reader.tokenize(
+                [[str(text) for row in batch for text in row]], limit
+            )
             ids = iter(tokens["input_ids"])
             cut += too_long
             for row in batch:
@@ -139,7 +141,7 @@ class EmbeddedTexts(Task):
                 about["labels"] = list(_scores_of(rows, columns, split))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
-            tokens, too_long = self.tokenize([list(map(str, batch))], limit)
+            tokens, too_long = self.reader.tokenize([list(map(str, batch))], limit)
             cut += too_long
             for text, ids in zip(batch, tokens["input_ids"], strict=True):
                 writer.add({"input_ids": ids, **self._skipped([text], limit)})

@@ -34,7 +34,7 @@ from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
 from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.engine.tasks.tokens import TokenizedTexts
+from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.kernel_mode import KernelMode
 
@@ -95,14 +95,14 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
         limit = given.get("max_seq_length") if isinstance(given, dict) else None
         limits = filter(None, (limit, longest_input(config, tokenizer)))
         self._teacher_limit = min(limits, default=self.options.max_length)
-        self._teacher, self._reader = modules, TokenizedTexts(self.recipe, tokenizer)
-        self._reader.check_padding()
+        self._teacher, self._teacher_reader = modules, TextReader(tokenizer)
+        check_padding(tokenizer, self.recipe)
         self._teacher_width = int(config.hidden_size)
 
     def load_teacher(self, folder: Path) -> None:
         """Load it, and take its hash into what its embeddings are kept by."""
         self.look_at_teacher(folder)
-        config = load_config(self._of_teacher(), str(folder), self._reader.tokenizer)
+        config = load_config(self._of_teacher(), str(folder), self._teacher_reader.tokenizer)
         model = load_model(AutoModel, self._of_teacher(), str(folder), config)
         if new := sorted(name for name in new_weights(model) if "pooler" not in name):
             raise TrainError(f"the teacher {self.recipe.teacher} has no weights {new[0]}", HINT)
@@ -115,7 +115,9 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     def predict(self, model: "PreTrainedModel", samples: Sequence[Sample], bf16: bool) -> list[Any]:
         if model is not self.reference_model:
             return super().predict(model, samples, bf16)
-        inputs = self._reader.pad([{"input_ids": sample["teacher_ids"]} for sample in samples])
+        inputs = self._teacher_reader.pad(
+            [{"input_ids": sample["teacher_ids"]} for sample in samples]
+        )
         with KernelMode(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             hidden = call_model(model, inputs).last_hidden_state
         return encoded(_output(hidden, inputs["attention_mask"], self._teacher))
@@ -155,15 +157,15 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write one sample for each text, also of those that several rows have."""
-        theirs = {"teacher_ids": token_kind(len(self._reader.tokenizer))}
+        theirs = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
         writer = SampleWriter(folder, {**self._kinds(), **theirs, "number": "q"})
         texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
             prompted = [text for [text] in self._with_prompts([text] for text in batch)]
-            tokens, too_long = self.tokenize([list(map(str, prompted))], limit)
+            tokens, too_long = self.reader.tokenize([list(map(str, prompted))], limit)
             read = [f"{self._teacher.prompt}{text}" for text in batch]
-            of_teacher, _ = self._reader.tokenize([read], self._teacher_limit)
+            of_teacher, _ = self._teacher_reader.tokenize([read], self._teacher_limit)
             cut += too_long
             for number, text in enumerate(prompted):
                 writer.add(

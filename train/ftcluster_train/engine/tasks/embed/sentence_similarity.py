@@ -133,7 +133,7 @@ class SentenceSimilarityTask(EmbeddedTexts):
             pooler.requires_grad_(False)
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        inputs = self.pad(samples)
+        inputs = self.reader.pad(samples)
         tokens = inputs["attention_mask"].clone()
         for mask, sample in zip(tokens, samples, strict=True):
             mask[: sample.get("skipped", [0])[0]] = 0

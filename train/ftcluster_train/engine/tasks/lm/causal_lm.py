@@ -68,7 +68,7 @@ class CausalLmTask(LanguageModelTask):
         end = self.tokenizer.eos_token_id
         for batch in batches((piece.text, piece.last) for piece in texts):
             encoded = self.tokenizer([text for text, _ in batch], add_special_tokens=False)
-            self.look_for_special(text for text, _ in batch)
+            self.reader.count_special(text for text, _ in batch)
             for (_, is_last), ids in zip(batch, encoded["input_ids"], strict=True):
                 yield [*ids, end] if is_last and end is not None else ids
 

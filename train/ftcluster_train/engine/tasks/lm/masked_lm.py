@@ -92,7 +92,7 @@ class MaskedLmTask(LanguageModelTask):
         """The tokens of each text with special ones, and their kinds."""
         for batch in batches((text, None) for text in texts.documents(self.options.paragraphs)):
             several = [text for text, _ in batch]
-            self.look_for_special(several)
+            self.reader.count_special(several)
             encoded = self.tokenizer(several, return_offsets_mapping=True)
             for number, ids in enumerate(encoded["input_ids"]):
                 special = [text is None for text in encoded.sequence_ids(number)]
@@ -124,7 +124,7 @@ class MaskedLmTask(LanguageModelTask):
         return {"input_ids": torch.tensor([samples[0]["input_ids"][:COMPARED_TOKENS]])}
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
-        inputs = self.pad(samples)
+        inputs = self.reader.pad(samples)
         width = inputs["input_ids"].shape[1]
         places = [row * width + at for row, one in enumerate(samples) for at in one["learned"]]
         tokens = [token for one in samples for token in one["tokens"]]

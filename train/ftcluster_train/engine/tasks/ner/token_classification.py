@@ -90,12 +90,12 @@ class TokenClassificationTask(Task):
         self.keep_rows(sets, folder)
         for split, rows in sets.items():
             writer = TagWriter(
-                self.tokenizer, self.options, self.token_kinds(), folder / split, names, limit,
-                self.purpose == PREDICT,
+                self.tokenizer, self.options, self.reader.token_kinds(), folder / split, names,
+                limit, self.purpose == PREDICT,
             )  # fmt: skip
             read = self._read(rows, split)
             while batch := list(islice(read, BATCH_ROWS)):
-                self.look_for_special(tagged.text for _, tagged, _ in batch)
+                self.reader.count_special(tagged.text for _, tagged, _ in batch)
                 writer.add(batch)
             notices += writer.close(split)
         return [*notices, *drawn]
@@ -152,7 +152,7 @@ class TokenClassificationTask(Task):
     def collate(self, samples: Sequence[Sample]) -> Batch:
         side = self.tokenizer.padding_side
         tags = rectangle([sample["tags"] for sample in samples], IGNORED, side)
-        return Batch(self.pad(samples, side), {"labels": tags})
+        return Batch(self.reader.pad(samples, side), {"labels": tags})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The sum over the labelled tokens."""

@@ -87,7 +87,7 @@ class TextRankingTask(Task):
 
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write one sample for each pair, or each row; returns notices."""
-        kinds = self.token_kinds()
+        kinds = self.reader.token_kinds()
         lists = split == TRAIN and self.options.loss == LISTNET
         of_lists = {"lengths": "i"} if lists else {}
         writer = SampleWriter(folder, {**kinds, "label": "d", "query": "i", **of_lists})
@@ -97,7 +97,7 @@ class TextRankingTask(Task):
             rows_read += len(batch)
             pairs = [(query, *text) for query, texts in batch for text in texts]
             queries, texts, _ = map(list, zip(*pairs, strict=True))
-            tokens, too_long = self.tokenize([queries, texts], limit)
+            tokens, too_long = self.reader.tokenize([queries, texts], limit)
             cut += too_long
             places = count()
             for query, ranked in batch:
@@ -137,7 +137,7 @@ class TextRankingTask(Task):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         pairs = list(_pairs(samples))
-        inputs = self.pad(pairs, self.tokenizer.padding_side)
+        inputs = self.reader.pad(pairs, self.tokenizer.padding_side)
         targets = {"labels": _labels(pairs)}
         if self.options.loss == LISTNET:
             targets["counts"] = torch.tensor([len(sample["label"]) for sample in samples])

@@ -164,11 +164,11 @@ class Seq2SeqLmTask(Task):
         self, texts: list[str], limit: int, lengths: list[int], kind: str = "text"
     ) -> list[list[int]]:
         """The tokens of texts, `limit` at most; adds how many each has to `lengths`."""
-        self.look_for_special(texts)
+        self.reader.count_special(texts)
         found: list[list[int]] = self.tokenizer(**{kind: texts})["input_ids"]
         lengths += map(len, found)
         special = self.tokenizer.num_special_tokens_to_add()
-        self.empty += sum(len(ids) <= special for ids in found)
+        self.reader.empty += sum(len(ids) <= special for ids in found)
         if long := [number for number, ids in enumerate(found) if len(ids) > limit]:
             again = {kind: [texts[number] for number in long]}
             shorter = self.tokenizer(**again, truncation=True, max_length=limit)["input_ids"]
@@ -209,7 +209,7 @@ class Seq2SeqLmTask(Task):
             {name: sample[name][:COMPARED_TOKENS] for name in ("input_ids", "labels")}
             for sample in samples[:1]
         ]
-        inputs = self.pad(few)
+        inputs = self.reader.pad(few)
         # the first token need not be the one that a decoder begins with
         return {**inputs, "decoder_input_ids": _padded(few, 0), "use_cache": False}
 
@@ -228,7 +228,7 @@ class Seq2SeqLmTask(Task):
         labels = _padded(samples, IGNORED)
         places = (labels != IGNORED).flatten().nonzero().flatten()
         inputs = {
-            **self.pad(samples),
+            **self.reader.pad(samples),
             "decoder_input_ids": self._shift(labels),
             "use_cache": False,
         }
@@ -271,7 +271,7 @@ class Seq2SeqLmTask(Task):
         options = self.options
         beams = {} if options.num_beams is None else {"num_beams": options.num_beams}
         written = model.generate(
-            **self.pad(samples),
+            **self.reader.pad(samples),
             **beams,
             max_new_tokens=self._most_written,
             do_sample=False,

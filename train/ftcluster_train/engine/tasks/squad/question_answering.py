@@ -217,13 +217,13 @@ class QuestionAnsweringTask(Task):
         answered = self.purpose != PREDICT
         columns = answering_columns(self.options, answered)
         writer = FeatureWriter(
-            self.options, self.tokenizer, self.token_kinds(), folder, split, limit
+            self.options, self.tokenizer, self.reader.token_kinds(), folder, split, limit
         )
         for batch in column_batches(rows, columns, split):
             answers = [] if answered else [[NO_ANSWER] * len(batch[columns[0]])]
             writer.add(*(batch[name] for name in columns), *answers)
             for name in columns[:2]:
-                self.look_for_special(batch[name])
+                self.reader.count_special(batch[name])
         return writer.close()
 
     def documents(self, sample: Sample, samples: Samples) -> list[Document]:  # noqa: ARG002
@@ -242,7 +242,7 @@ class QuestionAnsweringTask(Task):
             name: torch.tensor([s[name][0] for s in samples], dtype=torch.int64)
             for name in ("start", "end")
         }
-        inputs = self.pad(samples)
+        inputs = self.reader.pad(samples)
         return Batch(inputs, {**targets, "tokens": inputs["attention_mask"] > 0})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
