@@ -22,7 +22,10 @@ LINE = 64  # bytes of a cache line
 
 
 class _Vectors(ctypes.Structure):
-    _fields_ = (("at", ctypes.c_void_p), *((x, ctypes.c_int64) for x in ("sample", "head", "row")))
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        *((f"{x}_stride", ctypes.c_int64) for x in ("sample", "head", "row")),
+    )
 
 
 class _Drop(ctypes.Structure):

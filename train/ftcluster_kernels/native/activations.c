@@ -5,7 +5,7 @@ enum { GELU, TANH_GELU, SILU };
 typedef struct {
     int type;
     const void *input, *factor, *grad; /* factor: of the activation, or none */
-    void *output, *of_factor;
+    void *output, *of_factor; /* backward: gradients of the input and of the factor */
     int64_t count;
 } Elements;
 
@@ -41,8 +41,8 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
     lanes below = negative(x);
     if (kind == GELU) {
         vec power = power_of_two(mul(mul(x, x), all(-0.72134752f)));
-        vec size = smaller(all(64.0f), magnitude(x)); /* the inverse of inf is NaN */
-        vec tail = mul(tail_of(size, type), power);
+        vec capped = smaller(all(64.0f), magnitude(x)); /* the inverse of inf is NaN */
+        vec tail = mul(tail_of(capped, type), power);
         *derivative = mul(power, all(0.398942280f));
         return choose(below, tail, sub(one, tail));
     }
@@ -54,9 +54,9 @@ INLINE vec gate(int kind, vec x, vec *derivative, int type) {
         slope = mul_add(square, all(0.214064449f), all(1.59576912f));
     }
     vec power = exponential(sub(zeros(), magnitude(z)), type);
-    vec larger = inverse(add(one, power), type), smaller = mul(power, larger);
-    *derivative = mul(mul(larger, smaller), slope);
-    return choose(below, smaller, larger);
+    vec upper_gate = inverse(add(one, power), type), lower_gate = mul(power, upper_gate);
+    *derivative = mul(mul(upper_gate, lower_gate), slope);
+    return choose(below, lower_gate, upper_gate);
 }
 
 INLINE void activate(const Elements *a, int64_t begin, int64_t end, int kind, int type) {
@@ -81,12 +81,12 @@ INLINE void activate_backward(const Elements *a, int64_t begin, int64_t end, int
 #define PIECE 16 /* elements: a register */
 
 #define ACTIVATION(name, kind)                                                                                  \
-    INLINE void name##_pieces(const Elements *a, int64_t begin, int64_t end, int thread, int type) {            \
-        end = end * PIECE < a->count ? end * PIECE : a->count;                                                  \
+    INLINE void name##_pieces(const Elements *a, int64_t first_piece, int64_t end_piece, int thread, int type) { \
+        int64_t end = end_piece * PIECE < a->count ? end_piece * PIECE : a->count;                              \
         if (a->grad)                                                                                            \
-            activate_backward(a, begin * PIECE, end, kind, type);                                               \
+            activate_backward(a, first_piece * PIECE, end, kind, type);                                         \
         else                                                                                                    \
-            activate(a, begin * PIECE, end, kind, type);                                                        \
+            activate(a, first_piece * PIECE, end, kind, type);                                                  \
     }                                                                                                           \
     LOOP_BY_TYPE(name##_pieces, Elements)                                                                       \
     EXPORT void name(int64_t type, const void *input, const void *factor, const void *grad, void *output,       \

@@ -12,23 +12,23 @@ typedef struct {
 INLINE void cross_entropy_rows(const Losses *a, int64_t row, int64_t end, int thread, int type) {
     const int64_t columns = a->columns;
     for (; row < end; row++) {
-        const int64_t begin = row * a->stride, target = begin + a->targets[row];
-        vec largest = largest_of(a->logits, begin, columns, type), sum = zeros();
+        const int64_t begin = row * a->stride, target_place = begin + a->targets[row];
+        vec row_max = largest_of(a->logits, begin, columns, type), row_sum = zeros();
         REGISTERS(i, some, 0, columns, {
-            sum = add_some(some, sum, exponential(sub(load(a->logits, begin + i, some, type), largest), type));
+            row_sum = add_some(some, row_sum, exponential(sub(load(a->logits, begin + i, some, type), row_max), type));
         });
-        float total = sum_of(sum), factor = a->factors ? a->factors[row] : 1;
-        vec of_target = sub(load(a->logits, target, 1, type), largest);
+        float total = sum_of(row_sum), factor = a->factors ? a->factors[row] : 1;
+        vec target_score = sub(load(a->logits, target_place, 1, type), row_max);
         a->totals[row] = total;
-        a->scores[row] = first_of(of_target);
+        a->scores[row] = first_of(target_score);
         /* powers are computed again: a row of them would leave no room in a small cache */
-        vec by = all(factor / total);
+        vec factor_by_total = all(factor / total);
         REGISTERS(i, some, 0, columns, {
-            vec power = exponential(sub(load(a->logits, begin + i, some, type), largest), type);
-            store(a->logits, begin + i, some, mul(power, by), type);
+            vec power = exponential(sub(load(a->logits, begin + i, some, type), row_max), type);
+            store(a->logits, begin + i, some, mul(power, factor_by_total), type);
         });
-        vec probability = mul(exponential(of_target, type), by);
-        store(a->logits, target, 1, sub(probability, all(factor)), type);
+        vec probability = mul(exponential(target_score, type), factor_by_total);
+        store(a->logits, target_place, 1, sub(probability, all(factor)), type);
         REGISTERS(i, some, columns, a->stride, { store(a->logits, begin + i, some, zeros(), type); });
     }
 }

@@ -20,6 +20,22 @@
 #define GROUP (16 << 20)  /* bytes of right columns that are packed at once */
 #define TOGETHER (192 / WIDE) /* slivers of WIDE columns that a thread packs */
 
+/* A piece of work is one panel of left rows times one slice of the group's columns. Sums of HIGH x WIDE numbers stay in
+ * registers while PART words of a left sliver and a right sliver are multiplied:
+ *
+ *                            a group of right columns, packed for all threads
+ *                            +---------+---------+
+ *               PART words   |         | |       |   a sliver of WIDE columns
+ *                            |         |         |
+ *             words          +---------+---------+
+ *            +-------+         slice 0   slice 1
+ *    panel 0 |       |       +---------+---------+
+ *            +-------+       |         |         |
+ *    panel 1 | --    |       |         | *       |   * is a block of HIGH x WIDE sums
+ *            |       |       |         |         |
+ *            +-------+       +---------+---------+
+ *     slivers of HIGH rows     output
+ */
 typedef struct {
     const void *left, *right, *bias;
     void *output;
@@ -38,9 +54,9 @@ typedef struct {
 /* Slivers of `wide` rows of a factor (columns of the right one) from `first` on, of which it has `count`. */
 INLINE void pack(const Product *a, const void *from, int along, int64_t first, int64_t count, int64_t slivers, int wide,
                  int type, word *to) {
-    const int64_t apart = a->depth / in_word(type), depth = least(a->depth - a->begin, a->words * in_word(type));
+    const int64_t apart = a->depth / in_word(type), packed_depth = least(a->depth - a->begin, a->words * in_word(type));
     if (!along)
-        pack_across((const char *)from + (a->begin * count + first) * size_of(type), count, count - first, slivers, depth, wide, type, to);
+        pack_across((const char *)from + (a->begin * count + first) * size_of(type), count, count - first, slivers, packed_depth, wide, type, to);
     for (int64_t i = 0; i < slivers && along; i++)
         pack_along((const word *)from + (first + i * wide) * apart + a->begin / in_word(type), apart, count - first - i * wide,
                    a->words, wide, to + i * wide * a->words);
@@ -55,10 +71,10 @@ INLINE void pack_right(const Product *a, int64_t begin, int64_t end, int thread,
 LOOP_BY_TYPE(pack_right, Product)
 
 INLINE void put(const Product *a, const float *sums, int64_t row, int64_t column, int type) {
-    const int64_t rows = least(HIGH, a->rows - row), columns = least(WIDE, a->columns - column);
-    for (int64_t i = 0; i < rows; i++) {
+    const int64_t block_rows = least(HIGH, a->rows - row), block_columns = least(WIDE, a->columns - column);
+    for (int64_t i = 0; i < block_rows; i++) {
         int64_t place = (row + i) * a->columns + column;
-        REGISTERS(j, some, 0, columns, {
+        REGISTERS(j, some, 0, block_columns, {
             vec sum = load_fp32(sums + i * WIDE + j, some);
             if (a->bias && a->begin == 0)
                 sum = add(sum, load(a->bias, column + j, some, type));
@@ -71,27 +87,28 @@ INLINE void put(const Product *a, const float *sums, int64_t row, int64_t column
 
 /* Pieces are slices of the columns of a panel of rows, panel by panel. `out`: the type of the output. */
 INLINE void multiply_panels(const Product *a, int thread, int type, int out) {
-    word *own = a->own + thread * a->own_size;
-    float *sums = (float *)own + a->own_size - a->high * HIGH * WIDE; /* the last square of `own` ends behind its sliver */
+    word *left_slivers = a->own + thread * a->own_size;
+    /* the last square of `left_slivers` ends behind its sliver */
+    float *sums = (float *)left_slivers + a->own_size - a->high * HIGH * WIDE;
     const int64_t slivers = parts(a->count, WIDE);
-    for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
+    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
         int64_t panel = piece / a->slices, slice = piece % a->slices, row = panel * a->high * HIGH;
-        int64_t high = parts(least(a->high * HIGH, a->rows - row), HIGH);
-        if (panel != packed)
-            pack(a, a->left, !a->left_turned, row, a->rows, high, HIGH, type, own);
-        packed = panel;
+        int64_t panel_slivers = parts(least(a->high * HIGH, a->rows - row), HIGH);
+        if (panel != packed_panel)
+            pack(a, a->left, !a->left_turned, row, a->rows, panel_slivers, HIGH, type, left_slivers);
+        packed_panel = panel;
         for (int64_t sliver = slivers * slice / a->slices; sliver < slivers * (slice + 1) / a->slices; sliver++)
             for (int64_t part = 0; part < a->words; part += PART) {
                 const word *right = a->packed + sliver * WIDE * a->words + part * WIDE;
-                const int64_t words = least(PART, a->words - part);
-                for (int64_t i = 0; i < high; i++) {
-                    float *here = sums + i * HIGH * WIDE;
-                    const int brings = i < REGISTERS_WIDE; /* then all of the next part is there */
-                    const char *ahead = (const char *)(right + words * WIDE) + (brings ? i * words * 64 : 0);
-                    multiply(own + (i * a->words + part) * HIGH, right, words, here, WIDE, part == 0, ahead, brings ? 64 : 0, type, HIGH,
-                             REGISTERS_WIDE);
-                    if (part + words == a->words)
-                        put(a, here, row + i * HIGH, a->first + sliver * WIDE, out);
+                const int64_t part_words = least(PART, a->words - part);
+                for (int64_t left_sliver = 0; left_sliver < panel_slivers; left_sliver++) {
+                    float *block_sums = sums + left_sliver * HIGH * WIDE;
+                    const int brings = left_sliver < REGISTERS_WIDE; /* then all of the next part is there */
+                    const char *ahead = (const char *)(right + part_words * WIDE) + (brings ? left_sliver * part_words * 64 : 0);
+                    multiply(left_slivers + (left_sliver * a->words + part) * HIGH, right, part_words, block_sums, WIDE, part == 0,
+                             ahead, brings ? 64 : 0, type, HIGH, REGISTERS_WIDE);
+                    if (part + part_words == a->words)
+                        put(a, block_sums, row + left_sliver * HIGH, a->first + sliver * WIDE, out);
                 }
             }
     }
@@ -103,8 +120,8 @@ static void multiply_to_sums(const void *a, int64_t begin, int64_t end, int thre
 
 /* Words along the sum that are packed at once: equal parts, of which each is no more than DEEP. */
 static int64_t words_of(int type, int64_t depth) {
-    const int64_t all = parts(depth, in_word(type));
-    return parts(all, parts(all, DEEP));
+    const int64_t whole = parts(depth, in_word(type));
+    return parts(whole, parts(whole, DEEP));
 }
 
 /* Slivers of rows that stay in L2: panels of the same size. */

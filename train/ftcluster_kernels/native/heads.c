@@ -11,42 +11,42 @@
 
 typedef struct {
     bf16 *at;
-    int64_t row; /* numbers from one to the next */
+    int64_t stride; /* numbers from one row to the next */
 } Rows;
 
 INLINE int64_t wide(int64_t keys) { return up_to(keys, 96); }
 
 INLINE Rows rows_of(const Heads *a, Vectors x, Head h) {
-    int64_t sample = a->starts ? a->starts[h.sample] * x.row : h.sample * x.sample;
-    return (Rows){(bf16 *)x.at + sample + h.head * x.head, x.row};
+    int64_t first_row = a->starts ? a->starts[h.sample] * x.row_stride : h.sample * x.sample_stride;
+    return (Rows){(bf16 *)x.at + first_row + h.head * x.head_stride, x.row_stride};
 }
 
-/* Copy the rows of heads that share their keys, those of a token beside each other, to `own` or back. */
-static void copy_queries(const Heads *a, Vectors x, Head h, bf16 *own, int back) {
+/* Copy the rows of heads that share their keys to `copies`, or back; a token's rows are beside each other there. */
+static void copy_queries(const Heads *a, Vectors x, Head h, bf16 *copies, int back) {
     for (int64_t i = 0; i < h.queries; i++) {
-        int64_t token = a->starts[h.sample] + i / a->per_key, head = h.head * a->per_key + i % a->per_key;
-        bf16 *there = (bf16 *)x.at + token * x.row + head * x.head, *here = own + i * a->size;
+        int64_t token = a->starts[h.sample] + i / a->per_key, query_head = h.head * a->per_key + i % a->per_key;
+        bf16 *original = (bf16 *)x.at + token * x.row_stride + query_head * x.head_stride, *copy = copies + i * a->size;
         for (int64_t k = 0; k < a->size; k += 32)
-            _mm512_storeu_si512((back ? there : here) + k, _mm512_loadu_si512((back ? here : there) + k));
+            _mm512_storeu_si512((back ? original : copy) + k, _mm512_loadu_si512((back ? copy : original) + k));
     }
 }
 
-/* Rows of queries where they are; of heads that share keys, in `own`. */
-INLINE Rows place_of_queries(const Heads *a, Vectors x, Head h, bf16 *own) {
-    return shares_keys(a) ? (Rows){own, a->size} : rows_of(a, x, h);
+/* The rows of queries where they are; if heads share keys, in `copies`. */
+INLINE Rows place_of_queries(const Heads *a, Vectors x, Head h, bf16 *copies) {
+    return shares_keys(a) ? (Rows){copies, a->size} : rows_of(a, x, h);
 }
 
-INLINE Rows queries_of(const Heads *a, Vectors x, Head h, bf16 *own) {
+INLINE Rows queries_of(const Heads *a, Vectors x, Head h, bf16 *copies) {
     if (shares_keys(a))
-        copy_queries(a, x, h, own, 0);
-    return place_of_queries(a, x, h, own);
+        copy_queries(a, x, h, copies, 0);
+    return place_of_queries(a, x, h, copies);
 }
 
 /* Right tiles for sums of `rows` vectors. */
 INLINE void pack_summed(Rows from, int64_t rows, int64_t size, bf16 *to) {
     int64_t chunks = parts(rows, 32);
     for (int64_t chunk = 0; chunk < chunks; chunk++)
-        pack_pairs(from.at + chunk * 32 * from.row, from.row, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
+        pack_pairs(from.at + chunk * 32 * from.stride, from.stride, least(32, rows - chunk * 32), size / 16, chunks, 0, to + chunk * TILE);
 }
 
 AMX INLINE void multiply_to(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside, int64_t chunks, float *sums,
@@ -70,9 +70,9 @@ AMX INLINE void multiply_out(const bf16 *left, int64_t apart, int64_t chunks, co
     for (int64_t j = 0; j < size / 16; j += 2) {
         multiply_to(left, apart, right + j * of_right * TILE, right + (j + 1) * of_right * TILE, chunks, sums, 32);
         for (int64_t i = 0; i < rows; i++) {
-            bf16 *at = to.at + (first + i) * to.row + j * 16;
-            store_bf16(at, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
-            store_bf16(at + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
+            bf16 *output = to.at + (first + i) * to.stride + j * 16;
+            store_bf16(output, 0xffff, mul(_mm512_load_ps(sums + i * 32), factor));
+            store_bf16(output + 16, 0xffff, mul(_mm512_load_ps(sums + i * 32 + 16), factor));
         }
     }
 }
@@ -82,166 +82,204 @@ INLINE bf16 *in_tiles(bf16 *tiles, int64_t chunks, int64_t i, int64_t begin) {
     return tiles + (i / 16 * chunks + begin / 32) * TILE + i % 16 * 32 + begin % 32;
 }
 
-/* What a thread has for itself. */
+/* The buffers of a thread. */
 typedef struct {
-    float *scores, *sums;
-    bf16 *turned, *summed;        /* right tiles: of keys and values, backward of values and keys */
-    bf16 *left;                   /* tiles of a block's queries, backward of its gradients */
-    bf16 *shares;                 /* left tiles of what vectors are summed by */
-    bf16 *queries, *grads;        /* backward: right tiles */
-    bf16 *of_scores, *dropped;    /* backward: matrices, of gradients and of probabilities after dropout */
-    bf16 *copies[3];              /* of queries that share keys, of outputs, and of gradients */
+    float *scores;                 /* ROWS x keys: attention scores, backward the gradients of probabilities */
+    float *sums;                   /* ROWS x 32: sums of products on their way to the output */
+    bf16 *right_along_size;        /* right tiles for sums over `size`: of keys, backward of values */
+    bf16 *right_along_keys;        /* right tiles for sums over keys: of values, backward of keys */
+    bf16 *left_along_size;         /* left tiles of a block: of its queries, backward of gradients of its outputs */
+    bf16 *weights;                 /* left tiles of what rows are summed by: probabilities or gradients of scores */
+    bf16 *queries, *grads;         /* backward: right tiles for sums over queries, of queries and gradients of outputs */
+    bf16 *grad_scores;             /* backward: queries x keys */
+    bf16 *dropped_probabilities;   /* backward: queries x keys, after dropout */
+    bf16 *copies[3];               /* of queries that share keys, of outputs, and of gradients */
 } Own;
 
 INLINE Own own_of(const Heads *a, int thread) {
     char *at = a->own + thread * a->own_bytes;
-    int64_t keys = wide(a->keys), queries = up_to(a->queries, 96);
-    Own own;
-#define TAKE(name, type, count) own.name = (type *)at, at += (count) * (int64_t)sizeof(type)
-    TAKE(scores, float, ROWS * keys);
+    int64_t padded_keys = wide(a->keys), padded_queries = up_to(a->queries, 96);
+    Own buffers;
+#define TAKE(name, type, count) buffers.name = (type *)at, at += (count) * (int64_t)sizeof(type)
+    TAKE(scores, float, ROWS * padded_keys);
     TAKE(sums, float, ROWS * 32);
-    TAKE(turned, bf16, keys * a->size);
-    TAKE(summed, bf16, keys * a->size);
-    TAKE(left, bf16, ROWS * a->size);
-    TAKE(shares, bf16, ROWS * (keys > queries ? keys : queries));
-    TAKE(queries, bf16, queries * a->size);
-    TAKE(grads, bf16, queries * a->size);
-    TAKE(of_scores, bf16, queries * keys);
-    TAKE(dropped, bf16, queries * keys);
+    TAKE(right_along_size, bf16, padded_keys * a->size);
+    TAKE(right_along_keys, bf16, padded_keys * a->size);
+    TAKE(left_along_size, bf16, ROWS * a->size);
+    TAKE(weights, bf16, ROWS * (padded_keys > padded_queries ? padded_keys : padded_queries));
+    TAKE(queries, bf16, padded_queries * a->size);
+    TAKE(grads, bf16, padded_queries * a->size);
+    TAKE(grad_scores, bf16, padded_queries * padded_keys);
+    TAKE(dropped_probabilities, bf16, padded_queries * padded_keys);
     for (int i = 0; i < 3; i++)
-        TAKE(copies[i], bf16, shares_keys(a) ? queries * a->size : 0);
-    return own;
+        TAKE(copies[i], bf16, shares_keys(a) ? padded_queries * a->size : 0);
+    return buffers;
 }
 
+/* A block of the forward pass. Rows of queries, keys and values have `size` numbers; # are tiles of 16 x 32 numbers.
+ *
+ *                        keys: right_along_size                     values: right_along_keys
+ *                        +----+----+----+----+                      size
+ *                  size  | #    #    #    #  |                      +----+----+
+ *                        +----+----+----+----+                keys  | #    #  |
+ *                              |                                    | #    #  |
+ *              size            v   keys                             +----+----+
+ *              +----+    +-------------------+   softmax  keys           |
+ *   ROWS       | #  |    |                   |   of each  +---------+    v
+ *   queries    | #  | x  | scores (fp32)     |  -------->  | #  #   |    +---------+
+ *              | #  |    |                   |    row      | #  #   | x  | sums    | --> 48 rows of the output
+ *              +----+    +-------------------+             | #  #   |    +---------+
+ *         left_along_size                                  +--------+
+ *                                                          weights: probabilities in bf16
+ *
+ * Causal blocks compute `seen_chunks` of 32 keys and leave the rest. */
 AMX static void heads_forward(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Heads *a = pointer;
-    const Own own = own_of(a, thread);
+    const Own buffers = own_of(a, thread);
     const int64_t size = a->size;
-    const vec scale = all(a->drop.scale);
-    float powers[LONGEST + 16];
-    uint32_t bits[WORDS(LONGEST)];
+    const vec dropout_scale = all(a->drop.scale);
+    float row_scores[LONGEST + 16]; /* scores, then their exponentials */
+    uint32_t kept_bits[WORDS(LONGEST)];
     configure_tiles();
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         const Head h = head_of(a, number);
-        const int64_t chunks = parts(h.length, 32), columns = wide(h.keys);
-        const Rows key = rows_of(a, a->key, h), query = queries_of(a, a->query, h, own.copies[0]);
-        const Rows output = place_of_queries(a, a->output, h, own.copies[1]);
-        pack_rows(key.at, key.row, h.length, 2 * chunks, size / 32, size / 32, 1, own.turned);
-        pack_summed(rows_of(a, a->value, h), h.length, size, own.summed);
+        const int64_t key_chunks = parts(h.length, 32), padded_keys = wide(h.keys);
+        const Rows key_rows = rows_of(a, a->key, h), query_rows = queries_of(a, a->query, h, buffers.copies[0]);
+        const Rows output = place_of_queries(a, a->output, h, buffers.copies[1]);
+        pack_rows(key_rows.at, key_rows.stride, h.length, 2 * key_chunks, size / 32, size / 32, 1, buffers.right_along_size);
+        pack_summed(rows_of(a, a->value, h), h.length, size, buffers.right_along_keys);
         for (int64_t row = 0; row < h.queries; row += ROWS) {
-            int64_t rows = least(ROWS, h.queries - row), used = parts(seen_by(a, h, row + rows - 1), 32);
-            pack_rows(query.at + row * query.row, query.row, rows, HIGH, size / 32, size / 32, 0, own.left);
-            multiply_each(own.left, own.turned, size, used, own.scores, columns);
+            int64_t rows = least(ROWS, h.queries - row), seen_chunks = parts(seen_by(a, h, row + rows - 1), 32);
+            pack_rows(query_rows.at + row * query_rows.stride, query_rows.stride, rows, HIGH, size / 32, size / 32, 0, buffers.left_along_size);
+            multiply_each(buffers.left_along_size, buffers.right_along_size, size, seen_chunks, buffers.scores, padded_keys);
             for (int64_t i = 0; i < rows; i++) {
-                const float *x = own.scores + i * columns;
+                const float *attention_scores = buffers.scores + i * padded_keys;
                 int64_t place = h.place + (row + i) * h.keys;
                 int64_t seen = a->hidden && a->hidden[number * a->queries + row + i] ? 0 : seen_by(a, h, row + i);
                 const bf16 *bias = a->bias ? (const bf16 *)a->bias + h.sample * a->bias_sample + h.head * a->bias_head + (row + i) * a->bias_row : 0;
-                vec largest = all(-__builtin_inff()), sum = zeros();
+                vec row_max = all(-__builtin_inff()), row_sum = zeros();
                 REGISTERS(k, some, 0, seen, {
-                    vec score = mul(load_fp32(x + k, some), all(a->scale));
+                    vec score = mul(load_fp32(attention_scores + k, some), all(a->scale));
                     if (bias)
                         score = add(score, load_bf16(bias + k, some));
-                    store_fp32(powers + k, 0xffff, score);
-                    largest = larger_some(some, largest, score);
+                    store_fp32(row_scores + k, 0xffff, score);
+                    row_max = larger_some(some, row_max, score);
                 });
-                largest = all(largest_in(largest));
+                row_max = all(largest_in(row_max));
                 REGISTERS(k, some, 0, seen, {
-                    vec power = exponential(sub(load_fp32(powers + k, some), largest), BF16);
-                    store_fp32(powers + k, 0xffff, power);
-                    sum = add_some(some, sum, power);
+                    vec power = exponential(sub(load_fp32(row_scores + k, some), row_max), BF16);
+                    store_fp32(row_scores + k, 0xffff, power);
+                    row_sum = add_some(some, row_sum, power);
                 });
-                vec inverse = all(1.0f / sum_of(sum));
+                vec inverse_sum = all(1.0f / sum_of(row_sum));
                 if (a->drops)
-                    draw(bits, place, seen, a->drop);
-                for (int64_t k = 0; k < used * 32; k += 16) {
-                    lanes some = k >= seen ? 0 : first(seen - k), all_of = k >= h.keys ? 0 : first(h.keys - k);
-                    vec value = choose(some, mul(load_fp32(powers + k, 0xffff), inverse), zeros());
-                    __m256i low = rounded(value);
-                    _mm256_mask_storeu_epi16((bf16 *)a->probabilities + place + k, all_of, low);
+                    draw(kept_bits, place, seen, a->drop);
+                for (int64_t k = 0; k < seen_chunks * 32; k += 16) {
+                    lanes some = k >= seen ? 0 : first(seen - k), in_row = k >= h.keys ? 0 : first(h.keys - k);
+                    vec probability = choose(some, mul(load_fp32(row_scores + k, 0xffff), inverse_sum), zeros());
+                    __m256i weight = rounded(probability);
+                    _mm256_mask_storeu_epi16((bf16 *)a->probabilities + place + k, in_row, weight);
                     if (a->drops && some) {
-                        vec by = choose(bits_at(bits, place % 4 + k), scale, zeros());
-                        low = rounded(mul(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(low), 16)), choose(some, by, zeros())));
+                        vec by = choose(bits_at(kept_bits, place % 4 + k), dropout_scale, zeros());
+                        weight = rounded(mul(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(weight), 16)), choose(some, by, zeros())));
                     }
-                    _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
+                    _mm256_storeu_si256((void *)in_tiles(buffers.weights, seen_chunks, i, k), weight);
                 }
             }
-            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(a->kept), output, row);
+            multiply_out(buffers.weights, seen_chunks * TILE, seen_chunks, buffers.right_along_keys, key_chunks, size, rows, buffers.sums,
+                         all(a->kept), output, row);
         }
         if (shares_keys(a))
-            copy_queries(a, a->output, h, own.copies[1], 1);
+            copy_queries(a, a->output, h, buffers.copies[1], 1);
     }
     _tile_release();
 }
 
+/* The backward pass has the same blocks, with gradients of outputs for queries and values for keys, and its weights are
+ * the gradients of scores, which make the gradients of queries. Both matrices of weights stay, and then a block of ROWS
+ * keys at a time is summed over the queries, from the first that sees one of these keys:
+ *
+ *                          keys                                        size
+ *                          +-------+------+-----+                      +----+----+
+ *   grad_scores, or        |  .    | #  # |     |           queries,   | #    #  |
+ *   dropped_probabilities  |  .    | #  # |     |  turned   or grads   | #    #  |
+ *                 queries  |  .    | #  # |     |     x                +----+----+   --> ROWS rows of gradients
+ *                          +-------+------+-----+                                        of keys, or of values
+ *                                  first_key
+ */
 AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Heads *a = pointer;
-    const Own own = own_of(a, thread);
+    const Own buffers = own_of(a, thread);
     const int64_t size = a->size;
-    const vec scale = all(a->drop.scale), kept = all(a->kept);
-    uint32_t bits[WORDS(LONGEST)];
+    const vec dropout_scale = all(a->drop.scale), kept = all(a->kept);
+    uint32_t kept_bits[WORDS(LONGEST)];
     configure_tiles();
     for (int64_t number; (number = next_of(a->next)) < a->samples * a->heads;) {
         const Head h = head_of(a, number);
-        const int64_t chunks = parts(h.length, 32), columns = wide(h.keys), deep = parts(h.queries, 32);
-        const Rows value = rows_of(a, a->value, h), of_output = queries_of(a, a->of_output, h, own.copies[1]);
-        const Rows of_query = place_of_queries(a, a->of_query, h, own.copies[2]);
-        pack_rows(value.at, value.row, h.length, 2 * chunks, size / 32, size / 32, 1, own.turned);
-        pack_summed(rows_of(a, a->key, h), h.length, size, own.summed);
-        pack_summed(queries_of(a, a->query, h, own.copies[0]), h.queries, size, own.queries);
-        pack_summed(of_output, h.queries, size, own.grads);
+        const int64_t key_chunks = parts(h.length, 32), padded_keys = wide(h.keys), query_chunks = parts(h.queries, 32);
+        const Rows value_rows = rows_of(a, a->value, h), of_output = queries_of(a, a->of_output, h, buffers.copies[1]);
+        const Rows of_query = place_of_queries(a, a->of_query, h, buffers.copies[2]);
+        pack_rows(value_rows.at, value_rows.stride, h.length, 2 * key_chunks, size / 32, size / 32, 1, buffers.right_along_size);
+        pack_summed(rows_of(a, a->key, h), h.length, size, buffers.right_along_keys);
+        pack_summed(queries_of(a, a->query, h, buffers.copies[0]), h.queries, size, buffers.queries);
+        pack_summed(of_output, h.queries, size, buffers.grads);
         for (int64_t row = 0; row < h.queries; row += ROWS) {
-            int64_t rows = least(ROWS, h.queries - row), used = parts(seen_by(a, h, row + rows - 1), 32);
-            pack_rows(of_output.at + row * of_output.row, of_output.row, rows, HIGH, size / 32, size / 32, 0, own.left);
-            multiply_each(own.left, own.turned, size, used, own.scores, columns);
+            int64_t rows = least(ROWS, h.queries - row), seen_chunks = parts(seen_by(a, h, row + rows - 1), 32);
+            pack_rows(of_output.at + row * of_output.stride, of_output.stride, rows, HIGH, size / 32, size / 32, 0, buffers.left_along_size);
+            multiply_each(buffers.left_along_size, buffers.right_along_size, size, seen_chunks, buffers.scores, padded_keys);
             for (int64_t i = 0; i < rows; i++) {
-                float *x = own.scores + i * columns;
+                float *of_probabilities = buffers.scores + i * padded_keys;
                 int64_t seen = seen_by(a, h, row + i), place = h.place + (row + i) * h.keys;
-                bf16 *of_scores = own.of_scores + (row + i) * columns, *dropped = own.dropped + (row + i) * columns;
-                vec along = zeros();
+                bf16 *of_scores = buffers.grad_scores + (row + i) * padded_keys;
+                bf16 *dropped = buffers.dropped_probabilities + (row + i) * padded_keys;
+                vec row_dot = zeros(); /* probabilities after dropout times their gradients */
                 if (a->drops)
-                    draw(bits, place, seen, a->drop);
-                for (int64_t k = 0; k < columns; k += 16) {
+                    draw(kept_bits, place, seen, a->drop);
+                for (int64_t k = 0; k < padded_keys; k += 16) {
                     lanes some = k >= seen ? 0 : first(seen - k);
-                    vec value = some ? load_bf16((bf16 *)a->probabilities + place + k, some) : zeros(), left = value;
+                    vec probability = some ? load_bf16((bf16 *)a->probabilities + place + k, some) : zeros(), after_dropout = probability;
                     if (a->drops && some)
-                        left = mul(value, choose(bits_at(bits, place % 4 + k), scale, zeros()));
-                    store_bf16(dropped + k, 0xffff, mul(left, kept));
+                        after_dropout = mul(probability, choose(bits_at(kept_bits, place % 4 + k), dropout_scale, zeros()));
+                    store_bf16(dropped + k, 0xffff, mul(after_dropout, kept));
                     if (!some)
                         continue;
-                    vec grad = mul(load_fp32(x + k, some), kept);
-                    along = mul_add(left, grad, along);
+                    vec grad = mul(load_fp32(of_probabilities + k, some), kept);
+                    row_dot = mul_add(after_dropout, grad, row_dot);
                 }
-                along = all(sum_of(along));
-                for (int64_t k = 0; k < columns; k += 16) {
+                row_dot = all(sum_of(row_dot));
+                for (int64_t k = 0; k < padded_keys; k += 16) {
                     lanes some = k >= seen ? 0 : first(seen - k);
-                    vec y = zeros();
+                    vec of_score = zeros();
                     if (some) {
-                        vec value = load_bf16((bf16 *)a->probabilities + place + k, some), grad = mul(load_fp32(x + k, some), kept);
+                        vec probability = load_bf16((bf16 *)a->probabilities + place + k, some);
+                        vec grad = mul(load_fp32(of_probabilities + k, some), kept);
                         if (a->drops)
-                            grad = mul(grad, choose(bits_at(bits, place % 4 + k), scale, zeros()));
-                        y = mul(mul(value, sub(grad, along)), all(a->scale));
+                            grad = mul(grad, choose(bits_at(kept_bits, place % 4 + k), dropout_scale, zeros()));
+                        of_score = mul(mul(probability, sub(grad, row_dot)), all(a->scale));
                     }
-                    __m256i low = rounded(y);
-                    _mm256_storeu_si256((void *)(of_scores + k), low);
-                    if (k < used * 32)
-                        _mm256_storeu_si256((void *)in_tiles(own.shares, used, i, k), low);
+                    __m256i weight = rounded(of_score);
+                    _mm256_storeu_si256((void *)(of_scores + k), weight);
+                    if (k < seen_chunks * 32)
+                        _mm256_storeu_si256((void *)in_tiles(buffers.weights, seen_chunks, i, k), weight);
                 }
             }
-            multiply_out(own.shares, used * TILE, used, own.summed, chunks, size, rows, own.sums, all(1.0f), of_query, row);
+            multiply_out(buffers.weights, seen_chunks * TILE, seen_chunks, buffers.right_along_keys, key_chunks, size, rows, buffers.sums,
+                         all(1.0f), of_query, row);
         }
         if (shares_keys(a))
-            copy_queries(a, a->of_query, h, own.copies[2], 1);
-        for (int64_t key = 0; key < h.keys; key += ROWS) {
-            int64_t some = least(ROWS, h.keys - key), from = a->causal ? key * a->per_key / 32 : 0, left = deep - from;
-            for (int both = 0; both < 2; both++) {
-                const bf16 *matrix = both ? own.dropped : own.of_scores;
-                for (int64_t chunk = from; chunk < deep; chunk++)
-                    pack_pairs(matrix + chunk * 32 * columns + key, columns, least(32, h.queries - chunk * 32), HIGH, left, 1,
-                               own.shares + (chunk - from) * TILE);
-                Rows to = rows_of(a, both ? a->of_value : a->of_key, h);
-                multiply_out(own.shares, left * TILE, left, (both ? own.grads : own.queries) + from * TILE, deep, size, some, own.sums,
-                             all(1.0f), to, key);
+            copy_queries(a, a->of_query, h, buffers.copies[2], 1);
+        for (int64_t first_key = 0; first_key < h.keys; first_key += ROWS) {
+            int64_t block_keys = least(ROWS, h.keys - first_key);
+            int64_t first_chunk = a->causal ? first_key * a->per_key / 32 : 0, summed_chunks = query_chunks - first_chunk;
+            for (int of_values = 0; of_values < 2; of_values++) {
+                const bf16 *matrix = of_values ? buffers.dropped_probabilities : buffers.grad_scores;
+                for (int64_t chunk = first_chunk; chunk < query_chunks; chunk++)
+                    pack_pairs(matrix + chunk * 32 * padded_keys + first_key, padded_keys, least(32, h.queries - chunk * 32), HIGH, summed_chunks, 1,
+                               buffers.weights + (chunk - first_chunk) * TILE);
+                Rows gradients = rows_of(a, of_values ? a->of_value : a->of_key, h);
+                const bf16 *right = (of_values ? buffers.grads : buffers.queries) + first_chunk * TILE;
+                multiply_out(buffers.weights, summed_chunks * TILE, summed_chunks, right, query_chunks, size, block_keys, buffers.sums,
+                             all(1.0f), gradients, first_key);
             }
         }
     }
@@ -250,10 +288,10 @@ AMX static void heads_backward(const void *pointer, int64_t begin, int64_t end, 
 
 /* Bytes of `own` for a thread. */
 EXPORT int64_t heads_bytes(const Heads *a) {
-    int64_t keys = wide(a->keys), queries = up_to(a->queries, 96), more = keys > queries ? keys : queries;
-    int64_t sums = ROWS * keys + ROWS * 32, packed = 2 * (keys + queries) * a->size + ROWS * (a->size + more);
-    int64_t copies = shares_keys(a) ? 3 * queries * a->size : 0;
-    return up_to(4 * sums + 2 * (packed + 2 * queries * keys + copies), 4096);
+    int64_t padded_keys = wide(a->keys), padded_queries = up_to(a->queries, 96), more = padded_keys > padded_queries ? padded_keys : padded_queries;
+    int64_t sums = ROWS * padded_keys + ROWS * 32, packed = 2 * (padded_keys + padded_queries) * a->size + ROWS * (a->size + more);
+    int64_t copies = shares_keys(a) ? 3 * padded_queries * a->size : 0;
+    return up_to(4 * sums + 2 * (packed + 2 * padded_queries * padded_keys + copies), 4096);
 }
 
 /* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. */

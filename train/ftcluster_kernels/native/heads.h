@@ -7,7 +7,7 @@
 
 typedef struct {
     void *at;
-    int64_t sample, head, row; /* numbers from one to the next */
+    int64_t sample_stride, head_stride, row_stride; /* numbers from one to the next */
 } Vectors;
 
 typedef struct {

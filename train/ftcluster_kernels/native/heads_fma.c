@@ -16,58 +16,60 @@
 #define WIDE (16 * REGISTERS_WIDE)
 #define MULTIPLE 32 /* of which sizes are, and lengths of packed rows */
 
-/* What a thread has for itself. */
+/* The buffers of a thread. */
 typedef struct {
-    float *scores, *sums; /* of a sliver of queries: by key, and by number of an output */
-    word *rows;           /* vectors of a head, where no word has two numbers of theirs or they share keys */
-    word *turned, *summed; /* right slivers: of keys and values, backward of values and keys */
-    word *left;            /* slivers of queries, backward of the gradients of outputs */
-    word *shares;          /* a left sliver of what vectors are summed by */
-    word *queries, *grads; /* backward: right slivers */
-    char *of_scores; /* backward: a matrix of gradients */
-    char *dropped;   /* probabilities after dropout: of a sliver of queries, backward a matrix */
+    float *scores;               /* HIGH x keys: attention scores, backward the gradients of probabilities */
+    float *sums;                 /* HIGH x size: sums of products on their way to the output */
+    word *copies;                /* vectors of a head, where no word has two numbers of theirs or they share keys */
+    word *right_along_size;      /* right slivers for sums over `size`: of keys, backward of values */
+    word *right_along_keys;      /* right slivers for sums over keys: of values, backward of keys */
+    word *left_along_size;       /* left slivers of queries, backward of the gradients of outputs */
+    word *weights;               /* a left sliver of what vectors are summed by: probabilities or gradients of scores */
+    word *queries, *grads;       /* backward: right slivers for sums over queries */
+    char *grad_scores;           /* backward: queries x keys */
+    char *dropped_probabilities; /* after dropout: of a sliver of queries, backward queries x keys */
 } Own;
 
-/* The places of these in `at`, where numbers in bf16 need less; returns the bytes of all. */
-static int64_t own_of(const Heads *a, char *at, Own *own) {
-    const int64_t keys = up_to(a->keys, MULTIPLE), queries = up_to(a->queries, HIGH), longest = most(keys, queries);
-    const char *first = at;
-#define TAKE(name, type, count) own->name = (type *)at, at += up_to((count) * (int64_t)sizeof(type), 64)
-    TAKE(scores, float, HIGH * keys);
+/* Set the places of the buffers from `at` on, where numbers in bf16 need less; return the bytes of all. */
+static int64_t own_of(const Heads *a, char *at, Own *buffers) {
+    const int64_t padded_keys = up_to(a->keys, MULTIPLE), padded_queries = up_to(a->queries, HIGH), longest = most(padded_keys, padded_queries);
+    const char *begin = at;
+#define TAKE(name, type, count) buffers->name = (type *)at, at += up_to((count) * (int64_t)sizeof(type), 64)
+    TAKE(scores, float, HIGH * padded_keys);
     TAKE(sums, float, HIGH * a->size);
-    TAKE(rows, word, longest * a->size);
-    TAKE(turned, word, keys * a->size);
-    TAKE(summed, word, keys * a->size);
-    TAKE(left, word, queries * a->size + SQUARE);
-    TAKE(shares, word, HIGH * longest + SQUARE);
-    TAKE(queries, word, queries * a->size);
-    TAKE(grads, word, queries * a->size);
-    TAKE(of_scores, char, queries * keys * (int64_t)sizeof(float));
-    TAKE(dropped, char, queries * keys * (int64_t)sizeof(float));
-    return up_to(at - first, 4096);
+    TAKE(copies, word, longest * a->size);
+    TAKE(right_along_size, word, padded_keys * a->size);
+    TAKE(right_along_keys, word, padded_keys * a->size);
+    TAKE(left_along_size, word, padded_queries * a->size + SQUARE);
+    TAKE(weights, word, HIGH * longest + SQUARE);
+    TAKE(queries, word, padded_queries * a->size);
+    TAKE(grads, word, padded_queries * a->size);
+    TAKE(grad_scores, char, padded_queries * padded_keys * (int64_t)sizeof(float));
+    TAKE(dropped_probabilities, char, padded_queries * padded_keys * (int64_t)sizeof(float));
+    return up_to(at - begin, 4096);
 }
 
 /* Which number a vector begins with, from `x.at` on; `of_queries`: heads that share keys have theirs beside each other. */
 INLINE int64_t place_of(const Heads *a, Vectors x, Head h, int64_t i, int of_queries) {
     if (of_queries && shares_keys(a))
-        return (a->starts[h.sample] + i / a->per_key) * x.row + (h.head * a->per_key + i % a->per_key) * x.head;
-    return (a->starts ? a->starts[h.sample] * x.row : h.sample * x.sample) + h.head * x.head + i * x.row;
+        return (a->starts[h.sample] + i / a->per_key) * x.row_stride + (h.head * a->per_key + i % a->per_key) * x.head_stride;
+    return (a->starts ? a->starts[h.sample] * x.row_stride : h.sample * x.sample_stride) + h.head * x.head_stride + i * x.row_stride;
 }
 
 INLINE int64_t words_of(int64_t numbers, int type) { return parts(numbers, in_word(type)); }
 
-/* `count` vectors, where they are or in `own`; `apart`: words from one to the next. */
-INLINE const word *vectors_of(const Heads *a, Vectors x, Head h, int64_t count, int of_queries, word *own, int64_t *apart, int type) {
-    *apart = x.row / in_word(type);
-    if (x.row % in_word(type) == 0 && !(of_queries && shares_keys(a)))
+/* `count` vectors, where they are or in `copies`; `apart`: words from one to the next. */
+INLINE const word *vectors_of(const Heads *a, Vectors x, Head h, int64_t count, int of_queries, word *copies, int64_t *apart, int type) {
+    *apart = x.row_stride / in_word(type);
+    if (x.row_stride % in_word(type) == 0 && !(of_queries && shares_keys(a)))
         return (const void *)((const char *)x.at + place_of(a, x, h, 0, of_queries) * size_of(type));
     *apart = words_of(a->size, type);
     for (int64_t i = 0; i < count; i++) {
         const char *from = (const char *)x.at + place_of(a, x, h, i, of_queries) * size_of(type);
         for (int64_t k = 0; k < *apart; k += 16)
-            store_fp32((float *)own + i * *apart + k, 0xffff, load_fp32((const float *)from + k, 0xffff));
+            store_fp32((float *)copies + i * *apart + k, 0xffff, load_fp32((const float *)from + k, 0xffff));
     }
-    return own;
+    return copies;
 }
 
 /* Slivers of `wide` of `count` vectors, along their numbers. */
@@ -97,85 +99,104 @@ INLINE void put(const Heads *a, const float *sums, vec factor, Vectors x, Head h
     }
 }
 
-/* Of a row of scores, which is overwritten: the probabilities, to their place, and those after dropout, 0 up to `columns`. */
-INLINE void softmax_row(const Heads *a, Head h, int64_t number, int64_t row, float *x, char *dropped, int64_t columns, int type) {
-    uint32_t bits[WORDS(LONGEST)];
-    const int64_t place = h.place + row * h.keys, bias = h.sample * a->bias_sample + h.head * a->bias_head + row * a->bias_row;
+/* Write the probabilities of a row of scores to their place, and those after dropout with zeros up to `columns`. The scores
+ * are overwritten. */
+INLINE void softmax_row(const Heads *a, Head h, int64_t number, int64_t row, float *attention_scores, char *dropped, int64_t columns, int type) {
+    uint32_t kept_bits[WORDS(LONGEST)];
+    const int64_t place = h.place + row * h.keys, bias_place = h.sample * a->bias_sample + h.head * a->bias_head + row * a->bias_row;
     const int64_t seen = a->hidden && a->hidden[number * a->queries + row] ? 0 : seen_by(a, h, row);
-    vec largest = all(-__builtin_inff()), sum = zeros();
+    vec row_max = all(-__builtin_inff()), row_sum = zeros();
     REGISTERS(k, some, 0, seen, {
-        vec score = mul(load_fp32(x + k, 0xffff), all(a->scale));
+        vec score = mul(load_fp32(attention_scores + k, 0xffff), all(a->scale));
         if (a->bias)
-            score = add(score, load(a->bias, bias + k, some, type));
-        store_fp32(x + k, 0xffff, score);
-        largest = larger_some(some, largest, score);
+            score = add(score, load(a->bias, bias_place + k, some, type));
+        store_fp32(attention_scores + k, 0xffff, score);
+        row_max = larger_some(some, row_max, score);
     });
-    largest = all(largest_in(largest));
+    row_max = all(largest_in(row_max));
     REGISTERS(k, some, 0, seen, {
-        vec power = exponential(sub(load_fp32(x + k, 0xffff), largest), type);
-        store_fp32(x + k, 0xffff, power);
-        sum = add_some(some, sum, power);
+        vec power = exponential(sub(load_fp32(attention_scores + k, 0xffff), row_max), type);
+        store_fp32(attention_scores + k, 0xffff, power);
+        row_sum = add_some(some, row_sum, power);
     });
-    const vec inverse = all(1.0f / sum_of(sum));
+    const vec inverse_sum = all(1.0f / sum_of(row_sum));
     if (a->drops)
-        draw(bits, place, seen, a->drop);
+        draw(kept_bits, place, seen, a->drop);
     REGISTERS(k, some, 0, seen, {
-        vec value = choose(some, mul(load_fp32(x + k, 0xffff), inverse), zeros());
-        store_number(a->probabilities, place + k, some, value, type);
+        vec probability = choose(some, mul(load_fp32(attention_scores + k, 0xffff), inverse_sum), zeros());
+        store_number(a->probabilities, place + k, some, probability, type);
         if (type == BF16)
-            value = load(a->probabilities, place + k, some, type);
+            probability = load(a->probabilities, place + k, some, type);
         if (a->drops)
-            value = mul(value, choose(bits_at(bits, place % 4 + k), all(a->drop.scale), zeros()));
-        store_number(dropped, k, 0xffff, value, type);
+            probability = mul(probability, choose(bits_at(kept_bits, place % 4 + k), all(a->drop.scale), zeros()));
+        store_number(dropped, k, 0xffff, probability, type);
     });
     REGISTERS(k, some, seen, h.keys, { store_number(a->probabilities, place + k, some, zeros(), type); });
     for (int64_t k = up_to(seen, 16); k < columns; k += 16)
         store_number(dropped, k, 0xffff, zeros(), type);
 }
 
+/* A block of the forward pass is a sliver of HIGH queries:
+ *
+ *                        keys: slivers of WIDE                  values: slivers of WIDE numbers
+ *                        +---+---+---+---+                      +---+---+
+ *                  size  |   |   |   |   |                 keys |   |   |
+ *                        +---+---+---+---+                      |   |   |
+ *              size            keys         softmax     keys    +---+---+
+ *              +----+    +---------------+  of rows  +--------+    size
+ *         HIGH |    | x  | scores        |  ------>  | weights| x        -->  HIGH rows of the output
+ *              +----+    +---------------+           +--------+
+ *
+ * The backward pass has the same blocks, see heads.c. */
 INLINE void forward(const Heads *a, int thread, int type) {
-    Own own;
-    own_of(a, a->own + thread * a->own_bytes, &own);
+    Own buffers;
+    own_of(a, a->own + thread * a->own_bytes, &buffers);
     const int64_t size = a->size, words = words_of(size, type), columns = up_to(a->keys, MULTIPLE), apart_rows = words_of(columns, type);
     for (int64_t number, apart; (number = next_of(a->next)) < a->samples * a->heads;) {
         const Head h = head_of(a, number);
-        const word *from = vectors_of(a, a->key, h, h.length, 0, own.rows, &apart, type);
-        pack_vectors(from, apart, h.length, words, WIDE, own.turned);
-        from = vectors_of(a, a->value, h, h.length, 0, own.rows, &apart, type);
-        pack_summed(from, apart, h.length, size, type, own.summed);
-        from = vectors_of(a, a->query, h, h.queries, 1, own.rows, &apart, type);
-        pack_vectors(from, apart, h.queries, words, HIGH, own.left);
+        const word *from = vectors_of(a, a->key, h, h.length, 0, buffers.copies, &apart, type);
+        pack_vectors(from, apart, h.length, words, WIDE, buffers.right_along_size);
+        from = vectors_of(a, a->value, h, h.length, 0, buffers.copies, &apart, type);
+        pack_summed(from, apart, h.length, size, type, buffers.right_along_keys);
+        from = vectors_of(a, a->query, h, h.queries, 1, buffers.copies, &apart, type);
+        pack_vectors(from, apart, h.queries, words, HIGH, buffers.left_along_size);
         for (int64_t row = 0; row < h.queries; row += HIGH) {
             const int64_t rows = least(HIGH, h.queries - row), seen = seen_by(a, h, row + rows - 1), used = up_to(seen, MULTIPLE);
-            multiply_all(own.left + row * words, own.turned, WIDE * words, words, parts(seen, WIDE), own.scores, columns, type);
+            multiply_all(buffers.left_along_size + row * words, buffers.right_along_size, WIDE * words, words, parts(seen, WIDE), buffers.scores,
+                         columns, type);
             for (int64_t i = 0; i < rows; i++)
-                softmax_row(a, h, number, row + i, own.scores + i * columns, own.dropped + i * columns * size_of(type), used, type);
-            pack_along((const word *)own.dropped, apart_rows, rows, words_of(used, type), HIGH, own.shares);
-            multiply_all(own.shares, own.summed, WIDE * words_of(h.length, type), words_of(seen, type), size / WIDE, own.sums, size, type);
-            put(a, own.sums, all(a->kept), a->output, h, row, rows, 1, type);
+                softmax_row(a, h, number, row + i, buffers.scores + i * columns, buffers.dropped_probabilities + i * columns * size_of(type),
+                            used, type);
+            pack_along((const word *)buffers.dropped_probabilities, apart_rows, rows, words_of(used, type), HIGH, buffers.weights);
+            multiply_all(buffers.weights, buffers.right_along_keys, WIDE * words_of(h.length, type), words_of(seen, type), size / WIDE,
+                         buffers.sums, size, type);
+            put(a, buffers.sums, all(a->kept), a->output, h, row, rows, 1, type);
         }
     }
 }
 
-/* Of a row of gradients of probabilities: those of its scores, and the probabilities after dropout, 0 up to `columns`. */
-INLINE void softmax_row_back(const Heads *a, Head h, int64_t row, const float *x, char *of_scores, char *dropped, int64_t columns, int type) {
-    uint32_t bits[WORDS(LONGEST)];
+/* Write the gradients of a row of scores, from those of its probabilities, and the probabilities after dropout, both with
+ * zeros up to `columns`. */
+INLINE void softmax_row_back(const Heads *a, Head h, int64_t row, const float *of_probabilities, char *of_scores, char *dropped,
+                             int64_t columns, int type) {
+    uint32_t kept_bits[WORDS(LONGEST)];
     const int64_t seen = seen_by(a, h, row), place = h.place + row * h.keys;
-    const vec kept = all(a->drops ? a->kept * a->drop.scale : a->kept);
-    vec along = zeros();
+    const vec kept_scale = all(a->drops ? a->kept * a->drop.scale : a->kept);
+    vec row_dot = zeros();
     if (a->drops)
-        draw(bits, place, seen, a->drop);
+        draw(kept_bits, place, seen, a->drop);
     REGISTERS(k, some, 0, seen, {
-        vec by = a->drops ? choose(bits_at(bits, place % 4 + k), kept, zeros()) : kept;
-        vec left = mul(load(a->probabilities, place + k, some, type), by);
-        store_number(dropped, k, 0xffff, left, type);
-        along = add_some(some, along, mul(left, load_fp32(x + k, 0xffff)));
+        vec factor = a->drops ? choose(bits_at(kept_bits, place % 4 + k), kept_scale, zeros()) : kept_scale;
+        vec after_dropout = mul(load(a->probabilities, place + k, some, type), factor);
+        store_number(dropped, k, 0xffff, after_dropout, type);
+        row_dot = add_some(some, row_dot, mul(after_dropout, load_fp32(of_probabilities + k, 0xffff)));
     });
-    along = all(sum_of(along));
+    row_dot = all(sum_of(row_dot));
     REGISTERS(k, some, 0, seen, {
-        vec by = a->drops ? choose(bits_at(bits, place % 4 + k), kept, zeros()) : kept;
-        vec grad = sub(mul(load_fp32(x + k, 0xffff), by), along), value = load(a->probabilities, place + k, some, type);
-        store_number(of_scores, k, 0xffff, choose(some, mul(mul(value, grad), all(a->scale)), zeros()), type);
+        vec factor = a->drops ? choose(bits_at(kept_bits, place % 4 + k), kept_scale, zeros()) : kept_scale;
+        vec grad = sub(mul(load_fp32(of_probabilities + k, 0xffff), factor), row_dot);
+        vec probability = load(a->probabilities, place + k, some, type);
+        store_number(of_scores, k, 0xffff, choose(some, mul(mul(probability, grad), all(a->scale)), zeros()), type);
     });
     for (int64_t k = up_to(seen, 16); k < columns; k += 16) {
         store_number(dropped, k, 0xffff, zeros(), type);
@@ -184,40 +205,44 @@ INLINE void softmax_row_back(const Heads *a, Head h, int64_t row, const float *x
 }
 
 INLINE void backward(const Heads *a, int thread, int type) {
-    Own own;
-    own_of(a, a->own + thread * a->own_bytes, &own);
+    Own buffers;
+    own_of(a, a->own + thread * a->own_bytes, &buffers);
     const int64_t size = a->size, words = words_of(size, type), columns = up_to(a->keys, MULTIPLE), row_bytes = columns * size_of(type);
     for (int64_t number, apart; (number = next_of(a->next)) < a->samples * a->heads;) {
         const Head h = head_of(a, number);
-        const word *from = vectors_of(a, a->value, h, h.length, 0, own.rows, &apart, type);
-        pack_vectors(from, apart, h.length, words, WIDE, own.turned);
-        from = vectors_of(a, a->key, h, h.length, 0, own.rows, &apart, type);
-        pack_summed(from, apart, h.length, size, type, own.summed);
-        from = vectors_of(a, a->query, h, h.queries, 1, own.rows, &apart, type);
-        pack_summed(from, apart, h.queries, size, type, own.queries);
-        from = vectors_of(a, a->of_output, h, h.queries, 1, own.rows, &apart, type);
-        pack_summed(from, apart, h.queries, size, type, own.grads);
-        pack_vectors(from, apart, h.queries, words, HIGH, own.left);
+        const word *from = vectors_of(a, a->value, h, h.length, 0, buffers.copies, &apart, type);
+        pack_vectors(from, apart, h.length, words, WIDE, buffers.right_along_size);
+        from = vectors_of(a, a->key, h, h.length, 0, buffers.copies, &apart, type);
+        pack_summed(from, apart, h.length, size, type, buffers.right_along_keys);
+        from = vectors_of(a, a->query, h, h.queries, 1, buffers.copies, &apart, type);
+        pack_summed(from, apart, h.queries, size, type, buffers.queries);
+        from = vectors_of(a, a->of_output, h, h.queries, 1, buffers.copies, &apart, type);
+        pack_summed(from, apart, h.queries, size, type, buffers.grads);
+        pack_vectors(from, apart, h.queries, words, HIGH, buffers.left_along_size);
         for (int64_t row = 0; row < h.queries; row += HIGH) {
             const int64_t rows = least(HIGH, h.queries - row), seen = seen_by(a, h, row + rows - 1);
-            multiply_all(own.left + row * words, own.turned, WIDE * words, words, parts(seen, WIDE), own.scores, columns, type);
+            multiply_all(buffers.left_along_size + row * words, buffers.right_along_size, WIDE * words, words, parts(seen, WIDE), buffers.scores,
+                         columns, type);
             for (int64_t i = 0; i < rows; i++)
-                softmax_row_back(a, h, row + i, own.scores + i * columns, own.of_scores + (row + i) * row_bytes,
-                                 own.dropped + (row + i) * row_bytes, up_to(h.keys, MULTIPLE), type);
-            pack_along((const word *)(own.of_scores + row * row_bytes), words_of(columns, type), rows,
-                       words_of(up_to(seen, MULTIPLE), type), HIGH, own.shares);
-            multiply_all(own.shares, own.summed, WIDE * words_of(h.length, type), words_of(seen, type), size / WIDE, own.sums, size, type);
-            put(a, own.sums, all(1.0f), a->of_query, h, row, rows, 1, type);
+                softmax_row_back(a, h, row + i, buffers.scores + i * columns, buffers.grad_scores + (row + i) * row_bytes,
+                                 buffers.dropped_probabilities + (row + i) * row_bytes, up_to(h.keys, MULTIPLE), type);
+            pack_along((const word *)(buffers.grad_scores + row * row_bytes), words_of(columns, type), rows,
+                       words_of(up_to(seen, MULTIPLE), type), HIGH, buffers.weights);
+            multiply_all(buffers.weights, buffers.right_along_keys, WIDE * words_of(h.length, type), words_of(seen, type), size / WIDE,
+                         buffers.sums, size, type);
+            put(a, buffers.sums, all(1.0f), a->of_query, h, row, rows, 1, type);
         }
-        for (int64_t key = 0; key < h.keys; key += HIGH) {
-            const int64_t rows = least(HIGH, h.keys - key), before = a->causal ? key * a->per_key / in_word(type) : 0; /* words */
-            const int64_t deep = h.queries - before * in_word(type);
-            for (int both = 0; both < 2; both++) {
-                const char *matrix = (both ? own.dropped : own.of_scores) + before * in_word(type) * row_bytes + key * size_of(type);
-                pack_across(matrix, columns, rows, 1, deep, HIGH, type, own.shares);
-                multiply_all(own.shares, (both ? own.grads : own.queries) + before * WIDE, WIDE * words_of(h.queries, type),
-                             words_of(deep, type), size / WIDE, own.sums, size, type);
-                put(a, own.sums, all(1.0f), both ? a->of_value : a->of_key, h, key, rows, 0, type);
+        for (int64_t first_key = 0; first_key < h.keys; first_key += HIGH) {
+            const int64_t block_keys = least(HIGH, h.keys - first_key);
+            const int64_t words_before = a->causal ? first_key * a->per_key / in_word(type) : 0;
+            const int64_t depth = h.queries - words_before * in_word(type);
+            for (int of_values = 0; of_values < 2; of_values++) {
+                const char *matrix = (of_values ? buffers.dropped_probabilities : buffers.grad_scores) + words_before * in_word(type) * row_bytes +
+                                     first_key * size_of(type);
+                pack_across(matrix, columns, block_keys, 1, depth, HIGH, type, buffers.weights);
+                multiply_all(buffers.weights, (of_values ? buffers.grads : buffers.queries) + words_before * WIDE, WIDE * words_of(h.queries, type),
+                             words_of(depth, type), size / WIDE, buffers.sums, size, type);
+                put(a, buffers.sums, all(1.0f), of_values ? a->of_value : a->of_key, h, first_key, block_keys, 0, type);
             }
         }
     }
@@ -234,8 +259,8 @@ LOOP(backward_bf16, backward, BF16)
 
 /* Bytes of `own` for a thread. */
 EXPORT int64_t heads_fma_bytes(const Heads *a) {
-    Own own;
-    return own_of(a, 0, &own);
+    Own buffers;
+    return own_of(a, 0, &buffers);
 }
 
 /* `size` is a multiple of 32, and there are at most LONGEST keys; `own` starts on a cache line. BF16: only on a CPU with

@@ -25,8 +25,8 @@ static void norm_loop(const void *pointer, int64_t row, int64_t end, int thread)
             mean = all(a->means[row]);
         }
         REGISTERS(i, some, 0, columns, {
-            vec apart = sub(load_fp32(x + i, some), mean);
-            squares = add_some(some, squares, mul(apart, apart));
+            vec deviation = sub(load_fp32(x + i, some), mean);
+            squares = add_some(some, squares, mul(deviation, deviation));
         });
         vec variance = all(sum_of(squares) / columns + a->epsilon);
         vec scale = quotient(all(1.0f), square_root(variance));
@@ -67,7 +67,7 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
     for (; row < end; row++) {
         const float *x = a->input + row * columns;
         const vec mean = all(a->means ? a->means[row] : 0), scale = all(a->scales[row]);
-        vec sum = zeros(), along = zeros();
+        vec sum = zeros(), grad_dot = zeros();
         REGISTERS(i, some, 0, columns, {
             vec grad = grad_at(a, row * columns + i, some); /* 0 in other lanes */
             vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
@@ -77,9 +77,9 @@ static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, in
             if (a->weight)
                 grad = mul(grad, load_fp32(a->weight + i, some));
             sum = add(sum, grad);
-            along = mul_add(grad, normal, along);
+            grad_dot = mul_add(grad, normal, grad_dot);
         });
-        const vec shift = all(a->means ? sum_of(sum) / columns : 0), slope = all(sum_of(along) / columns);
+        const vec shift = all(a->means ? sum_of(sum) / columns : 0), slope = all(sum_of(grad_dot) / columns);
         REGISTERS(i, some, 0, columns, {
             vec grad = grad_at(a, row * columns + i, some);
             vec normal = mul(sub(load_fp32(x + i, some), mean), scale);

@@ -12,6 +12,25 @@
 #define PACKED 8          /* tiles of columns that are packed at once */
 #define GROUP (16 << 20)  /* bytes of right columns that are there at once: of the logits of some models it would be 1 GB */
 
+/* Right columns are packed in groups, left rows in panels. A piece of work is one panel times one slice of the group; the
+ * thread that takes it packs the panel, unless it has just had it, and goes through the slice 32 columns at a time:
+ *
+ *                        a group of right columns, packed for all threads
+ *                        +---------+---------+---------+
+ *                depth   |         | # #     |         |
+ *                        |         | # #     |         |
+ *                        +---------+---------+---------+
+ *             depth        slice 0   slice 1   slice 2
+ *           +-------+    +---------+---------+---------+
+ *   panel 0 |       |    |         |         |         |
+ *           +-------+    +---------+---------+---------+
+ *   panel 1 | # #   |    |         | # #     |         |   `high` tiles of rows, in blocks of HIGH = 3 x ACROSS = 2 tiles
+ *           | # #   |    |         | # #     |         |
+ *           | # #   |    |         | # #     |         |
+ *           +-------+    +---------+---------+---------+
+ *            packed        output
+ *
+ * With an adapter, `low` stands beside a panel and `up` below the group, so their product is a part of the same sums. */
 typedef struct {
     const bf16 *left, *right, *bias;
     bf16 *output;
@@ -41,12 +60,12 @@ static void pack_columns(const bf16 *from, int64_t depth, int64_t columns, int64
 /* Pieces are PACKED tiles of columns; the last one is `down`, which is behind them. */
 static void pack_right(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *a = pointer;
-    for (int64_t at; (at = next_of(a->next) * PACKED * 16) < a->count + PACKED * 16;) {
-        int64_t first = a->first + at, count = least(PACKED * 16, a->count - at);
-        bf16 *to = a->packed + least(at, a->count) * wide(a);
-        if (count > 0) {
-            pack_columns(a->right, a->depth, a->columns, first, count, a->turned, wide(a) / 32, to);
-            pack_columns(a->up, a->rank, a->columns, first, count, a->turned, wide(a) / 32, to + a->depth / 32 * TILE);
+    for (int64_t offset; (offset = next_of(a->next) * PACKED * 16) < a->count + PACKED * 16;) {
+        int64_t first_column = a->first + offset, packed_columns = least(PACKED * 16, a->count - offset);
+        bf16 *to = a->packed + least(offset, a->count) * wide(a);
+        if (packed_columns > 0) {
+            pack_columns(a->right, a->depth, a->columns, first_column, packed_columns, a->turned, wide(a) / 32, to);
+            pack_columns(a->up, a->rank, a->columns, first_column, packed_columns, a->turned, wide(a) / 32, to + a->depth / 32 * TILE);
         } else {
             pack_columns(a->down, a->depth, a->rank, 0, a->rank, a->turned, a->depth / 32, to);
         }
@@ -54,20 +73,20 @@ static void pack_right(const void *pointer, int64_t begin, int64_t end, int thre
 }
 
 /* `scale` left down of a packed panel, beside it; to `low` as well if `writes`. */
-AMX INLINE void multiply_down(const Product *a, Blocks *blocks, bf16 *own, int64_t row, int64_t rows, int writes) {
+AMX INLINE void multiply_down(const Product *a, Blocks *blocks, bf16 *left_tiles, int64_t row, int64_t rows, int writes) {
     const bf16 *down = a->packed + a->count * wide(a);
     for (int64_t block = 0; block < rows; block += 16 * HIGH)
         for (int64_t column = 0; column < a->rank; column += 32) {
             float sums[1024 / 2 * HIGH] __attribute__((aligned(64)));
-            multiply(own + block * wide(a), wide(a) / 32, down + column * a->depth, a->depth / 32, (const char *)down, 0, sums,
+            multiply(left_tiles + block * wide(a), wide(a) / 32, down + column * a->depth, a->depth / 32, (const char *)down, 0, sums,
                      &blocks->before, ROUND);
             for (int64_t i = 0; i < least(16 * HIGH, rows - block); i++)
                 for (int64_t part = 0; part < 32; part += 16) {
-                    __m256i low = rounded(mul(_mm512_load_ps(sums + i * 32 + part), all(a->scale)));
+                    __m256i rounded_sums = rounded(mul(_mm512_load_ps(sums + i * 32 + part), all(a->scale)));
                     int64_t tile = (block + i) / 16 * (wide(a) / 32) + (a->depth + column) / 32;
-                    _mm256_store_si256((void *)(own + tile * TILE + i % 16 * 32 + part), low);
+                    _mm256_store_si256((void *)(left_tiles + tile * TILE + i % 16 * 32 + part), rounded_sums);
                     if (writes)
-                        _mm256_storeu_si256((void *)(a->low + (row + block + i) * a->rank + column + part), low);
+                        _mm256_storeu_si256((void *)(a->low + (row + block + i) * a->rank + column + part), rounded_sums);
                 }
         }
 }
@@ -76,21 +95,21 @@ AMX INLINE void multiply_down(const Product *a, Blocks *blocks, bf16 *own, int64
 AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *a = pointer;
     const int64_t chunks = wide(a) / 32, pairs = a->count / 16 / ACROSS;
-    bf16 *own = a->own + thread * a->high * chunks * TILE;
+    bf16 *left_tiles = a->own + thread * a->high * chunks * TILE;
     Blocks blocks = {.before = {0}, .turn = 0};
     configure_tiles();
-    for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
+    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
         int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t row = panel * a->high * 16, rows = least(a->high * 16, a->rows - row);
-        if (panel != packed) {
-            pack_rows(a->left + row * a->depth, a->depth, rows, parts(rows, 16), a->depth / 32, chunks, 0, own);
-            multiply_down(a, &blocks, own, row, rows, slice == 0 && a->first == 0);
+        int64_t row = panel * a->high * 16, panel_rows = least(a->high * 16, a->rows - row);
+        if (panel != packed_panel) {
+            pack_rows(a->left + row * a->depth, a->depth, panel_rows, parts(panel_rows, 16), a->depth / 32, chunks, 0, left_tiles);
+            multiply_down(a, &blocks, left_tiles, row, panel_rows, slice == 0 && a->first == 0);
         }
-        packed = panel;
+        packed_panel = panel;
         for (int64_t pair = pairs * slice / a->slices; pair < pairs * (slice + 1) / a->slices; pair++) {
-            int64_t at = pair * ACROSS * 16, column = a->first + at;
-            multiply_blocks(&blocks, own, a->packed + at * wide(a), chunks, parts(rows, 16), ACROSS,
-                            a->output + row * a->columns + column, a->bias ? a->bias + column : 0, a->columns, rows, ROUND);
+            int64_t offset = pair * ACROSS * 16, column = a->first + offset;
+            multiply_blocks(&blocks, left_tiles, a->packed + offset * wide(a), chunks, parts(panel_rows, 16), ACROSS,
+                            a->output + row * a->columns + column, a->bias ? a->bias + column : 0, a->columns, panel_rows, ROUND);
         }
     }
     put(&blocks.before, 16 * HIGH, ROUND);

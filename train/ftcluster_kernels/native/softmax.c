@@ -6,7 +6,9 @@
 
 typedef struct {
     int type;
-    void *values, *others;
+    void *values; /* scores, which become probabilities; backward: gradients of these after dropout, which become those of
+                     scores */
+    void *others; /* probabilities after dropout; backward: probabilities */
     int64_t columns, queries, per_key; /* queries of a matrix; causal: of a key, else 0 */
     Drop drop;
     int drops;
@@ -21,28 +23,28 @@ INLINE void store_zeros(void *numbers, int64_t begin, int64_t end, int type) {
 }
 
 INLINE void softmax_rows(const Rows *a, int64_t row, int64_t end, int thread, int type) {
-    const vec scale = all(a->drop.scale);
-    uint32_t bits[WORDS(LONGEST)];
-    float powers[LONGEST];
+    const vec dropout_scale = all(a->drop.scale);
+    uint32_t kept_bits[WORDS(LONGEST)];
+    float exponentials[LONGEST];
     for (; row < end; row++) {
         int64_t begin = row * a->columns, seen = seen_by(a, row);
-        vec largest = largest_of(a->values, begin, seen, type), sum = zeros();
+        vec row_max = largest_of(a->values, begin, seen, type), row_sum = zeros();
         REGISTERS(i, some, 0, seen, {
-            vec power = exponential(sub(load(a->values, begin + i, some, type), largest), type);
-            store_fp32(powers + i, 0xffff, power);
-            sum = add_some(some, sum, power);
+            vec power = exponential(sub(load(a->values, begin + i, some, type), row_max), type);
+            store_fp32(exponentials + i, 0xffff, power);
+            row_sum = add_some(some, row_sum, power);
         });
-        vec inverse = all(1.0f / sum_of(sum));
+        vec inverse_sum = all(1.0f / sum_of(row_sum));
         REGISTERS(i, some, 0, seen, {
-            store(a->values, begin + i, some, mul(load_fp32(powers + i, 0xffff), inverse), type);
+            store(a->values, begin + i, some, mul(load_fp32(exponentials + i, 0xffff), inverse_sum), type);
         });
         store_zeros(a->values, begin + seen, begin + a->columns, type);
         if (!a->drops)
             continue;
-        draw(bits, begin, seen, a->drop);
+        draw(kept_bits, begin, seen, a->drop);
         REGISTERS(i, some, 0, seen, {
-            vec by = choose(bits_at(bits, begin % 4 + i), scale, zeros());
-            store(a->others, begin + i, some, mul(load(a->values, begin + i, some, type), by), type);
+            vec factor = choose(bits_at(kept_bits, begin % 4 + i), dropout_scale, zeros());
+            store(a->others, begin + i, some, mul(load(a->values, begin + i, some, type), factor), type);
         });
         store_zeros(a->others, begin + seen, begin + a->columns, type);
     }
@@ -57,25 +59,25 @@ EXPORT void softmax(int64_t type, void *scores, void *dropped, int64_t rows, int
 }
 
 INLINE void softmax_backward_rows(const Rows *a, int64_t row, int64_t end, int thread, int type) {
-    const vec scale = all(a->drop.scale);
-    uint32_t bits[WORDS(LONGEST)];
-    float kept[LONGEST];
+    const vec dropout_scale = all(a->drop.scale);
+    uint32_t kept_bits[WORDS(LONGEST)];
+    float kept_grads[LONGEST];
     for (; row < end; row++) {
         int64_t begin = row * a->columns, seen = seen_by(a, row);
-        vec along = zeros();
+        vec row_dot = zeros();
         if (a->drops)
-            draw(bits, begin, seen, a->drop);
+            draw(kept_bits, begin, seen, a->drop);
         REGISTERS(i, some, 0, seen, {
-            vec value = load(a->values, begin + i, some, type);
+            vec grad = load(a->values, begin + i, some, type);
             if (a->drops)
-                value = mul(value, choose(bits_at(bits, begin % 4 + i), scale, zeros()));
-            store_fp32(kept + i, 0xffff, value);
-            along = mul_add(value, load(a->others, begin + i, some, type), along);
+                grad = mul(grad, choose(bits_at(kept_bits, begin % 4 + i), dropout_scale, zeros()));
+            store_fp32(kept_grads + i, 0xffff, grad);
+            row_dot = mul_add(grad, load(a->others, begin + i, some, type), row_dot);
         });
-        along = all(sum_of(along));
+        row_dot = all(sum_of(row_dot));
         REGISTERS(i, some, 0, seen, {
-            vec of_score = sub(load_fp32(kept + i, 0xffff), along);
-            store(a->values, begin + i, some, mul(load(a->others, begin + i, some, type), of_score), type);
+            vec centered = sub(load_fp32(kept_grads + i, 0xffff), row_dot);
+            store(a->values, begin + i, some, mul(load(a->others, begin + i, some, type), centered), type);
         });
         store_zeros(a->values, begin + seen, begin + a->columns, type);
     }

@@ -1,7 +1,7 @@
 #include "vectors.h"
 
 /* Of the half that is not shared equally; more would have many threads wait for each other. */
-#define PARTS(threads) (2 * (threads) + 12)
+#define REST_PARTS(threads) (2 * (threads) + 12)
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
 static int (*omp_thread_number)(void), (*omp_threads)(void);
@@ -27,11 +27,11 @@ static void share(void *pointer) {
 
 static void share_half(void *pointer) {
     Work *work = pointer;
-    int64_t number = omp_thread_number(), threads = omp_threads(), parts = PARTS(threads);
+    int64_t number = omp_thread_number(), threads = omp_threads(), rest_parts = REST_PARTS(threads);
     int64_t half = work->count / 2, rest = work->count - half;
     work->loop(work->arguments, half * number / threads, half * (number + 1) / threads, number);
-    for (int64_t part; (part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < parts;)
-        work->loop(work->arguments, half + rest * part / parts, half + rest * (part + 1) / parts, number);
+    for (int64_t part; (part = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < rest_parts;)
+        work->loop(work->arguments, half + rest * part / rest_parts, half + rest * (part + 1) / rest_parts, number);
 }
 
 static void run(void (*shares)(void *), int threads, Loop loop, const void *arguments, int64_t count) {

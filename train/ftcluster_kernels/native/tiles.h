@@ -71,9 +71,9 @@ typedef struct {
     int64_t columns, rows, done;
 } Output;
 
-/* The next rows, past the caches. */
-INLINE void put(Output *a, int64_t rows, int kind) {
-    for (int64_t end = least(a->rows, a->done + rows); a->done < end; a->done++) {
+/* The next `count` rows, past the caches. */
+INLINE void put(Output *a, int64_t count, int kind) {
+    for (int64_t end = least(a->rows, a->done + count); a->done < end; a->done++) {
         const vec left = _mm512_load_ps(a->sums + a->done * 32), right = _mm512_load_ps(a->sums + a->done * 32 + 16);
         if (kind == ROUND) {
             __m256i low = rounded(a->bias ? add(left, load_bf16(a->bias, 0xffff)) : left);
@@ -101,7 +101,22 @@ AMX INLINE void zero_sums(void) {
     _tile_zero(5);
 }
 
-/* Three left tiles, `apart` from each other, times two right ones. */
+/* Three left tiles, `apart` from each other, times two right ones. Left tiles pass through tile register 6, right ones
+ * through 7, and the sums of a block are in registers 0 to 5:
+ *
+ *                              right   beside
+ *                             +------+------+
+ *                             |  7   |  7   |  32 deep
+ *                  32 deep    +------+------+
+ *                  +------+   +------+------+
+ *         left     |  6   |   |  0   |  1   |  16 rows
+ *                  +------+   +------+------+
+ *         middle   |  6   |   |  2   |  3   |  16
+ *                  +------+   +------+------+
+ *         below    |  6   |   |  4   |  5   |  16
+ *                  +------+   +------+------+
+ *                                16     16 columns
+ */
 AMX INLINE void add_products(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside) {
     const bf16 *middle = left + apart, *below = middle + apart;
     _tile_loadd(7, right, 64);

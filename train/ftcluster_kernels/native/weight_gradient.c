@@ -12,6 +12,23 @@
 #define DOWN 12   /* tiles of output rows that share what is packed */
 #define ACROSS 4  /* tiles of output columns: 64, whose input stays in L1 and L2 */
 
+/* Sums run over the rows of both matrices, in parts of CHUNKS tiles. A piece of work is one panel of outputs times one
+ * slice of the inputs:
+ *
+ *                            input (rows, inputs), packed for all threads
+ *                            +---------+---------+
+ *                     rows   | # # # # |         |   CHUNKS x 32 at once
+ *                            +---------+---------+
+ *             rows             slice 0   slice 1
+ *            +-----+         +---------+---------+
+ *    panel 0 | #   |         | # # # # |         |   DOWN = 12 tiles of outputs times ACROSS = 4 tiles of inputs,
+ *            | #   |         | # # # # |         |   in blocks of HIGH = 3 x 2 tiles
+ *            +-----+         +---------+---------+
+ *    panel 1 |     |         |         |         |
+ *            +-----+         +---------+---------+
+ *     gradient, transposed     sums (outputs, inputs)
+ *     and packed by a thread
+ */
 typedef struct {
     const bf16 *gradient, *input; /* (rows, outputs), turned (outputs, rows); (rows, inputs) */
     float *sums;                  /* (outputs, inputs) */
@@ -36,29 +53,29 @@ static void pack_input(const void *pointer, int64_t begin, int64_t end, int thre
         }
 }
 
-/* Of `outputs` from the first one on. */
-static void pack_gradient(const Product *a, int64_t first, int64_t outputs, bf16 *own) {
-    const int64_t chunks = chunks_of(a), down = parts(outputs, 16), begin = a->first_chunk * 32;
+/* Left tiles of `panel_outputs` columns of the gradient, from `first_output` on. */
+static void pack_gradient(const Product *a, int64_t first_output, int64_t panel_outputs, bf16 *left_tiles) {
+    const int64_t chunks = chunks_of(a), down = parts(panel_outputs, 16), first_row = a->first_chunk * 32;
     if (a->turned)
-        pack_rows(a->gradient + first * a->rows + begin, a->rows, outputs, down, chunks, chunks, 0, own);
+        pack_rows(a->gradient + first_output * a->rows + first_row, a->rows, panel_outputs, down, chunks, chunks, 0, left_tiles);
     for (int64_t chunk = 0; chunk < chunks && !a->turned; chunk++) {
-        int64_t row = begin + chunk * 32;
-        pack_pairs(a->gradient + row * a->outputs + first, a->outputs, a->rows - row, down, chunks, 1, own + chunk * TILE);
+        int64_t row = first_row + chunk * 32;
+        pack_pairs(a->gradient + row * a->outputs + first_output, a->outputs, a->rows - row, down, chunks, 1, left_tiles + chunk * TILE);
     }
 }
 
-AMX INLINE void multiply_slices(const Product *a, Blocks *blocks, bf16 *own, int kind) {
+AMX INLINE void multiply_slices(const Product *a, Blocks *blocks, bf16 *left_tiles, int kind) {
     const int64_t chunks = chunks_of(a), tiles = a->inputs / 16, across = parts(tiles, ACROSS);
-    for (int64_t piece, packed = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
+    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
         int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t first = panel * DOWN, outputs = least(DOWN * 16, a->outputs - first * 16), down = parts(outputs, 16);
-        if (panel != packed)
-            pack_gradient(a, first * 16, outputs, own);
-        packed = panel;
-        for (int64_t i = across * slice / a->slices; i < across * (slice + 1) / a->slices; i++) {
-            int64_t tile = i * ACROSS;
-            multiply_blocks(blocks, own, a->packed + tile * chunks * TILE, chunks, down, least(ACROSS, tiles - tile),
-                            a->sums + first * 16 * a->inputs + tile * 16, 0, a->inputs, outputs, kind);
+        int64_t first_tile = panel * DOWN, panel_outputs = least(DOWN * 16, a->outputs - first_tile * 16), down = parts(panel_outputs, 16);
+        if (panel != packed_panel)
+            pack_gradient(a, first_tile * 16, panel_outputs, left_tiles);
+        packed_panel = panel;
+        for (int64_t stripe = across * slice / a->slices; stripe < across * (slice + 1) / a->slices; stripe++) {
+            int64_t input_tile = stripe * ACROSS;
+            multiply_blocks(blocks, left_tiles, a->packed + input_tile * chunks * TILE, chunks, down, least(ACROSS, tiles - input_tile),
+                            a->sums + first_tile * 16 * a->inputs + input_tile * 16, 0, a->inputs, panel_outputs, kind);
         }
     }
     put(&blocks->before, 16 * HIGH, kind);
@@ -67,13 +84,13 @@ AMX INLINE void multiply_slices(const Product *a, Blocks *blocks, bf16 *own, int
 /* Pieces are slices of the columns of DOWN tiles of output rows. */
 AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end, int thread) {
     const Product *a = pointer;
-    bf16 *own = a->own + thread * DOWN * CHUNKS * TILE;
+    bf16 *left_tiles = a->own + thread * DOWN * CHUNKS * TILE;
     Blocks blocks = {.before = {0}, .turn = 0};
     configure_tiles();
     if (a->adds || a->first_chunk)
-        multiply_slices(a, &blocks, own, ADD);
+        multiply_slices(a, &blocks, left_tiles, ADD);
     else
-        multiply_slices(a, &blocks, own, SET);
+        multiply_slices(a, &blocks, left_tiles, SET);
     _tile_release();
     _mm_sfence();
 }
