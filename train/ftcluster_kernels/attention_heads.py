@@ -137,7 +137,7 @@ def forward(
         bias = with_rows(bias.to(query.dtype).expand(samples, heads, queries, keys))
         rows = _vectors(bias, query.dtype)
         call.bias, call.bias_sample, call.bias_head, call.bias_row = (
-            rows.at, rows.sample, rows.head, rows.row,
+            rows.at, rows.sample_stride, rows.head_stride, rows.row_stride,
         )  # fmt: skip
     if hidden is not None:
         hidden = hidden.expand(samples, heads, queries, 1).contiguous()
