@@ -17,7 +17,7 @@ from ftcluster_common.protocol.launch import (
     RankHost,
     mpirun_command,
 )
-from tests.engine.test_mpi_backend import environment
+from tests.engine.mpi.test_mpi_backend import environment
 
 SECONDS = 900
 FOUND = os.environ.get("PYTHONPATH", "")  # without the folder that the launcher adds

@@ -47,8 +47,9 @@ def test_a_skip_is_counted_by_its_reason_and_fails_where_it_is_not_listed(tmp_pa
 
 
 @pytest.mark.parametrize("right", rights.SOME_CPUS)
-def test_what_some_cpus_do_not_have_is_listed_for_any_test_of_the_engine(right: str) -> None:
-    assert skips.is_listed(
-        "tests/engine/test_new.py::test_it[1]", f"needs {right}: this CPU has no"
-    )
+@pytest.mark.parametrize("folder", ["tests/engine", "tests/engine/kernels", "tests/engine/mpi"])
+def test_what_some_cpus_do_not_have_is_listed_for_any_test_of_the_engine(
+    right: str, folder: str
+) -> None:
+    assert skips.is_listed(f"{folder}/test_new.py::test_it[1]", f"needs {right}: this CPU has no")
     assert not skips.is_listed("tests/engine/test_new.py::test_it[1]", "needs mount: denied")

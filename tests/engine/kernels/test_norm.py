@@ -14,7 +14,7 @@ from ftcluster_kernels.norms import copies, rms_norm, rounded_output
 from ftcluster_train.patching import fp32_residuals
 from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
-from tests.engine.test_simd import few_elements  # noqa: F401 - a fixture
+from tests.engine.kernels.test_simd import few_elements  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.needs("avx2", "compiler")  # the package has the loops, then
 BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}

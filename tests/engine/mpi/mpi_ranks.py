@@ -1,6 +1,6 @@
 """What the tests of the backend over MPI do on each rank.
 
-mpirun -n 3 python -m tests.engine.mpi_ranks CASE...
+mpirun -n 3 python -m tests.engine.mpi.mpi_ranks CASE...
 """
 
 import gc

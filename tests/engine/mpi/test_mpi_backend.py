@@ -23,7 +23,7 @@ from tests.engine.ranks import on_ranks as on_forked_ranks
 from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
-PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi_ranks")
+PROGRAM = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi.mpi_ranks")
 SPARE_PORTS = 10  # of the case planned_backend
 SECONDS = 300  # for all cases, also where other tests take the CPUs
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.test_mpi_backend import BIN, environment
+from tests.engine.mpi.test_mpi_backend import BIN, environment
 from tests.programs import ROOT
 
 LAUNCHES = 30  # at most: one more for each test that breaks its ranks
@@ -38,7 +38,7 @@ def results(backend: str, ranks: int, folder: Path, pattern: str) -> dict[str, s
     (folder / "test_dir").mkdir(parents=True)
     found, running = folder / "results", folder / "running"
     found.touch()
-    program = (sys.executable, "-W", "ignore", "-m", "tests.engine.torch_suite", backend)
+    program = (sys.executable, "-W", "ignore", "-m", "tests.engine.mpi.torch_suite", backend)
     for _ in range(LAUNCHES):
         done = subprocess.run(
             [BIN / "mpirun", "-n", str(ranks), *program, str(folder), pattern],

@@ -1,6 +1,6 @@
 """torch's own tests of a backend, which its wheel has, on the ranks of one launch.
 
-    mpirun -n 3 python -m tests.engine.torch_suite impi FOLDER PATTERN
+    mpirun -n 3 python -m tests.engine.mpi.torch_suite impi FOLDER PATTERN
 
 A line of FOLDER/results for each test that the pattern matches: its name, its seconds, and passed,
 skipped, stuck or why it failed. Tests that are there are not run again, so that a launch after one

@@ -1,0 +1,1 @@
+"""Tests of `ftcluster_kernels`: `./test kernels` runs them alone."""

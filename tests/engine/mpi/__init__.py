@@ -1,0 +1,1 @@
+"""Tests of `ftcluster_mpi`: `./test mpi` runs them alone."""
