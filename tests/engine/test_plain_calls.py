@@ -7,7 +7,7 @@ import sys
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -59,6 +59,7 @@ IN_PART = {
 # derivatives that torch does not compute, so that ours are compared with those of its math backend
 NOT_IN_TORCH = {
     (ATTENTION, "second"): "the flash kernel has no second derivatives",
+    ("LinearCrossEntropyLoss", "batched"): "some of its options refuse batched gradients",
 }
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.05}
 # by function and dtype, a larger tolerance
@@ -389,7 +390,8 @@ def test_vectorized_jacobians(name: str) -> None:
 # modules whose forward passes call one of the functions, and ModuleInfo's samples of them
 MODULES = (
     "CrossEntropyLoss", "GELU", "SiLU", "LayerNorm", "Linear", "TransformerEncoderLayer",
-    "TransformerDecoderLayer", "MultiheadAttention",
+    "TransformerDecoderLayer", "MultiheadAttention", "TransformerEncoder", "Transformer",
+    "LinearCrossEntropyLoss",
 )  # fmt: skip
 WITHOUT_KERNEL = {"CrossEntropyLoss": "its samples have few classes"}
 
@@ -432,10 +434,35 @@ def check_module(name: str, request: pytest.FixtureRequest, most: int | None) ->
         results.append(found)
     for number, (wanted, found) in enumerate(zip(*results, strict=True)):
         for part in refused(wanted):
-            assert (ATTENTION, part) in NOT_IN_TORCH, (name, part)
+            assert {(ATTENTION, part), (name, part)} & NOT_IN_TORCH.keys(), (name, part)
             del wanted[part]
         assert not compare(found, wanted, 1e-4, f"{name} {number}"), number
     assert any(found.get("kernels") for found in results[1]) != (name in WITHOUT_KERNEL)
+
+
+def test_the_list_of_torchs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each module of ModuleInfo that calls one of the functions is in MODULES."""
+    called: set[str] = set()
+    for short in FUNCTIONS.values():
+
+        def counted(*args: Any, short: str = short, **kwargs: Any) -> Any:
+            called.add(short)
+            return STOCK[short](*args, **kwargs)
+
+        monkeypatch.setattr(functional, short, counted)
+    modules = set()
+    for info in module_db:
+        samples = info.module_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=True, training=True
+        )
+        for sample in islice(samples, 1):
+            called.clear()
+            made, call = sample.constructor_input, sample.forward_input
+            with suppress(RuntimeError):  # FractionalMaxPool's samples are for another dtype
+                info.module_cls(*made.args, **made.kwargs)(*call.args, **call.kwargs)
+            if called:
+                modules.add(info.module_cls.__name__)
+    assert modules == {*MODULES}
 
 
 class Layers(nn.Module):  # type: ignore[misc]
