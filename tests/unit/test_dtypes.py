@@ -11,8 +11,13 @@ import pytest
 
 from tests.programs import ROOT
 
-PACKAGE = ROOT / "train/ftcluster_train"
-FOLDERS = ("kernels", "engine/optim", "comm")
+TRAIN = ROOT / "train"
+KERNELS = "ftcluster_kernels"
+FOLDERS = (
+    KERNELS, "ftcluster_mpi", "ftcluster_train/comm", "ftcluster_train/engine/optim",
+    "ftcluster_train/patching",
+)  # fmt: skip
+DEVICES = (KERNELS, "ftcluster_train/patching")  # a script's default device holds in these
 MAKERS = {
     "arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand",
     "randint", "randn", "scalar_tensor", "tensor", "zeros",
@@ -32,10 +37,12 @@ def bare_calls(source: str, also_device: bool) -> Iterator[str]:
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_memory_has_a_dtype_of_its_own(folder: str) -> None:
+    sources = list((TRAIN / folder).rglob("*.py"))
+    assert sources
     calls = {
         (path.name, name)
-        for path in (PACKAGE / folder).rglob("*.py")
-        for name in bare_calls(path.read_text(encoding="utf-8"), also_device=folder == "kernels")
+        for path in sources
+        for name in bare_calls(path.read_text(encoding="utf-8"), also_device=folder in DEVICES)
     }
     assert calls == set()
 

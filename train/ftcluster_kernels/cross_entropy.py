@@ -266,7 +266,14 @@ def _of_weight(
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
         return None
-    return (gradient if factor is None else gradient.mul_(factor)).to(weight.dtype)
+    if factor is None:
+        return gradient.to(weight.dtype)
+    # not in place: a second backward pass (`retain_graph`) reads the gradient again
+    output = torch.empty_like(gradient, dtype=weight.dtype)
+    size = max(CHUNK // max(gradient.shape[1], 1), 1)  # rows; all at once would be twice in memory
+    for part, rows in zip(output.split(size), gradient.split(size), strict=True):
+        part.copy_(rows * factor)
+    return output
 
 
 def _chunks(tokens: torch.Tensor, weight: torch.Tensor) -> list[slice]:

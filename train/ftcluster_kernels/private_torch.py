@@ -70,10 +70,10 @@ def onednn_linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor)
 @cache
 def _ordinary_keys() -> frozenset[int]:
     """The dispatch keys of ordinary tensors of this CPU, made with and without inference mode."""
-    keys = {torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()}
+    tensors = [torch.empty(0, dtype=torch.float32, device="cpu")]
     with torch.inference_mode():
-        keys.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
-    return frozenset(keys)
+        tensors.append(torch.empty(0, dtype=torch.float32, device="cpu"))
+    return frozenset(torch._C._dispatch_keys(x).raw_repr() for x in tensors)
 
 
 def is_ordinary(tensor: torch.Tensor) -> bool:

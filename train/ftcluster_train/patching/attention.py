@@ -204,7 +204,7 @@ class Attention:
 
 def takes_documents() -> bool:
     """Whether what torch's function is now knows documents; torch itself refuses their mask."""
-    one = torch.zeros(1, 1, 1, 1)
+    one = torch.zeros(1, 1, 1, 1, dtype=torch.float32, device="cpu")
     try:
         functional.scaled_dot_product_attention(one, one, one, document_mask([1], causal=False))
     except RuntimeError:
@@ -257,7 +257,7 @@ def _bias_of(group: Group, dtype: torch.dtype) -> torch.Tensor | None:
     if group.padding is None:
         return None
     hidden = group.padding.view(1, group.count, 1, -1)
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, MASKED)
+    return torch.zeros(hidden.shape, dtype=dtype, device="cpu").masked_fill_(hidden, MASKED)
 
 
 def _for_all_heads(keys: torch.Tensor, heads: int) -> torch.Tensor:

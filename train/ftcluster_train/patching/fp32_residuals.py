@@ -110,7 +110,7 @@ class _Embedding(torch.autograd.Function):  # type: ignore[misc]
         (tokens,) = ctx.saved_tensors
         weight = ctx.weight
         present, places = torch.unique(tokens, return_inverse=True)
-        sums = torch.zeros(len(present), weight.shape[1], dtype=torch.float32)
+        sums = torch.zeros(len(present), weight.shape[1], dtype=torch.float32, device="cpu")
         sums.index_add_(0, places.flatten(), grad_output.reshape(-1, weight.shape[1]))
         sums[present == ctx.padding] = 0
         if _takes_rows(weight):

@@ -113,7 +113,7 @@ def find_head(model: "PreTrainedModel", with_bias: bool = False) -> torch.Tensor
         return None
     plain = {} if with_bias else {"use_cache": False}  # which encoders do not know
     model.eval()
-    tokens = torch.arange(8).unsqueeze(0) % layer.out_features
+    tokens = torch.arange(8, dtype=torch.int64, device="cpu").unsqueeze(0) % layer.out_features
     inputs = {"input_ids": tokens, **plain}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = tokens

@@ -138,11 +138,11 @@ def _activation_of(module: nn.Module) -> str | None:
     vars(small).update({k: v for k, v in vars(module).items() if k not in vars(small)})
     for seed, (name, sizes) in enumerate(LAYERS.items()):
         layer = nn.Linear(*sizes, bias=False)
-        weights = torch.linspace(seed, 15, 15).sin_().view(layer.weight.shape)  # always the same
+        weights = _line(seed, 15, 15).sin_().view(layer.weight.shape)  # always the same
         layer.weight = nn.Parameter(weights, requires_grad=False)
         setattr(small, name, layer)
     small.act_fn = copy.deepcopy(module.act_fn)  # `train` changes it
-    values = torch.linspace(-30, 40, 96).view(1, 32, 3)
+    values = _line(-30, 40, 96).view(1, 32, 3)
     for activation in TORCH:
         fused = FusedForward(small, _gated_mlp, (activation, small.act_fn, small.act_fn.forward))
         if all(
@@ -166,9 +166,14 @@ def _rms_norms(model: nn.Module) -> Iterator[FusedForward]:
         if [name for name, _ in module.named_parameters()] != ["weight"]:
             continue
         fused = FusedForward(module, _rms_norm, epsilon)
-        values = torch.linspace(-2, 3, 2 * module.weight.numel()).view(1, 2, -1)
+        values = _line(-2, 3, 2 * module.weight.numel()).view(1, 2, -1)
         if computes_same(module.forward, fused, values, rtol=1e-3, atol=1e-5):  # calls no hooks
             yield fused
+
+
+def _line(first: float, last: float, count: int) -> torch.Tensor:
+    """Return inputs of a trial, whatever torch's default dtype and device are."""
+    return torch.linspace(first, last, count, dtype=torch.float32, device="cpu")
 
 
 def _unpatched(model: nn.Module) -> Iterator[nn.Module]:
@@ -239,9 +244,9 @@ def _fits_rotary(
 
 
 def _is_rotary(function: Callable[..., Turned]) -> bool:
-    values = torch.linspace(-2, 3, 96).sin().bfloat16()
+    values = _line(-2, 3, 96).sin().bfloat16()
     query, key = values.view(1, 2, 6, 8), values[:48].view(1, 1, 6, 8)
-    angles = torch.linspace(0, 3, 24).view(1, 6, 4).repeat(1, 1, 2)
+    angles = _line(0, 3, 24).view(1, 6, 4).repeat(1, 1, 2)
     same: bool = computes_same(
         lambda *inputs: torch.cat(function(*inputs), 1).float(),
         lambda *inputs: torch.cat(rotary(*inputs), 1).float(),

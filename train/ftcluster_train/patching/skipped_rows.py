@@ -67,14 +67,16 @@ class Rows:
         if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
             self.real = None
         self.usual = self.read = self.real if classifies else None
-        self.last = torch.arange(len(mask)) * mask.shape[1] if classifies else None
+        starts = torch.arange(len(mask), dtype=torch.int64, device="cpu") * mask.shape[1]
+        self.last = starts if classifies else None
 
     def unpad(self) -> None:
         """Have the rows be those of `tokens` alone, with a first dimension of 1."""
         self.padded_shape, self.shape = self.shape, torch.Size((1, len(self.tokens)))
         self.real = self.usual = self.read = None
         if self.last is not None:
-            self.last = torch.tensor([0, *self.lengths[:-1]]).cumsum(0)
+            lengths = [0, *self.lengths[:-1]]
+            self.last = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
 
 
 class _Present(threading.local):
@@ -220,7 +222,8 @@ def _begin(
         shown or not mask[:, 0].all()  # attention of padding may be that of padding
     ):
         return None
-    length = int((mask.any(0) * torch.arange(1, mask.shape[1] + 1)).amax())
+    numbers = torch.arange(1, mask.shape[1] + 1, dtype=torch.int64, device="cpu")
+    length = int((mask.any(0) * numbers).amax())
     _present.rows = Rows(model, mask[:, :length], classifies=True, shown=False)
     if length == mask.shape[1]:
         return None

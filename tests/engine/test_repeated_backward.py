@@ -1,0 +1,138 @@
+"""Two backward passes through one graph add up: no kernel changes what it has saved."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import Node
+
+import ftcluster_kernels
+from ftcluster_kernels import elementwise, linear
+from ftcluster_kernels.gradient_sums import make_sums
+from ftcluster_kernels.private_torch import function_of
+from tests.engine.test_derivatives import (
+    CASES,
+    Function,
+    draw,
+    small_calls,  # noqa: F401 - a fixture
+)
+
+pytestmark = pytest.mark.needs("avx2", "compiler")
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The copy of a norm's output in bf16, which linear layers of a training read."""
+    before, elementwise.copies.wanted = elementwise.copies.wanted, True
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = elementwise.norm(x.float(), weight.float(), None, 1e-5, centered=True)
+            rounded = elementwise.rounded_output(output)
+    finally:
+        elementwise.copies.wanted = before
+    assert rounded is not None
+    return rounded + output
+
+
+def frozen_linear(x: torch.Tensor) -> torch.Tensor:
+    """The function of weights in NF4; a dense weight is its own dense copy."""
+    return linear.linear_in_nf4(x, draw((64, 64))[0].to(x.dtype))
+
+
+KERNELS: dict[str, tuple[Function, list[torch.Tensor]]] = {
+    **{name: (kernel, inputs) for name, (kernel, _, inputs) in CASES.items()},
+    "rounded norm": (rounded_norm, draw((7, 33), (33,))),
+    "frozen linear": (frozen_linear, draw((7, 64))),
+}
+ONLY_FP32 = {"layer norm", "low rank"}  # their cases have inputs or weights of fp32
+
+
+def functions_of(*outputs: torch.Tensor) -> Iterator[type]:
+    """The autograd functions in Python of a graph."""
+    nodes: list[Node] = [x.grad_fn for x in outputs if x.grad_fn is not None]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        function = function_of(node)
+        if function is not None:
+            yield function
+        nodes += [other for other, _ in node.next_functions if other is not None]
+
+
+def leaves_of(inputs: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [x.detach().to(dtype).clone().requires_grad_() for x in inputs]
+
+
+def gradients(
+    call: Callable[[], torch.Tensor], leaves: list[torch.Tensor], passes: int
+) -> list[torch.Tensor]:
+    """Sums over backward passes through one graph."""
+    torch.manual_seed(5)
+    output = call()
+    along = output.detach().float().cos().to(output.dtype)
+    for _ in range(passes):
+        output.backward(along, retain_graph=True)
+    found = [x.grad for x in leaves]
+    for x in leaves:
+        x.grad = None
+    return found
+
+
+def check_twice(kernel: Function, leaves: list[torch.Tensor]) -> None:
+    once, twice = (gradients(lambda: kernel(*leaves), leaves, n) for n in (1, 2))
+    assert any(x is not None for x in once)
+    for one, two in zip(once, twice, strict=True):
+        if one is not None:
+            assert one.count_nonzero() > 0
+            torch.testing.assert_close(two, 2 * one, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(x, dtype) for x in KERNELS for dtype in DTYPES if dtype == DTYPES[0] or x not in ONLY_FP32],
+)
+def test_two_passes_are_twice_one(name: str, dtype: torch.dtype) -> None:
+    kernel, inputs = KERNELS[name]
+    check_twice(kernel, leaves_of(inputs, dtype))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear_cross_entropy", "token_losses"])
+def test_sums_of_gradients_get_both_passes(name: str) -> None:
+    """Gradients of weights that go to the sums of a training, not to autograd."""
+    kernel, inputs = KERNELS[name]
+    found: list[Any] = []
+    for passes in (1, 2):
+        leaves = leaves_of(inputs, torch.float32)
+        sums = make_sums(torch.empty(leaves[1].shape), torch.float32)
+        assert sums is not None
+        leaves[1].gradient_sums = sums
+        gradients(lambda leaves=leaves: kernel(*leaves), leaves, passes)
+        found.append(sums.values)
+    torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=0)
+
+
+def test_each_function_is_tried() -> None:
+    modules = [
+        importlib.import_module(f"{ftcluster_kernels.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(ftcluster_kernels.__path__)
+        if not module.name.startswith("lib")
+    ]
+    functions = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, torch.autograd.Function)
+    }
+    tried = {
+        function
+        for kernel, inputs in KERNELS.values()
+        for function in functions_of(kernel(*leaves_of(inputs, torch.float32)))
+    }
+    assert functions
+    assert functions - tried == set()
