@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from ftcluster_kernels.elementwise import _Activation, _Dropout, _Norm
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
@@ -24,7 +25,6 @@ from torch.utils import _pytree as pytree
 from ftcluster_kernels import linear
 from ftcluster_kernels.attention import _Attention, _HeadAttention
 from ftcluster_kernels.cross_entropy import _CrossEntropy
-from ftcluster_kernels.elementwise import _Activation, _Dropout, _Norm
 from ftcluster_kernels.linear import _Linear
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from tests.engine.test_fast import attention_inputs, enabled  # noqa: F401 - a fixture
