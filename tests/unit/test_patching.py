@@ -17,8 +17,6 @@ OTHERS = {
     ("class_head.py", "set_submodule"): "as above, of a layer within another",
     ("models.py", "set_submodule"): "a model is loaded: bitsandbytes' layers become torch's own",
     ("class_choice.py", "setattr"): "a field of the saved config, which no model reads",
-    ("class_head.py", "setattr"): "a field of the config goes with the classes of a new head",
-    ("class_head.py", "set_submodule"): "a new head replaces one of other classes, before training",
     ("ipex.py", "ipex.optimize"): "IPEX is a library that patches models itself, if asked to",
 }
 
