@@ -60,10 +60,10 @@ class WordCountTask(Task):
     model_class = AutoModelForSequenceClassification
 
     def encode_split(self, rows: Rows, _split: str, limit: int, folder: Path) -> list[str]:
-        writer = SampleWriter(folder, {**self.token_kinds(), "words": "i"})
+        writer = SampleWriter(folder, {**self.reader.token_kinds(), "words": "i"})
         for row in rows:
             text = row[self.options.body_column]
-            columns, _ = self.tokenize([[text]], limit)
+            columns, _ = self.reader.tokenize([[text]], limit)
             sample = {name: column[0] for name, column in columns.items()}
             writer.add({**sample, "words": [len(text.split())]})
         writer.close()
@@ -74,7 +74,7 @@ class WordCountTask(Task):
 
     def collate(self, samples: Sequence[Sample]) -> Batch:
         words = torch.tensor([float(sample["words"][0]) for sample in samples])
-        return Batch(self.pad(samples), {"words": words})
+        return Batch(self.reader.pad(samples), {"words": words})
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return (outputs.logits[:, 0].float() - targets["words"]).abs().sum()

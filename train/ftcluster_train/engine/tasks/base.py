@@ -110,10 +110,6 @@ class Task(ABC):
         compares: whether rows that are in two sets are equal documents.
         trained_rows: the file with the hashes of what the model is trained on, if there is one.
         draws: whether samples change in each epoch, see `draw`.
-        compares_batch: True if the loss of a row depends on all other rows of the batch, see
-            `engine.step.GradientCacheStep`.
-        packs: True if a sample's documents have nothing to do with each other.
-        shows_answers: True if an evaluation shows what the model answers to some samples.
         biased_head: whether a head may have a bias, which the loss adds.
         reference_model: another model that is compared with instead; it is not trained.
         reference_key: what its predictions depend on besides the samples.

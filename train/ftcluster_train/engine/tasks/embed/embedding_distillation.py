@@ -56,7 +56,6 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     compares_batch = False  # an embedding is compared with its teacher's alone
     needs_reference = True
     group_by_length = True
-    compares_batch = False  # a text is compared with its teacher's embedding alone
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:

@@ -67,13 +67,8 @@ class SentenceSimilarityTask(EmbeddedTexts):
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
     reads_padding = False
-    compares_batch = True
 
     modules = SentenceModules("mean", normalize=True)
-
-    @property
-    def mines_negatives(self) -> bool:
-        return self.options.hard_negatives > 0
 
     def look_at_model(self, folder: Path) -> None:
         modules = self._modules_of(folder)
