@@ -26,7 +26,7 @@ from ftcluster_train.engine import rank
 from ftcluster_train.engine.checkpoints import save_model
 from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
-from ftcluster_train.engine.loop import TrainResult, train
+from ftcluster_train.engine.loop import LoopResult, train
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import SavedCheck
@@ -110,7 +110,7 @@ def make_task_of(job: Job) -> Task:
 class Run:
     """What a training has left."""
 
-    result: TrainResult
+    result: LoopResult
     model: PreTrainedModel
     events: list[dict[str, Any]]
 

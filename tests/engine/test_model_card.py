@@ -12,14 +12,14 @@ from huggingface_hub.utils import validate_repo_id
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from ftcluster_common.tasks.registry import TASKS
-from ftcluster_train.engine.model_card import Measured, card
+from ftcluster_train.engine.model_card import MeasuredModel, card
 from tests.engine.jobs import OPTIONS, make_job, run_rank
 from tests.engine.runs import classes, make_whole_job, write_data, write_model
 from tests.engine.test_instruction_tuning import chats, job_of
 
 # the Hub has these besides transformers' pipelines
 OF_THE_HUB = {"question-answering", "summarization", "sentence-similarity", "text-ranking"}
-MEASURED = Measured({"accuracy": 0.75, "loss": float("nan")}, {}, 7, 2)
+MEASURED = MeasuredModel({"accuracy": 0.75, "loss": float("nan")}, {}, 7, 2)
 
 
 def read(folder: Path) -> ModelCard:
@@ -92,7 +92,7 @@ def test_texts_of_others_do_not_break_a_table(tmp_path: Path) -> None:
     job = make_job(tmp_path, "text-classification")
     classes = {"classes": [["a|b\nc", 1, 1, 1, None]], "confused": [], "rows": 1}
     classes |= {"positive": "", "several": False, "left_out": 0}
-    measured = Measured({"accuracy": 1.0}, {"validation": classes}, 1, 1)
+    measured = MeasuredModel({"accuracy": 1.0}, {"validation": classes}, 1, 1)
     text = card(job, {}, measured, "transformers", "X", 0)
     assert "| a\\|b c | 1.000 |" in text
 

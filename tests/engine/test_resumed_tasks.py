@@ -14,7 +14,7 @@ from ftcluster_common.protocol.job import Job
 from ftcluster_train.engine import rank as rank_module
 from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.prepare import prepare
-from ftcluster_train.engine.step import Step
+from ftcluster_train.engine.step import TrainingStep
 from tests.engine.forks import start
 from tests.engine.jobs import read_events, run_rank
 from tests.engine.test_run_on_ranks import KINDS, STEPS, job_of
@@ -31,15 +31,15 @@ class Killed(Exception):
 
 
 def kill_in_second_part(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    backward, calls = Step._backward, dict.fromkeys(range(STEPS + 1), 0)
+    backward, calls = TrainingStep._backward, dict.fromkeys(range(STEPS + 1), 0)
 
-    def killed(self: Step, loss: Any, batch: Any, last: bool) -> float:
+    def killed(self: TrainingStep, loss: Any, batch: Any, last: bool) -> float:
         calls[batch.step] += 1
         if batch.step == at and calls[at] == 2:
             raise Killed
         return backward(self, loss, batch, last)
 
-    monkeypatch.setattr(Step, "_backward", killed)
+    monkeypatch.setattr(TrainingStep, "_backward", killed)
 
 
 def fields(events: Events, event: str, field: str) -> list[Any]:

@@ -54,7 +54,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DocumentLayout:
     """How a row is split.
 
     Attributes:
@@ -66,7 +66,7 @@ class Layout:
 
 
 @lru_cache(maxsize=4)
-def layout_of(lengths: tuple[int, ...], together: int) -> Layout:
+def layout_of(lengths: tuple[int, ...], together: int) -> DocumentLayout:
     """The layout of a row, the same for all layers of a model.
 
     Args:
@@ -86,7 +86,7 @@ def layout_of(lengths: tuple[int, ...], together: int) -> Layout:
         groups.append(Group(len(documents), tokens, padding))
         places[tokens[real]] = begin + real.nonzero().flatten()
         begin += len(tokens)
-    return Layout(groups, places)
+    return DocumentLayout(groups, places)
 
 
 def similar(lengths: Sequence[int], together: int) -> list[list[int]]:
@@ -111,7 +111,9 @@ def _integers(values: Sequence[int]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
-def split_row(row: torch.Tensor, layout: Layout, per_key: int = 1) -> tuple[torch.Tensor, ...]:
+def split_row(
+    row: torch.Tensor, layout: DocumentLayout, per_key: int = 1
+) -> tuple[torch.Tensor, ...]:
     """The groups of a row.
 
     Args:
@@ -128,7 +130,7 @@ def split_row(row: torch.Tensor, layout: Layout, per_key: int = 1) -> tuple[torc
 
 
 def join_documents(
-    groups: Sequence[torch.Tensor], layout: Layout, per_key: int = 1
+    groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int = 1
 ) -> torch.Tensor:
     """The row of what `split_row` has split; padding has no gradient."""
     row: torch.Tensor = _Join.apply(layout, per_key, *groups)
@@ -140,7 +142,7 @@ class _Split(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(
-        ctx: Any, row: torch.Tensor, layout: Layout, per_key: int
+        ctx: Any, row: torch.Tensor, layout: DocumentLayout, per_key: int
     ) -> tuple[torch.Tensor, ...]:
         ctx.layout, ctx.per_key = layout, per_key
         return tuple(_group(row, group, per_key) for group in layout.groups)
@@ -165,7 +167,9 @@ class _Join(torch.autograd.Function):  # type: ignore[misc]
     kernel = ""
 
     @staticmethod
-    def forward(ctx: Any, layout: Layout, per_key: int, *groups: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, layout: DocumentLayout, per_key: int, *groups: torch.Tensor
+    ) -> torch.Tensor:
         ctx.layout, ctx.per_key = layout, per_key
         return _row(groups, layout, per_key)
 
@@ -200,7 +204,7 @@ def _group(row: torch.Tensor, group: Group, per_key: int) -> torch.Tensor:
     return tokens.view(len(tokens), group.count, -1, row.shape[-1])
 
 
-def _row(groups: Sequence[torch.Tensor], layout: Layout, per_key: int) -> torch.Tensor:
+def _row(groups: Sequence[torch.Tensor], layout: DocumentLayout, per_key: int) -> torch.Tensor:
     """Tokens are the outer dimension in memory, as before a model has split the heads."""
     flat = [x.flatten(1, 2).unflatten(1, (-1, per_key)) for x in groups]
     joined = torch.cat(flat, 1) if len(flat) > 1 else flat[0]

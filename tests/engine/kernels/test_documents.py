@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ftcluster_kernels.documents import (
     SIMILAR,
-    Layout,
+    DocumentLayout,
     join_documents,
     layout_of,
     split_row,
@@ -25,7 +25,7 @@ seeds = st.integers(0, 2**32)
 Groups = list[list[torch.Tensor]]
 
 
-def documents_of(layout: Layout) -> Groups:
+def documents_of(layout: DocumentLayout) -> Groups:
     """What `layout` says, without its padding."""
     groups = []
     for group in layout.groups:

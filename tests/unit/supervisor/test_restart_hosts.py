@@ -14,7 +14,7 @@ from ftcluster_train.supervisor.heartbeats import StopRequest
 from ftcluster_train.supervisor.leases import Leases
 from ftcluster_train.supervisor.metrics_file import MetricsFile
 from ftcluster_train.supervisor.monitors import Ending
-from ftcluster_train.supervisor.rank_launch import HostsRefused, Run
+from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
 from ftcluster_train.supervisor.ssh_check import Refusal
@@ -99,7 +99,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     announced: list[str] = []
     after = [{HOSTS[1]}, {HOSTS[3]}, {HOSTS[1], HOSTS[3]}]  # off after each start
 
-    def run_ranks(launch: Launch, _run: Run, notice: str = "") -> Ending:
+    def run_ranks(launch: Launch, _run: SupervisedRun, notice: str = "") -> Ending:
         tried.append("".join(host.name[-1] for host in launch.hosts))
         if refused := [Refusal(host, "off", True) for host in launch.hosts if host in off]:
             raise HostsRefused(refused)
@@ -114,7 +114,9 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)
     launch = replace(LAUNCH, run_dir=str(tmp_path), max_restarts=3, min_nodes=2)
     restarts._write(launch)
-    run = Run(Leases(share=False), EventWriter(tmp_path), {}, StopRequest(), MetricsFile(tmp_path))
+    run = SupervisedRun(
+        Leases(share=False), EventWriter(tmp_path), {}, StopRequest(), MetricsFile(tmp_path)
+    )
     began = time.monotonic()
     assert restarts.run_with_restarts(launch, run, again=False).state == "done"
     assert time.monotonic() - began < restarts.HOST_RETRY_SECONDS  # nothing was waited for
@@ -135,7 +137,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     def sleep(seconds: float) -> None:
         clock.now += seconds
 
-    def run_ranks(_launch: Launch, _run: Run, _notice: str = "") -> Ending:
+    def run_ranks(_launch: Launch, _run: SupervisedRun, _notice: str = "") -> Ending:
         if clock.now < 1062:
             raise HostsRefused([Refusal(HOSTS[1], "off", True)])
         return Ending("done", 0, [])
@@ -145,7 +147,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
     launch = replace(LAUNCH, run_dir=str(tmp_path), idle=(), spares=0, max_restarts=1)
     restarts._write(launch)
     writer = EventWriter(tmp_path)
-    run = Run(Leases(share=False), writer, {}, StopRequest(), MetricsFile(tmp_path))
+    run = SupervisedRun(Leases(share=False), writer, {}, StopRequest(), MetricsFile(tmp_path))
     started = restarts._restart(launch, run)
     assert started is not None
     assert started[1].state == "done"

@@ -21,7 +21,7 @@ from ftcluster_train.engine.adapters import (
     saved_weights,
     trained_weights,
 )
-from ftcluster_train.engine.model_card import Measured, write_card
+from ftcluster_train.engine.model_card import MeasuredModel, write_card
 from ftcluster_train.engine.optim.base import OptimizerStep, State, exhaust
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.saved_check import NotAsTrainedError, SavedCheck
@@ -96,7 +96,7 @@ class Checkpoints:
         pieces = tensors.pieces()
 
         def write_more(partial: Path) -> None:
-            measured = Measured(state.metrics, state.classes, state.step, self._world.size)
+            measured = MeasuredModel(state.metrics, state.classes, state.step, self._world.size)
             write_card(partial, self._job, task, measured)
             if tensors.header:
                 write_state(partial, tensors.header, pieces, state)

@@ -52,7 +52,7 @@ SHOWN_SAMPLES = 8  # of a batch whose loss is NaN
 
 
 @dataclass(frozen=True)
-class TrainResult:
+class LoopResult:
     """What a training has measured.
 
     Attributes:
@@ -74,7 +74,7 @@ def train(
     validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
     optimizations: Optimizations = ALL_OPTIMIZATIONS,
     stop_asked: Callable[[], bool] = lambda: False, check: SavedCheck | None = None,
-) -> tuple[TrainResult, PreTrainedModel]:  # fmt: skip
+) -> tuple[LoopResult, PreTrainedModel]:  # fmt: skip
     """Train `model`; returns it in fp32 on rank 0.
 
     Args:
@@ -206,7 +206,7 @@ def train(
     ):
         metrics, classes, at = state.best_metrics, state.best_classes, state.best_step or at
     task.use_scores(classes)
-    return TrainResult(metrics, seconds, state.samples / seconds, classes, at), trained
+    return LoopResult(metrics, seconds, state.samples / seconds, classes, at), trained
 
 
 def log_start(

@@ -50,7 +50,7 @@ LOAD = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredModel:
     """What is known of a model when it is saved.
 
     Attributes:
@@ -65,7 +65,7 @@ class Measured:
     ranks: int
 
 
-def write_card(folder: Path, job: Job, task: Task, measured: Measured) -> None:
+def write_card(folder: Path, job: Job, task: Task, measured: MeasuredModel) -> None:
     """Write the card of a model into its folder, which has all its other files.
 
     Args:
@@ -81,7 +81,7 @@ def write_card(folder: Path, job: Job, task: Task, measured: Measured) -> None:
 
 
 def card(
-    job: Job, about: Mapping[str, Any], measured: Measured, library: str, model_class: str,
+    job: Job, about: Mapping[str, Any], measured: MeasuredModel, library: str, model_class: str,
     seconds: float,
 ) -> str:  # fmt: skip
     """The text of a card.
@@ -221,7 +221,7 @@ def _data(about: Mapping[str, Any]) -> Iterator[str]:
         yield f"- {use}: {', '.join(map(_code, columns))}"
 
 
-def _metrics(measured: Measured) -> Iterator[str]:
+def _metrics(measured: MeasuredModel) -> Iterator[str]:
     if not measured.metrics:
         yield "It was not evaluated."
         return
@@ -294,7 +294,7 @@ def _changed(value: Any, left_out: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _made_by(job: Job, measured: Measured, seconds: float) -> Iterator[str]:
+def _made_by(job: Job, measured: MeasuredModel, seconds: float) -> Iterator[str]:
     yield f"- {measured.step} optimizer steps on {measured.ranks} ranks"
     if job.hardware:
         yield f"- hosts: {_cell('; '.join(job.hardware))}"

@@ -60,7 +60,7 @@ from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
 from ftcluster_train.engine.loop import train
-from ftcluster_train.engine.model_card import Measured, write_card
+from ftcluster_train.engine.model_card import MeasuredModel, write_card
 from ftcluster_train.engine.models import (
     check_tokens,
     load_config,
@@ -169,7 +169,7 @@ def run(job: Job) -> None:
         outputs = check.outputs(trained)
         if merged:
             merge_adapters(trained)
-        measured = Measured(done.metrics, done.classes, done.step, world.size)
+        measured = MeasuredModel(done.metrics, done.classes, done.step, world.size)
         save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
         log.write("phase", doing="comparing the saved model with the trained one")
         check.check(folder, trained, outputs)

@@ -133,7 +133,7 @@ class StepResult:
     grad_norm: float
 
 
-class Step:
+class TrainingStep:
     """Adds up the gradients of a batch's micro-batches and updates the weights.
 
     Args:
@@ -188,7 +188,7 @@ class Step:
         return value
 
 
-class GradientCacheStep(Step):
+class GradientCacheStep(TrainingStep):
     """A step whose loss compares vectors of all ranks' samples, such as embeddings of their texts.
 
     The gradient of each micro-batch depends on all others. So several are computed twice, at first
@@ -229,9 +229,9 @@ class GradientCacheStep(Step):
 def make_step(
     task: Task, model: PreTrainedModel, optimizer: OptimizerStep, kernels: KernelMode,
     times: StepTimes, bf16: bool,
-) -> Step:  # fmt: skip
-    """The step for a task; arguments as in Step."""
-    kind = GradientCacheStep if task.compares_batch else Step
+) -> TrainingStep:  # fmt: skip
+    """Return the step for a task, with the arguments of TrainingStep."""
+    kind = GradientCacheStep if task.compares_batch else TrainingStep
     return kind(task, model, optimizer, kernels, times, bf16)
 
 

@@ -68,7 +68,7 @@ class HostsRefused(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class SupervisedRun:
     """What all starts of a run's ranks have in common.
 
     Attributes:
@@ -82,7 +82,7 @@ class Run:
     metrics: MetricsFile
 
 
-def run_ranks(launch: Launch, run: Run, notice: str = "") -> Ending:
+def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     """Start mpirun and wait until nothing of the run is left on this host.
 
     Args:

@@ -17,13 +17,15 @@ from ftcluster_train.io.events import seconds_since_first
 from ftcluster_train.io.fsync import write_atomically
 from ftcluster_train.supervisor import background
 from ftcluster_train.supervisor.monitors import Ending
-from ftcluster_train.supervisor.rank_launch import HostsRefused, Run, run_ranks
+from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun, run_ranks
 
 HOST_RETRY_SECONDS = 5.0
 SAY_SECONDS = 15.0  # between two events that say which hosts are waited for
 
 
-def run_with_restarts(launch: Launch, run: Run, again: bool, rebooted: bool = False) -> Ending:
+def run_with_restarts(
+    launch: Launch, run: SupervisedRun, again: bool, rebooted: bool = False
+) -> Ending:
     """Start the ranks again after a failure that is not the program's own, as often as allowed.
 
     A training resumes by itself from its newest checkpoint or snapshot. A spare takes the place of
@@ -63,7 +65,7 @@ def _where_and_what(error: dict[str, Any]) -> str:
     return f"{rank}{error['host']}: {error['message']}"
 
 
-def _restart(launch: Launch, run: Run) -> tuple[Launch, Ending] | None:
+def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:
     """Start the ranks again, on the hosts that answer; None where these are too few.
 
     Returns:

@@ -52,7 +52,7 @@ from ftcluster_train.supervisor.rank_environment import (
 from ftcluster_train.supervisor.rank_environment import (
     free_port as free_port,  # for --dry-run's text
 )
-from ftcluster_train.supervisor.rank_launch import HostsRefused, Run
+from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import run_with_restarts
 from ftcluster_train.supervisor.ssh_check import Refusal
 
@@ -76,7 +76,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     try:
         if (run_dir / STOP_FILE).exists():
             raise Stopped
-        run = Run(leases, events, take_secrets(launch, request), request, metrics)
+        run = SupervisedRun(leases, events, take_secrets(launch, request), request, metrics)
         ending = run_with_restarts(launch, run, again, rebooted)
     except Stopped:  # while no rank was running
         kill_rest(launch.run)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ftcluster_train.engine.data.sets import Part, choose_sets, draw_rows
+from ftcluster_train.engine.data.sets import PartOfRows, choose_sets, draw_rows
 from ftcluster_train.errors import TrainError
 
 A, B, C = [{"x": 1}], [{"x": 2}], [{"x": 3}]
@@ -42,5 +42,5 @@ def test_rows_for_validation_are_of_each_class_and_the_same_each_time() -> None:
 def test_both_parts_have_all_rows() -> None:
     rows = [{"x": number} for number in range(5)]
     drawn = frozenset({1, 4})
-    assert [row["x"] for row in Part(rows, drawn, True)] == [1, 4]
-    assert [row["x"] for row in Part(rows, drawn, False)] == [0, 2, 3]
+    assert [row["x"] for row in PartOfRows(rows, drawn, True)] == [1, 4]
+    assert [row["x"] for row in PartOfRows(rows, drawn, False)] == [0, 2, 3]

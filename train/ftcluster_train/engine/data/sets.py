@@ -103,7 +103,7 @@ class Complete:
 
 
 @dataclass(frozen=True)
-class Part:
+class PartOfRows:
     """The rows with certain numbers, or all others.
 
     Attributes:

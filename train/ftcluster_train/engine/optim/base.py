@@ -18,7 +18,7 @@ Header = Mapping[str, tuple[torch.dtype, list[int]]]  # dtype and shape of each 
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """A part of a tensor.
 
     Attributes:
@@ -44,7 +44,7 @@ class Part:
         return pieces[: self.length]
 
 
-def gather_memory(parts: Iterable[Part]) -> torch.Tensor:
+def gather_memory(parts: Iterable[StatePart]) -> torch.Tensor:
     """Memory for the elements of any of these parts, which are fp32 where they are sharded.
 
     It is used for one after the other, because malloc would leave gaps between large tensors.
@@ -63,14 +63,14 @@ class State:
         gather_seconds: that `pieces` has waited for other ranks.
     """
 
-    def __init__(self, tensors: Mapping[str, Sequence[Part]]) -> None:
+    def __init__(self, tensors: Mapping[str, Sequence[StatePart]]) -> None:
         self._tensors = tensors
         self.gather_seconds = 0.0
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> "State":
         """The state of a rank that has all of it."""
-        return cls({name: [Part(t, t.numel(), False)] for name, t in tensors.items()})
+        return cls({name: [StatePart(t, t.numel(), False)] for name, t in tensors.items()})
 
     @property
     def sharded(self) -> bool:
@@ -139,7 +139,7 @@ class State:
         return State(
             {
                 name: [
-                    Part(torch.empty_like(part.own).zero_(), part.length, part.sharded)
+                    StatePart(torch.empty_like(part.own).zero_(), part.length, part.sharded)
                     for part in parts
                 ]
                 for name, parts in self._tensors.items()

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ftcluster_common.recipe import Training
 from ftcluster_train.comm.reduce_scatter import ReduceScatter
-from ftcluster_train.engine.optim.base import OptimizerStep, Part, State
+from ftcluster_train.engine.optim.base import OptimizerStep, State, StatePart
 from ftcluster_train.engine.optim.flat_params import ALIGNMENT, add_gradient_hook
 from ftcluster_train.engine.optim.flat_step import AdamW, norm_of
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
@@ -237,8 +237,8 @@ class ShardedOptimizerStep(OptimizerStep):
         return self._norm.hex()
 
     def state(self) -> State:
-        def parts(tensors: dict[int, torch.Tensor]) -> list[Part]:
-            return [Part(piece, self._bucket(n).length, True) for n, piece in tensors.items()]
+        def parts(tensors: dict[int, torch.Tensor]) -> list[StatePart]:
+            return [StatePart(piece, self._bucket(n).length, True) for n, piece in tensors.items()]
 
         masters = self.weights.masters
         tensors = {"master_weights": parts({n: masters[n] for n in self.weights.flat_order})}
@@ -247,7 +247,7 @@ class ShardedOptimizerStep(OptimizerStep):
             for name in ("exp_avg", "exp_avg_sq"):
                 tensors[f"{name}_{group}"] = parts({n: moments[n][name] for n in numbers})
         for number, buffer in enumerate(self.weights.saved_buffers):
-            tensors[f"buffer_{number}"] = [Part(buffer, buffer.numel(), sharded=False)]
+            tensors[f"buffer_{number}"] = [StatePart(buffer, buffer.numel(), sharded=False)]
         return State(tensors)
 
     def state_loaded(self, step: int) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ftcluster_train.comm.reduce_scatter import start_all_gather
 from ftcluster_train.comm.traffic import Traffic
-from ftcluster_train.engine.optim.base import Part, gather_memory
+from ftcluster_train.engine.optim.base import StatePart, gather_memory
 from ftcluster_train.engine.optim.flat_params import (
     ALIGNMENT,
     FlatLayout,
@@ -144,7 +144,7 @@ class ShardedWeights(ModelWeights):
         The weights are valid until the next ones.
         """
         parts = [
-            Part(master, bucket.length, sharded=True)
+            StatePart(master, bucket.length, sharded=True)
             for bucket, master in zip(self.buckets, self.masters, strict=True)
         ]
         memory = gather_memory(parts)

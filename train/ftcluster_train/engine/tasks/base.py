@@ -18,7 +18,7 @@ from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS, LOGITS
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.row_review import RowReview
-from ftcluster_train.engine.data.sets import PREDICTED, SEED, Part, choose_sets, draw_rows
+from ftcluster_train.engine.data.sets import PREDICTED, SEED, PartOfRows, choose_sets, draw_rows
 from ftcluster_train.engine.data.sources import (
     Rows,
     check_rows,
@@ -130,7 +130,7 @@ class Task(ABC):
     options: Any
     limit = 0
     validation_splits: tuple[str, ...] = (VALIDATION,)
-    drawn: Part | None = None
+    drawn: PartOfRows | None = None
     model_class: Any
     large_vocabulary = False
     has_head = True
@@ -298,9 +298,9 @@ class Task(ABC):
         seed, percent = self.recipe.training.data_seed, self.options.validation_split_percentage
         rows = sets[TRAIN]
         drawn, what = self.draw_validation(rows, percent, SEED if seed is None else seed)
-        self.drawn = Part(rows, drawn, True)
+        self.drawn = PartOfRows(rows, drawn, True)
         notice = f"validation: {what}, {percent:g} % of train"
-        return {TRAIN: Part(rows, drawn, False), VALIDATION: self.drawn}, [notice]
+        return {TRAIN: PartOfRows(rows, drawn, False), VALIDATION: self.drawn}, [notice]
 
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Return the numbers of the rows drawn for validation, and how many, for a notice."""
