@@ -1,4 +1,4 @@
-"""GELU, its tanh approximation and SiLU as one loop, also times what a gated MLP multiplies by."""
+"""GELU, its tanh approximation and SiLU in one loop, optionally times the factor of a gated MLP."""
 
 from functools import partial
 from typing import Any
@@ -48,7 +48,7 @@ def _activated(name: str, input: torch.Tensor, factor: torch.Tensor | None) -> t
 
 
 def activate(name: str, input: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
-    """An activation's output, times a factor of the same shape, rounded once.
+    """Return an activation's output, times a factor of the same shape, rounded once.
 
     Args:
         name: gelu, tanh_gelu or silu.

@@ -19,14 +19,14 @@ MOST_DROPPED = 1 - 1 / DROP_LEVELS  # the largest probability
 
 
 def drop_of(p: float, seed: int) -> Drop:
-    """Which elements dropout drops: each one with a probability near `p`.
+    """Return which elements dropout drops: each with a probability near `p`.
 
     The probability is the one for which bf16 has the scale 1 / (1 - p) exactly, so that the mean of
     the mask is 1: 0.0986 for 0.1. torch rounds the scale instead, and its mean is off by as much.
     Below 0.004 the nearest scale is 1, and the probability is `p`.
 
     Args:
-        p: from 0 to MOST.
+        p: dropout probability, from 0 to MOST_DROPPED.
         seed: any 64 bits.
     """
     scale = float(torch.tensor(1 / (1 - p), dtype=torch.bfloat16, device="cpu"))
@@ -34,12 +34,12 @@ def drop_of(p: float, seed: int) -> Drop:
 
 
 def exact_drop_of(p: float, seed: int) -> Drop:
-    """As `drop_of`, but with the probability `p` itself, and the scale 1."""
+    """Return which elements dropout drops with the probability `p` itself, and the scale 1."""
     return _drop(p, 1.0, seed)
 
 
 def _drop(probability: float, scale: float, seed: int) -> Drop:
-    """The probability is in steps."""
+    """Return a Drop whose probability is rounded to steps of 1 / DROP_LEVELS."""
     return Drop(seed, round(probability * DROP_LEVELS) - DROP_LEVELS // 2, scale)
 
 
@@ -60,15 +60,15 @@ class _Dropout(torch.autograd.Function):  # type: ignore[misc]
 
 
 def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor:
-    """Each element is 0 or the scale times itself.
+    """Return the values with each element either 0 or multiplied by the scale.
 
     The mask depends on torch's default generator, as that of torch's dropout, so gradient
     checkpointing draws the same one again.
 
     Args:
-        values: those that `simd.is_fit` takes.
-        p: above 0, at most MOST.
-        exact: whether the probability is `p`, and the scale as exact as torch's.
+        values: any tensor; torch computes if `simd.is_fit` refuses it.
+        p: dropout probability, above 0 and at most MOST_DROPPED.
+        exact: True for the probability `p` itself, and a scale as exact as torch's.
     """
     if is_transformed() or not simd.is_fit(values):
         output: torch.Tensor = torch.dropout(values, p, True)
@@ -80,5 +80,5 @@ def dropout(values: torch.Tensor, p: float, exact: bool = False) -> torch.Tensor
 
 
 def draw_seed() -> int:
-    """64 bits from torch's default generator."""
+    """Return 64 bits from torch's default generator."""
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(-(1 << 63), None).item())

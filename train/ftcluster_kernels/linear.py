@@ -1,4 +1,4 @@
-"""Linear layers that leave out rows: those that nothing reads, and backward without a gradient.
+"""Linear layers that skip rows: those that nothing reads, and in the backward pass those of zeros.
 
 A classifier reads one token of each sample, so in its last layer queries, the attention's output
 and the two layers behind it have a gradient in one row of each sample. Rows of padding have none in
@@ -29,11 +29,11 @@ def linear(
     bias: torch.Tensor | None = None,
     rows_read: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
+    """Compute `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
 
     Args:
-        rows_read: the numbers of the rows of the output that are read, the others may be anything;
-            None: all are.
+        rows_read: indices of the output's rows that are read; the others may hold anything. None
+            means all rows.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     # torch also takes a vector as an input or a weight, and one number as a bias
@@ -47,7 +47,7 @@ def linear(
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
-    """Shapes as those of `linear`."""
+    """The function behind `linear`, with the same shapes."""
 
     kernel = ""
 
@@ -102,7 +102,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """`rows` at their places in zeros of shape (*shape, columns)."""
+    """Return zeros of shape (*shape, columns) with `rows` at the chosen places."""
     output = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy_(0, chosen, rows)
     return output.view(*shape, -1)
 
@@ -114,7 +114,7 @@ def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
 
 
 def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
-    """The numbers of the rows that are not all zeros; None if most rows are not.
+    """Return the indices of the rows that are not all zeros, or None if most rows are not.
 
     Args:
         grad: shape (rows, columns).
@@ -127,6 +127,6 @@ def rows_with_gradient(grad: torch.Tensor) -> torch.Tensor | None:
 
 
 def _is_some(rows: torch.Tensor) -> torch.Tensor:
-    """Whether a row has other bits than 0: `any` takes 20 times as long for bf16."""
+    """Return for each row if it has bits other than 0: `any` takes 20 times as long for bf16."""
     bits = rows.view(INTEGERS[rows.itemsize])
     return (bits.amax(1) != 0).logical_or_(bits.amin(1) != 0)

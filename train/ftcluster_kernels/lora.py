@@ -1,7 +1,7 @@
 """Linear layers with low-rank adapters (LoRA, Hu et al. 2021): W x + scale * B A x.
 
-As one function with a backward pass of its own: what the adapter adds is added by the matrix
-product that computes it, and nothing of the layer's output is copied.
+The layer and its adapter are one function with its own backward pass: the matmul of the adapter
+adds to the layer's output, which is never copied.
 """
 
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class Adapter:
     Attributes:
         down: A, shape (rank, inputs).
         up: B, shape (outputs, rank); 0 at first.
-        scale: what their product is multiplied by.
-        dropout: of the adapter's input.
+        scale: factor of the product of both.
+        dropout: dropout probability of the adapter's input.
     """
 
     down: torch.nn.Parameter
@@ -43,7 +43,7 @@ class Adapter:
 def linear_with_adapter(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapter: Adapter
 ) -> torch.Tensor:
-    """As `torch.nn.functional.linear`, with what the adapter adds; the weight may be in NF4."""
+    """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4."""
     # before and after a training the adapter is in fp32
     dtype = dtype_of(weight)
     down, up = adapter.down.to(dtype), adapter.up.to(dtype)
@@ -107,7 +107,7 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _to_sums(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
-    """A gradient with more rows or columns, unless it went to the weight's sums."""
+    """Add a padded gradient to the weight's sums, or return it cropped if there are no sums."""
     gradient, sums = gradient[: len(weight), : weight.shape[1]], sums_of(weight)
     if sums is None:
         return gradient.to(weight.dtype)

@@ -1,7 +1,7 @@
 """Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
-Such a weight is a parameter of bytes with two values each. Its values are computed anew for each
-product, so only those of one layer are in memory.
+Such a weight is a parameter of bytes with two values each. Its values are recomputed for each
+matmul, so only those of one layer are in memory.
 """
 
 import copy
@@ -17,11 +17,11 @@ from ftcluster_kernels.products import product, torch_linear
 
 @dataclass(frozen=True)
 class Nf4:
-    """How a parameter is kept in NF4; it has this as attribute `nf4`.
+    """The format of a parameter in NF4, which has this as its attribute `nf4`.
 
     Attributes:
         state: bitsandbytes' description of the bytes.
-        shape: of the values.
+        shape: shape of the values.
     """
 
     state: Any
@@ -35,10 +35,10 @@ class Nf4:
 
 
 def in_nf4(quantized: torch.Tensor, state: Any) -> torch.nn.Parameter:
-    """A frozen parameter of what bitsandbytes has quantized.
+    """Return a frozen parameter of values that bitsandbytes has quantized.
 
     Args:
-        state: its `QuantState`.
+        state: bitsandbytes' `QuantState`.
     """
     weight = torch.nn.Parameter(quantized, requires_grad=False)
     shape, by_block = torch.Size(state.shape), copy.copy(state)
@@ -50,7 +50,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> torch.nn.Parameter:
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
-    """The values of a weight, shape (outputs, inputs); itself unless it is in NF4."""
+    """Return the values of a weight, shape (outputs, inputs): the weight itself unless in NF4."""
     nf4: Nf4 | None = getattr(weight, "nf4", None)
     if nf4 is None:
         return weight
@@ -61,13 +61,13 @@ def dense(weight: torch.Tensor) -> torch.Tensor:
 
 
 def dtype_of(weight: torch.Tensor) -> torch.dtype:
-    """The dtype of a weight's values."""
+    """Return the dtype of a weight's values."""
     dtype: torch.dtype = getattr(weight, "nf4", weight).dtype
     return dtype
 
 
 def shape_of(weight: torch.Tensor) -> torch.Size:
-    """The shape of a weight's values."""
+    """Return the shape of a weight's values."""
     shape: torch.Size = getattr(weight, "nf4", weight).shape
     return shape
 
@@ -75,7 +75,7 @@ def shape_of(weight: torch.Tensor) -> torch.Size:
 def linear_in_nf4(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `torch.nn.functional.linear`, with a frozen weight in NF4."""
+    """Compute `torch.nn.functional.linear` with a frozen weight in NF4."""
     input = input.to(dtype_of(weight))
     with torch.autocast("cpu", enabled=False):
         if is_transformed():

@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm in one pass over memory.
 
-Where products are computed in bf16, residuals are fp32 and the layers behind a norm want bf16. So
-a training has a norm round its output where it computes it, see `rounded_output`.
+If matmuls are computed in bf16, residuals are fp32 and the layers behind a norm read bf16. So in a
+training a norm rounds its output while it computes it, see `rounded_output`.
 """
 
 import threading
@@ -81,7 +81,7 @@ def fits_norm(weight: torch.Tensor, bias: torch.Tensor | None, width: int) -> bo
 
 
 def computes_in_bf16() -> bool:
-    """Whether linear layers do, under autocast."""
+    """Return True if linear layers compute in bf16, under autocast."""
     enabled = torch.is_autocast_enabled("cpu")
     return bool(enabled and torch.get_autocast_dtype("cpu") == torch.bfloat16)
 
@@ -93,11 +93,11 @@ def norm(
     epsilon: float,
     centered: bool,
 ) -> torch.Tensor:
-    """LayerNorm over the last dimension, or RMSNorm where it is not centered.
+    """Compute LayerNorm over the last dimension, or RMSNorm if it is not centered.
 
     Args:
-        input: fp32.
-        weight, bias: those that are fit; the last one of LayerNorm only.
+        input: values in fp32.
+        weight, bias: parameters that `fits_norm` accepts; RMSNorm has no bias.
 
     Returns:
         fp32. `rounded_output` returns a copy in bf16 while `copies.wanted` is set and autocast
@@ -116,7 +116,7 @@ def norm(
 
 
 def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, computed in fp32.
+    """Compute RMSNorm (Zhang and Sennrich 2019) over the last dimension, in fp32.
 
     Returns:
         As `weight * input` would be, in the wider one of their dtypes.
@@ -173,7 +173,7 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
 def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
     """Return the output of a norm in bf16.
 
-    None of any other tensor, and where the output was changed or its copy was forgotten.
+    Return None for any other tensor, or if the output was changed or its copy was dropped.
     """
     copy: _Copy | None = getattr(output, "rounded", None)
     if copy is None or output.is_inference() or version_of(output) != 0:

@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al. 2021) as one loop.
+"""Rotary positions (Su et al. 2021) in one loop.
 
 transformers multiplies, swaps and adds in eight passes, in fp32; attention then rounds the result.
 """
@@ -15,7 +15,10 @@ Turned = tuple[torch.Tensor, torch.Tensor]
 
 
 class _Rotary(torch.autograd.Function):  # type: ignore[misc]
-    """Shapes (batch, heads, tokens, size), and (1 or batch, tokens, size) of cosines and sines."""
+    """The function behind `rotary`.
+
+    Values have shape (batch, heads, tokens, size), cosines and sines (1 or batch, tokens, size).
+    """
 
     kernel = "rotary"
 
@@ -40,7 +43,7 @@ class _Rotary(torch.autograd.Function):  # type: ignore[misc]
 def _turn(
     values: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, back: bool
 ) -> torch.Tensor:
-    """Tokens are the outer dimension in memory, as before a model has split the heads."""
+    """Return turned values, with tokens as the outer dimension in memory, as models split heads."""
     by_token = simd.in_order(values.transpose(1, 2))
     return simd.rotary(by_token, cosines, sines, back).transpose(1, 2)
 
@@ -48,7 +51,7 @@ def _turn(
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> Turned:
-    """Queries and keys, turned by the positions of their tokens."""
+    """Return queries and keys, turned by the positions of their tokens."""
     if is_transformed():
         return _turned(query, cosines, sines), _turned(key, cosines, sines)
     angles = (simd.in_order(cosines), simd.in_order(sines))

@@ -30,7 +30,7 @@ class Bf16AllReduces:
     """All-reduces beside the backward pass; each rank makes it at the same time.
 
     An all-reduce is two collectives, so that those of several tensors would mix in another order on
-    each rank: they run one after the other, in a thread and a group of their own.
+    each rank: they run one after the other, in a thread and a process group that nothing else uses.
     """
 
     def __init__(self) -> None:
@@ -38,12 +38,12 @@ class Bf16AllReduces:
         self._thread = ThreadPoolExecutor(1, "bf16-all-reduce")
 
     def start(self, tensor: torch.Tensor) -> "Future[None]":
-        """Begin; in the same order on all ranks."""
+        """Start an all-reduce; all ranks call this in the same order."""
         return self._thread.submit(all_reduce_bf16, tensor, self._group)
 
 
 def all_reduce_quantized(
-    own: torch.Tensor,
+    values: torch.Tensor,
     total: torch.Tensor,
     dtype: Literal["bf16", "int8"],
     group: dist.ProcessGroup | None,
@@ -51,22 +51,22 @@ def all_reduce_quantized(
     """Sum a tensor over the ranks of a group. Every rank gets the same sums, to the last bit.
 
     Args:
-        own: fp32, shape (elements,); becomes what the others receive of it.
+        values: fp32, shape (elements,); becomes the rounded values that other ranks receive.
         total: fp32, shape (elements,), to be written.
     """
-    for part, sums in zip(own.split(CHUNK), total.split(CHUNK), strict=True):
+    for part, sums in zip(values.split(CHUNK), total.split(CHUNK), strict=True):
         _all_reduce(part, sums, dtype, group)
 
 
 def _all_reduce(
-    own: torch.Tensor, total: torch.Tensor, dtype: str, group: dist.ProcessGroup | None
+    values: torch.Tensor, total: torch.Tensor, dtype: str, group: dist.ProcessGroup | None
 ) -> None:
     ranks = dist.get_world_size(group)
-    rows = -(-len(own) // (BLOCK * ranks)) * ranks
+    rows = -(-len(values) // (BLOCK * ranks)) * ranks
     padded = torch.zeros(rows * BLOCK, dtype=torch.float32)
-    padded[: len(own)] = own
+    padded[: len(values)] = values
     wire = pack(padded.view(rows, BLOCK), dtype)
-    own.copy_(unpack(wire, dtype).view(-1)[: len(own)])
+    values.copy_(unpack(wire, dtype).view(-1)[: len(values)])
     received = torch.empty_like(wire)
     dist.all_to_all_single(received, wire, group=group)
     first, *others = received.chunk(ranks)
@@ -78,7 +78,7 @@ def _all_reduce(
 
 
 def wire_bytes(elements: int, dtype: str) -> int:
-    """What is sent of so many elements, but for padding.
+    """Return the bytes sent for `elements` values, excluding padding.
 
     >>> wire_bytes(1000, "bf16"), wire_bytes(1024, "int8")
     (2000, 1040)
@@ -87,7 +87,7 @@ def wire_bytes(elements: int, dtype: str) -> int:
 
 
 def pack(values: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Rows as bytes: in bf16, or in int8 with the row's scale in fp32 behind it.
+    """Return rows as bytes: in bf16, or in int8 with the row's scale in fp32 behind it.
 
     Args:
         values: fp32, shape (rows, BLOCK).
@@ -103,7 +103,7 @@ def pack(values: torch.Tensor, dtype: str) -> torch.Tensor:
 
 
 def unpack(wire: torch.Tensor, dtype: str) -> torch.Tensor:
-    """What `pack` has been given, rounded: fp32, shape (rows, BLOCK)."""
+    """Return the rounded rows that `pack` encoded: fp32, shape (rows, BLOCK)."""
     if dtype == "bf16":
         return wire.view(torch.bfloat16).float()
     scale = wire[:, BLOCK:].contiguous().view(torch.float32)

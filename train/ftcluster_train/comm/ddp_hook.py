@@ -3,8 +3,8 @@
     from ftcluster_train.comm.collectives import bf16_hook
     model.register_comm_hook(None, bf16_hook)
 
-Half of the bytes of DDP's own all-reduce. torch's `bf16_compress_hook` is refused on CPUs, and sums
-in bf16.
+The hook sends half of the bytes of DDP's own all-reduce. torch's `bf16_compress_hook` is refused on
+CPUs, and sums in bf16.
 """
 
 from concurrent.futures import Future
@@ -17,22 +17,22 @@ from ftcluster_train.comm.all_reduce import Bf16AllReduces
 
 
 def bf16_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The mean of a bucket's gradients over all ranks: bf16 on the wire, summed in fp32."""
+    """Return the mean of a bucket's gradients over all ranks: bf16 on the wire, summed in fp32."""
     gradients = bucket.buffer()
-    found: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    mean: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def finish(done: "Future[None]") -> None:
         error = done.exception()
         if isinstance(error, Exception):
-            found.set_exception(error)
+            mean.set_exception(error)
         else:
-            found.set_result(gradients)
+            mean.set_result(gradients)
 
     _all_reduces().start(gradients.div_(dist.get_world_size())).add_done_callback(finish)
-    return found
+    return mean
 
 
 @cache
 def _all_reduces() -> Bf16AllReduces:
-    """Those of this process; it makes a group of all ranks in its first backward pass."""
+    """Return the all-reduces of this process, whose group is made in the first backward pass."""
     return Bf16AllReduces()

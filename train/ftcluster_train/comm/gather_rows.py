@@ -10,39 +10,39 @@ from ftcluster_train.comm.reduce_scatter import ReduceScatter, all_gather
 from ftcluster_train.comm.traffic import Traffic
 
 
-def count_rows(own: int, traffic: Traffic) -> list[int]:
-    """The number of rows of each rank; every rank calls it."""
+def count_rows(count: int, traffic: Traffic) -> list[int]:
+    """Return the number of rows of each rank; every rank calls this."""
     counts = torch.empty(dist.get_world_size(), dtype=torch.int64)
     traffic.add(counts.nbytes, len(counts))
     with traffic:
-        all_gather(counts, torch.tensor([own], dtype=torch.int64), None)
-    return [int(count) for count in counts]
+        all_gather(counts, torch.tensor([count], dtype=torch.int64), None)
+    return [int(rank_count) for rank_count in counts]
 
 
-def gather_rows(own: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> torch.Tensor:
-    """The rows of all ranks, by rank; every rank calls it.
+def gather_rows(rows: torch.Tensor, counts: Sequence[int], traffic: Traffic) -> torch.Tensor:
+    """Return the rows of all ranks, by rank; every rank calls this.
 
     If they have gradients, every rank has to call `backward` on what it computes of them, because
     these are summed over the ranks then.
 
     Args:
-        own: shape (rows of this rank, width).
-        counts: rows of each rank.
+        rows: rows of this rank, shape (rows, width).
+        counts: number of rows of each rank.
     """
-    gathered: torch.Tensor = _GatherRows.apply(own, counts, traffic)
+    gathered: torch.Tensor = _GatherRows.apply(rows, counts, traffic)
     return gathered
 
 
 class _GatherRows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, own: torch.Tensor, counts: Sequence[int], traffic: Traffic
+        ctx: Any, rows: torch.Tensor, counts: Sequence[int], traffic: Traffic
     ) -> torch.Tensor:
         ctx.counts, ctx.traffic = counts, traffic
-        ranks, most, width = len(counts), max(counts), own.shape[1]
-        padded = own.new_zeros(most, width)
-        padded[: len(own)] = own
-        whole = own.new_empty(ranks, most, width)
+        ranks, most, width = len(counts), max(counts), rows.shape[1]
+        padded = rows.new_zeros(most, width)
+        padded[: len(rows)] = rows
+        whole = rows.new_empty(ranks, most, width)
         traffic.add(whole.nbytes, ranks)
         with traffic:
             all_gather(whole.view(-1), padded.view(-1), None)

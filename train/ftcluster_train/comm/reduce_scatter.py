@@ -28,7 +28,7 @@ class ReduceScatter:
         self._work = dist.all_to_all_single(received, sent, group=group, async_op=True)
 
     def wait(self) -> None:
-        """Until this rank has the others' pieces."""
+        """Wait until this rank has the others' pieces."""
         self._work.wait()
 
     def sum(self, total: torch.Tensor, add: bool) -> None:
@@ -52,5 +52,5 @@ def all_gather(whole: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGrou
 
 
 def start_all_gather(whole: torch.Tensor, piece: torch.Tensor) -> dist.Work:
-    """The same, to be waited for; neither tensor may be used before."""
+    """Start an `all_gather` over all ranks; neither tensor may be used before it is waited for."""
     return _all_gather(whole, piece, async_op=True)

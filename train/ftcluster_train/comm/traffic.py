@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Traffic:
-    """What one rank sends since the training began; a context manager around each wait.
+    """The communication volume of one rank since the training began; a context manager for waits.
 
     Attributes:
         waited: seconds in which the rank was blocked in collectives on gradients and weights, also
@@ -28,9 +28,10 @@ class Traffic:
         self.waited += time.perf_counter() - self._began
 
     def add(self, size: int, ranks: int, passes: int = 1) -> None:
-        """Count a collective on so many bytes of all ranks together.
+        """Count a collective.
 
         Args:
+            size: bytes of all ranks together.
             passes: 2 for an all-reduce, 1 for others.
         """
         self.collectives += 1

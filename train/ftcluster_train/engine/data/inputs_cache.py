@@ -39,7 +39,7 @@ OF_STEPS = frozenset(
 
 
 def reuse_inputs(arguments: Sequence[str]) -> bool:
-    """Give a run the inputs of an earlier one, if they would become the same; returns whether.
+    """Give a run the inputs of an earlier one if they would be the same; return True if it did.
 
     They do with the same recipe but for OF_STEPS, the same files of model, tokenizer and data, and
     the same packages. What has only a name on the Hub may have changed there.
@@ -77,7 +77,7 @@ def keep_inputs(job: Job, inputs: Inputs) -> None:
 
 
 def _inputs_of(job: Job) -> Path | None:
-    """The file with the inputs of such a run; None if names of the recipe are the Hub's."""
+    """Return the file of such a run's inputs; None if the recipe names something on the Hub."""
     recipe = job.recipe
     known = recipe.model.startswith((BY_TYPE, PACKAGE)) or Path(recipe.model).is_dir()
     known &= all(not one or Path(one).is_dir() for one in (recipe.tokenizer, recipe.teacher))
@@ -92,7 +92,7 @@ def _inputs_of(job: Job) -> Path | None:
 
 
 def _files(job: Job, inputs: Inputs) -> str:
-    """The hash of data, tokenizer and this package; of weights of their names, sizes and times."""
+    """Return a hash of data, tokenizer and packages, and of the weights' names, sizes and times."""
     models = (inputs.model, inputs.adapters, inputs.teacher)
     weights = [
         (str(path), path.stat().st_size, path.stat().st_mtime_ns)

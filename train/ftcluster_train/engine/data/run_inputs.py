@@ -1,4 +1,4 @@
-"""Where the ranks of a host find a run's model and data: RUN_DIR/inputs.json."""
+"""The places of a run's model and data on a host, for its ranks: RUN_DIR/inputs.json."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -11,16 +11,16 @@ from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the ranks of a host find model and data.
+    """The places of model and data on a host.
 
     Attributes:
         model: a folder for `from_pretrained`, or `config:TYPE`.
         tokenizer: a folder for `from_pretrained`.
         samples: the folder with a folder of token samples for each split.
         teacher: a folder for `from_pretrained`, or ""; likewise adapters, of the model.
-        report: what the samples say of the data, see `engine.data_report`.
-        notices: what to tell the user, such as that samples were truncated.
-        commits: of the Hub, of "model" and "data", where these are from there.
+        report: summary of the data that the samples were made of, see `engine.data_report`.
+        notices: lines for the user, such as that samples were truncated.
+        commits: commits of "model" and "data" that came from the Hub.
     """
 
     model: str

@@ -22,7 +22,7 @@ NO_TOKEN_FILES = frozenset({".bin", ".h5", ".msgpack", ".onnx", ".pt", ".pyc", "
 
 
 def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
-    """The hash of what tokens depend on.
+    """Return a hash of what tokens depend on.
 
     Args:
         folders: with code, data and tokenizer, or files; the names and bytes of all relevant files
@@ -42,7 +42,7 @@ def token_key(settings: Mapping[str, Any], folders: Sequence[Path]) -> str:
 def cached_tokens(
     cache: Path, key: str, make: Callable[[Path], list[str]]
 ) -> tuple[Path, list[str]]:
-    """The folder of the samples, and notices about them.
+    """Return the folder of the samples, and notices about them.
 
     Args:
         make: writes the samples into an empty folder; returns notices.

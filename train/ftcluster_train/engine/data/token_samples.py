@@ -19,7 +19,7 @@ Sample = dict[str, list[Any]]
 
 
 def token_kind(vocabulary: int) -> str:
-    """The array type code for token numbers below `vocabulary`."""
+    """Return the array type code for token numbers below `vocabulary`."""
     return "H" if vocabulary <= 1 << 16 else "i"
 
 
@@ -121,7 +121,7 @@ class Samples(Sequence[Sample]):
         }
 
     def lengths(self, column: str) -> list[int]:
-        """The number of values of each sample in a column."""
+        """Return the number of values of each sample in a column."""
         ends = self._ends[column][: self._count].tolist()
         return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 

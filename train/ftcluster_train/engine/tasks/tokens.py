@@ -29,7 +29,7 @@ class TextReader:
     def tokenize(
         self, texts: Sequence[list[str]], limit: int
     ) -> tuple[dict[str, list[list[int]]], int]:
-        """The tokens of texts or pairs of them, and how many were truncated.
+        """Return the tokens of texts or pairs of texts, and how many were truncated.
 
         Args:
             texts: one or two lists.
@@ -50,14 +50,14 @@ class TextReader:
         return columns, len(long)
 
     def token_kinds(self) -> dict[str, str]:
-        """The tokenizer's columns that the model gets, and the array type of each."""
+        """Return the tokenizer's columns that the model reads, and the array type of each."""
         kind = token_kind(len(self.tokenizer))
         return {
             name: kind for name in TOKENIZER_COLUMNS if name in self.tokenizer.model_input_names
         }
 
     def pad(self, samples: Sequence[Sample], side: str = "right") -> dict[str, torch.Tensor]:
-        """The tokenizer's columns, padded to the longest sample, and attention_mask."""
+        """Return the tokenizer's columns, padded to the longest sample, and attention_mask."""
         fill = {
             "input_ids": self.tokenizer.pad_token_id,
             "token_type_ids": self.tokenizer.pad_token_type_id,
@@ -102,7 +102,7 @@ def check_padding(tokenizer: PreTrainedTokenizerBase, recipe: Recipe) -> None:
 
 
 def rectangle(rows: Sequence[Sequence[int]], fill: int, side: str) -> torch.Tensor:
-    """Rows of unequal length as a tensor, filled on one side."""
+    """Return rows of unequal length as a tensor, filled on one side."""
     longest = max(map(len, rows))
     padding = ([fill] * (longest - len(row)) for row in rows)
     return torch.tensor(
