@@ -228,7 +228,7 @@ def test_a_model_that_is_not_trained_or_for_something_else(tmp_path: Path) -> No
     with pytest.raises(TrainError, match="has 3 outputs") as caught:
         prepare(replace(job, recipe=number))
     assert caught.value.hint == "regression=false"
-    with pytest.raises(TrainError, match=r"has the label '\w+', and .* has LABEL_0, LABEL_1"):
+    with pytest.raises(TrainError, match=r"the data have the classes .* has LABEL_0, LABEL_1"):
         prepare(job)
     unlabelled = write(tmp_path / "new.csv", [{"Review": row["Review"]} for row in words(20, 1)])
     job = job_of(tmp_path, unlabelled, purpose="predict")

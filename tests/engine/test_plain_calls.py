@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from ftcluster_kernels.elementwise import _Activation, _Dropout, _Norm
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
@@ -23,9 +22,12 @@ from torch.testing import make_tensor
 from torch.utils import _pytree as pytree
 
 from ftcluster_kernels import linear
+from ftcluster_kernels.activations import _Activation
 from ftcluster_kernels.attention import _Attention, _HeadAttention
 from ftcluster_kernels.cross_entropy import _CrossEntropy
+from ftcluster_kernels.dropout import _Dropout
 from ftcluster_kernels.linear import _Linear
+from ftcluster_kernels.norms import _Norm
 from ftcluster_train.patching.script_functions import SCRIPT_FUNCTIONS
 from tests.engine.test_fast import attention_inputs, enabled  # noqa: F401 - a fixture
 from tests.engine.test_repeated_backward import functions_of

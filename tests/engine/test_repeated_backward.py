@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import Node
 
 import ftcluster_kernels
-from ftcluster_kernels import elementwise, linear
+from ftcluster_kernels import linear, norms
 from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_kernels.private_torch import function_of
 from tests.engine.test_derivatives import (
@@ -26,13 +26,13 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The copy of a norm's output in bf16, which linear layers of a training read."""
-    before, elementwise.copies.wanted = elementwise.copies.wanted, True
+    before, norms.copies.wanted = norms.copies.wanted, True
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            output = elementwise.norm(x.float(), weight.float(), None, 1e-5, centered=True)
-            rounded = elementwise.rounded_output(output)
+            output = norms.norm(x.float(), weight.float(), None, 1e-5, centered=True)
+            rounded = norms.rounded_output(output)
     finally:
-        elementwise.copies.wanted = before
+        norms.copies.wanted = before
     assert rounded is not None
     return rounded + output
 

@@ -36,7 +36,7 @@ IN_ROOTS_FOLDER = {
     "runner/ftcluster/launch/runs.py": (1, "cwd is /"),
     "train/ftcluster_train/health/verify.py": (2, "ssh enters / and cwd is /"),
     "train/ftcluster_train/supervisor/background.py": (1, "the unit's WorkingDirectory is /"),
-    "train/ftcluster_train/supervisor/lease.py": (1, "cwd is /, and ssh enters /"),
+    "train/ftcluster_train/supervisor/leases.py": (1, "cwd is /, and ssh enters /"),
     "plugins/action/node_program.py": (1, "the program that RUN starts has / as cwd"),
     "runner/ftcluster/user_script/requirements.py": (1, "an option of pip's files"),
     # arguments of the interpreter that common/ftcluster_common/protocol/launch.py starts
