@@ -10,10 +10,10 @@ import torch
 from torch.autograd.graph import Node
 
 import ftcluster_kernels
-from ftcluster_kernels import linear, norms
+from ftcluster_kernels import nf4, norms
 from ftcluster_kernels.gradient_sums import make_sums
 from ftcluster_kernels.private_torch import function_of
-from tests.engine.test_derivatives import (
+from tests.engine.kernels.test_derivatives import (
     CASES,
     Function,
     draw,
@@ -39,7 +39,7 @@ def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def frozen_linear(x: torch.Tensor) -> torch.Tensor:
     """The function of weights in NF4; a dense weight is its own dense copy."""
-    return linear.linear_in_nf4(x, draw((64, 64))[0].to(x.dtype))
+    return nf4.linear_in_nf4(x, draw((64, 64))[0].to(x.dtype))
 
 
 KERNELS: dict[str, tuple[Function, list[torch.Tensor]]] = {
