@@ -44,8 +44,9 @@ PLAN = plan(HOSTS, RECIPE, STACKS)
 LAUNCH = render(PLAN, "r-1")
 POD_PLAN = plan(cluster(as_pod(VM)), RECIPE, STACKS)
 SGR = re.compile(r"\x1b\[[0-9;]*m")
-# what a terminal obeys, or what reorders text, by Unicode's categories and UAX #9
-OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+# what a terminal obeys, or what reorders text, by Unicode's categories and UAX #9; a tab moves the
+# cursor within its line only, so it stays
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 HOSTILE_NAMES = (
     "a\n---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\n#",
     "b\r\nrm -rf ~ #",
