@@ -14,7 +14,7 @@ from ftcluster_kernels.documents import DocumentMask
 from ftcluster_kernels.private_torch import computes_directly, is_ordinary
 
 TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask)  # no other subclass of Tensor
-OPTIONS = (bool, int, float, str, type(None), torch.Size)
+OPTIONS = frozenset({bool, int, float, str, type(None), torch.Size})
 
 
 def is_plain(value: Any) -> bool:
@@ -38,22 +38,28 @@ class Plain:
 
     def allows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Return True if a call is one of them."""
-        count = len(self.tensors)
         if not self.without_graph and not torch.is_grad_enabled():
             return False
-        for place, value in enumerate(args):
-            if not (is_plain(value) if place < count else self._is_known(value, place)):
+        count = len(self.tensors)
+        for value in args[:count]:
+            if not is_plain(value):
+                return False
+        for place, value in enumerate(args[count:], count):
+            if type(value) not in OPTIONS and not _is_known(value, place in self.optional):
                 return False
         for name, value in kwargs.items():
-            if name not in self.tensors:
-                place = next((i for i, other in self.optional.items() if other == name), -1)
-                if not self._is_known(value, place):
-                    return False
-        missing = self.tensors[len(args) :]
-        return all(is_plain(kwargs.get(name)) for name in missing) and computes_directly()
+            if type(value) in OPTIONS or name in self.tensors:
+                continue
+            if not _is_known(value, name in self.optional.values()):
+                return False
+        for name in self.tensors[len(args) :]:
+            if not is_plain(kwargs.get(name)):
+                return False
+        return computes_directly()
 
-    def _is_known(self, value: Any, place: int) -> bool:
-        """Return True for an option, a shape, or a tensor in its place."""
-        if type(value) in OPTIONS or (place in self.optional and is_plain(value)):
-            return True
-        return type(value) in (list, tuple) and all(type(number) is int for number in value)
+
+def _is_known(value: Any, may_be_tensor: bool) -> bool:
+    """Return True for a shape, or a tensor in its place."""
+    if may_be_tensor and is_plain(value):
+        return True
+    return type(value) in (list, tuple) and all(type(number) is int for number in value)
