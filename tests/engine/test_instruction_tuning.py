@@ -204,7 +204,7 @@ def quantized(folder: Path) -> str:
         (without, {}, "has no chat template"),
         (with_code, {}, "is a model with code of its own, which is not run"),
         (write_chat_model, {"lora_r": 4, "lora_target_modules": ("q_proj", "c_attn", "lm_head")},
-         "this llama model has no linear layer c_attn, lm_head; it has down_proj, gate_proj"),
+         "this llama model has no linear layer c_attn, lm_head that takes adapters"),
         (quantized, {"lora_r": 4, "load_in_4bit": True}, "are quantized already (bitsandbytes)"),
     ],
     ids=["dropping", "refusing", "without", "with code", "targets", "quantized"],

@@ -13,7 +13,10 @@ from ftcluster_common.data.numbers import is_decimal
 MOST_CLASSES = 1000
 SHOWN = 8
 WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
+NUMBER = re.compile(r"\+?(-?)0*([0-9]+)(?:\.([0-9]*?)0*)?")
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
+# small letters of Cyrillic and Greek, and the Latin ones that they or their capitals look like
+LETTERS = str.maketrans("авекмнорстухіѕјһαεζηικμνορτυχ", "abekmhopctyxisjhaezhikmnoptyx")
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
 
 
@@ -42,6 +45,19 @@ def name_key(name: str) -> str:
     plain = unicodedata.normalize("NFKC", name)
     visible = "".join(letter for letter in plain if unicodedata.category(letter) != "Cf")
     return unicodedata.normalize("NFKC", " ".join(visible.split()).casefold())
+
+
+def look_key(name: str) -> str:
+    """Return what a name has in common with names that print alike or are the same number.
+
+    >>> look_key("c\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
+    (True, True)
+    """
+    key = name_key(name)
+    number = NUMBER.fullmatch(key)
+    if number:
+        return f"{number[1]}{number[2]}.{number[3] or ''}"
+    return key.translate(LETTERS)
 
 
 def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:

@@ -1,12 +1,11 @@
 """The columns of data that tasks read: columns that are known for texts, pairs and labels."""
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ftcluster_common.data.data_files import DataError, Row, short
-from ftcluster_common.data.numbers import is_decimal
+from ftcluster_common.data.numbers import as_number, why_no_number
 
 PAIRS = (
     ("sentence1", "sentence2"), ("question1", "question2"), ("premise", "hypothesis"),
@@ -83,15 +82,9 @@ class SearchColumns(NamedTuple):
 
 
 def number_in(cell: Any) -> float | None:
-    """Return a finite number, also of a text or of true and false; None where it is none."""
-    try:
-        value = FLAGS.get(str(cell).strip().lower(), cell)
-        if isinstance(value, str) and not is_decimal(value):
-            return None
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
+    """Return a cell's finite number, where true is 1 and false is 0; None if it is none."""
+    flag = FLAGS.get(str(cell).strip().lower())
+    return as_number(cell) if flag is None else float(flag)
 
 
 def find_search(
@@ -147,7 +140,8 @@ def score_of(row: Row, columns: SearchColumns) -> float:
     """
     score = number_in(row.get(columns.label))
     if score is None:
-        raise DataError(f"{columns.label} is {short(row.get(columns.label))}, not a number")
+        label = row.get(columns.label)
+        raise DataError(f"{columns.label} is {short(label)}, {why_no_number(label)}")
     if columns.loss == "cosine" and not -1 <= score <= 1:
         raise DataError(
             f"{columns.label} is {score:g}, and a cosine is from -1 to 1: divide the scores, or "

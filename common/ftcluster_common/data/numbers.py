@@ -4,14 +4,18 @@ Python's `float` and `int` also read "1_000", "inf", "nan", hexadecimal and the 
 script. Nobody writes these as a label, a score or a setting, so here they are texts.
 """
 
+import math
 import re
+import unicodedata
+from typing import Any
 
 WHOLE = re.compile(r"[-+]?[0-9]{1,300}")
 DECIMAL = re.compile(
     r"[-+]?(?:[0-9]{1,300}(?:\.[0-9]{0,300})?|\.[0-9]{1,300})(?:[eE][-+]?[0-9]{1,4})?"
 )
-
-COMMA = re.compile(r"[-+]?[0-9]+,[0-9]+")
+# a decimal comma, or something between the thousands: 1,5 and 1.234,5 and 1 500
+SEPARATED = re.compile(r"[-+]?[0-9]+(?:[., '][0-9]{3})*[., ][0-9]+")
+HEXADECIMAL = re.compile(r"[-+]?0[xob][0-9a-f]+")
 
 
 def is_decimal(text: str) -> bool:
@@ -34,10 +38,51 @@ def read_decimal(text: str) -> int | float | None:
     return int(text) if WHOLE.fullmatch(text.strip()) else float(text)
 
 
-def has_decimal_comma(text: str) -> bool:
-    """Return True if a text is a number with a comma in place of the point.
+def has_comma(text: str) -> bool:
+    """Return True if a text is a number with a comma, as a decimal sign or between thousands.
 
-    >>> has_decimal_comma(" 3,5"), has_decimal_comma("3.5"), has_decimal_comma("1,2,3")
-    (True, False, False)
+    >>> has_comma(" 3,5"), has_comma("1,500"), has_comma("3.5"), has_comma("1,2,3")
+    (True, True, False, False)
     """
-    return bool(COMMA.fullmatch(text.strip()))
+    return "," in text and bool(SEPARATED.fullmatch(text.strip()))
+
+
+def as_number(cell: Any) -> float | None:
+    """Return the finite number that a cell holds, also as text; None for all else, such as True.
+
+    >>> as_number(" 2.5 "), as_number(3), as_number("1_000"), as_number(True), as_number(None)
+    (2.5, 3.0, None, None, None)
+    """
+    if isinstance(cell, str) and not is_decimal(cell):
+        return None
+    try:
+        number = math.nan if isinstance(cell, bool) else float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def why_no_number(cell: Any) -> str:
+    """Return why a cell is no number, and how to write it as one if that is clear.
+
+    >>> why_no_number("1,500")
+    'not a number: write a decimal point, and nothing between thousands'
+    >>> why_no_number("1_000"), why_no_number("-inf"), why_no_number("good")
+    ('not a number: it has an underscore', 'not a finite number', 'not a number')
+    """
+    plain = unicodedata.normalize("NFKC", str(cell)).strip().lower().replace("\u2212", "-")
+    if plain.lstrip("+-") in ("inf", "infinity", "nan") or _is_too_large(plain):
+        return "not a finite number"
+    if "_" in plain and is_decimal(plain.replace("_", "")):
+        return "not a number: it has an underscore"
+    if isinstance(cell, str) and not is_decimal(cell) and is_decimal(plain):
+        return "not a number: write it in the digits 0 to 9 and with the signs + and -"
+    if SEPARATED.fullmatch(plain):
+        return "not a number: write a decimal point, and nothing between thousands"
+    if HEXADECIMAL.fullmatch(plain):
+        return "not a number: write it in decimal digits"
+    return "not a number"
+
+
+def _is_too_large(text: str) -> bool:
+    return bool(DECIMAL.fullmatch(text)) and not is_decimal(text)

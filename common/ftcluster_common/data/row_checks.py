@@ -1,12 +1,10 @@
 """Checks of rows that several tasks have in common. Standard library only."""
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from ftcluster_common.data.data_files import DataError, Row, short
-from ftcluster_common.data.numbers import is_decimal
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
 
@@ -41,13 +39,3 @@ def is_class(label: Any) -> bool:
         return True  # the name of a class
     whole = isinstance(label, int) or (isinstance(label, float) and label.is_integer())
     return whole and label >= 0
-
-
-def is_number(label: Any) -> bool:
-    """Whether a label is a number, also as a text."""
-    try:
-        if isinstance(label, str):
-            return is_decimal(label)
-        return not isinstance(label, bool) and math.isfinite(float(label))
-    except (TypeError, ValueError, OverflowError):
-        return False

@@ -18,8 +18,8 @@ from ftcluster_common.data.columns import (
     named_column,
 )
 from ftcluster_common.data.data_files import PARQUET, DataError, Files, Row, Table, kind_of, short
-from ftcluster_common.data.numbers import has_decimal_comma
-from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class, is_number
+from ftcluster_common.data.numbers import as_number, why_no_number
+from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
 
@@ -177,8 +177,9 @@ def _classification_problem(
     [column] = labels
     label = row[column]
     if options.regression:
-        comma = "; write its decimal comma as a point" * has_decimal_comma(str(label))
-        return "" if is_number(label) else f"{column} is {short(label)}, not a number{comma}"
+        if as_number(label) is None:
+            return f"{column} is {short(label)}, {why_no_number(label)}"
+        return ""
     kinds[:] = kinds or [isinstance(label, list)]
     if isinstance(label, list) != kinds[0]:
         return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
@@ -225,7 +226,7 @@ def _check_scores(files: Files, options: TextClassification) -> list[str]:
         label = row[column]
         if options.skip_incomplete and is_incomplete(row, [*texts, column]):
             continue
-        if not is_number(label):
+        if as_number(label) is None:
             return []  # words
         if not WHOLE.fullmatch(str(label).strip()) and not scores:
             scores.append(f"{where}: {column} is {label!r}, a number, not a class")

@@ -185,7 +185,7 @@ def _of_embeddings(options: SentenceSimilarity) -> Iterator[Contradiction]:
                 yield name, f"loss={options.loss} learns a teacher's embedding of each text alone"
     dims, weights = options.matryoshka_dims, options.matryoshka_weights
     if any(dim < 1 for dim in dims) or len({*dims}) < len(dims):
-        yield "matryoshka_dims", "each is a number of its own above 0"
+        yield "matryoshka_dims", "each is a whole number above 0, and none is there twice"
     if weights and len(weights) != len(dims):
         yield (
             "matryoshka_weights",

@@ -16,6 +16,7 @@ from ftcluster_common.data.columns import (
     search_texts,
 )
 from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.numbers import why_no_number
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import RETRIEVAL_METRICS, Adapters, TaskSpec
@@ -119,8 +120,8 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
         raise DataError(f"no column {columns.label}; found {', '.join(map(str, row))}")
     number = number_in(row[columns.label])
     if number is None or not (columns.any_number or 0 <= number <= 1):
-        limits = "" if columns.any_number else " from 0 to 1"
-        raise DataError(f"{columns.label} is {short(row[columns.label])}, not a number{limits}")
+        why = why_no_number(row[columns.label]) if number is None else "not a number from 0 to 1"
+        raise DataError(f"{columns.label} is {short(row[columns.label])}, {why}")
     return query, [(text, number)]
 
 

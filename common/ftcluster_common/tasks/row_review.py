@@ -11,12 +11,12 @@ from typing import Any
 from ftcluster_common.data.class_names import (
     as_word,
     is_list_as_text,
-    name_key,
+    look_key,
 )
 from ftcluster_common.data.column_uses import UNREAD, Columns
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import Row
-from ftcluster_common.data.numbers import has_decimal_comma
+from ftcluster_common.data.numbers import has_comma
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 
@@ -116,8 +116,8 @@ class RowReview:
             ),
             (
                 _only(found, decimal_commas(found)),
-                "with a number with a decimal comma as class",
-                "write a decimal point; to learn numbers: regression=true",
+                "with a number with a comma as class",
+                "to learn numbers, write a decimal point and set regression=true",
             ),
             (
                 _only(found, filter(is_list_as_text, found)),
@@ -156,7 +156,7 @@ def alike_names(counts: Mapping[str, int]) -> list[Counter[str]]:
     """
     groups: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for name, count in counts.items():
-        groups[name_key(name)][name] = count
+        groups[look_key(name)][name] = count
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -181,7 +181,7 @@ def decimal_commas(names: Iterable[str]) -> list[str]:
     (['3,5', '4,0'], [])
     """
     every = {*names}
-    numbers = [name for name in every if has_decimal_comma(name)]
+    numbers = [name for name in every if has_comma(name)]
     return sorted(name for name in numbers if not {*name.split(",")} <= every)
 
 

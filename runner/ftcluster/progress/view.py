@@ -11,6 +11,7 @@ from ftcluster.progress.data import data_lines
 from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.text.host_names import short_names
+from ftcluster.text.plural import counted
 from ftcluster.text.printable import printable
 
 
@@ -176,7 +177,8 @@ class _PlainView(TerminalView):
             case "phase":
                 self.say(f"{progress.doing} ...")
             case "start":
-                self.say(f"training: {format.shape(progress)}, {progress.start['steps']} steps")
+                steps = counted(progress.start["steps"], "step")
+                self.say(f"training: {format.shape(progress)}, {steps}")
             case "step":
                 self.say(format.step_line(progress))
             case "evaluation":

@@ -1,5 +1,6 @@
 """Values of `key=value` on a command line, read by the type of the recipe's field."""
 
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,15 +11,18 @@ from ftcluster_common.data.numbers import read_decimal
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 QUOTES = "\"'"
+# an element of a list: in quotes, or all up to the next comma
+ELEMENT = re.compile(r"""(?:^|,)\s*("[^"]*"|'[^']*'|[^,]*?)\s*(?=,|$)""")
 NO_VALUE = object()
 
 
 def read_override(raw: str, kind: Any) -> Any:
     """Return what `raw` means for a field of type `kind`.
 
-    A text is what was typed, blanks and all; in quotes it is what YAML reads. A list is separated
-    by commas or is one of YAML, `null` is nothing, and a number has ASCII digits. A value that fits
-    no part of the type is returned as text, which the field's check then refuses.
+    A text is what was typed, blanks and all; in quotes it is what YAML reads. The elements of a list
+    are separated by commas, with or without brackets around them. `null` is nothing, and a number
+    has ASCII digits. A value that fits no part of the type is returned as text, which the field's
+    check then refuses.
 
     >>> read_override("query: ", str | None), read_override("null", str | None)
     ('query: ', None)
@@ -56,11 +60,11 @@ def _read(raw: str, kind: Any) -> Any:
         number = read_decimal(text)
         return NO_VALUE if number is None else number
     if origin is tuple:
-        if text.startswith("["):
-            return read_value(text)
+        inside = text[1:-1] if text[:1] + text[-1:] == "[]" else text
         inner = typing.get_args(kind)[0]
-        values = [_value(part.strip(), inner) for part in raw.split(",")]
-        return NO_VALUE if NO_VALUE in values else values
+        elements = ELEMENT.findall(inside) if inside.strip() else []
+        values = [_value(element, inner) for element in elements]
+        return NO_VALUE if NO_VALUE in values or "" in elements else values
     if origin is Mapping:
         value = read_value(text)
         return value if isinstance(value, dict) else NO_VALUE

@@ -7,6 +7,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args
 
 from ftcluster.errors import RecipeError
@@ -298,13 +299,24 @@ def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Giv
         field = _field_of(key, schema)
         takes_blanks = field is not None and str in (field.kind, *get_args(field.kind))
         if not raw or (not raw.strip() and not takes_blanks):
-            problems.append(f"{where}: the value is missing; {key}=null restores the default")
+            problems.append(f"{where}: the value is missing; {_instead_of_nothing(key, field)}")
         else:
             value = read_override(raw, field.kind) if field else read_value(raw)
             section = value if key in SECTIONS and isinstance(value, dict) else None
             pairs = {key: value} if section is None else {f"{key}.{n}": section[n] for n in section}
             given += [(name, one, where) for name, one in pairs.items()]
     return given, problems
+
+
+def _instead_of_nothing(key: str, field: Key | None) -> str:
+    """Return what to write instead of `key=` for a message."""
+    kinds = (field.kind, *get_args(field.kind)) if field else ()
+    advice = f"leave {key} out"
+    if field is None or field.name.startswith("training."):
+        advice = f"{key}=null restores the default"
+    elif NoneType in kinds:
+        advice = f"{key}=null sets it to nothing"
+    return advice + f", and '{key}=\"\"' is an empty text" * (str in kinds)
 
 
 def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:

@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
 from ftcluster.recipe.overrides import read_override
+from ftcluster_common.data.numbers import is_decimal
 from ftcluster_common.limits import Limits
 
 MOST = 1 << 63
@@ -60,8 +61,11 @@ class Key:
         if isinstance(value, int) and _matches([value], self.kind):
             value = [value]
         if not _matches(value, self.kind):
-            digits = " in decimal digits" if self._is_number and isinstance(value, str) else ""
-            raise ValueError(f"'{self.name}' is {self.meaning}{digits}, not {value!r:.200}")
+            how = ""
+            if self._is_number and isinstance(value, str):
+                how = " without quotes" if is_decimal(value) else " in decimal digits"
+            shown = "null" if value is None else f"{value!r:.200}"
+            raise ValueError(f"'{self.name}' is {self.meaning}{how}, not {shown}")
         if isinstance(value, list):
             most = self.limits.at_most
             if not value or (most is not None and len(value) > most):
@@ -139,7 +143,8 @@ def _meaning(kind: Any, limits: Limits) -> str:
         inner = typing.get_args(kind)[0]
         if inner is str:
             return "a list of one or two column names" if limits.at_most == 2 else "a list of names"
-        return f"a list, each {_meaning(inner, Limits())}"
+        several = {int: "a list of whole numbers", float: "a list of numbers"}
+        return several.get(inner) or f"a list, each {_meaning(inner, Limits())}"
     if kind == WEIGHTS:
         return "a mapping of names to numbers"
     if origin is Mapping:

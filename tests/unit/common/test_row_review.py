@@ -42,7 +42,11 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
         (["good ", "good", "x"], "1 row with blanks around the label"),
         (["good", "N/A", "?", "N/A"], "3 rows with a class that looks like no label: 'N/A' 2"),
         (["good", "-", "bad"], "1 row with a class that looks like no label: '-' 1"),
-        (["3,5", "4,0", "3,5"], "3 rows with a number with a decimal comma as class"),
+        (["3,5", "4,0", "3,5"], "3 rows with a number with a comma as class"),
+        (["1,500", "20,000", "a"], "2 rows with a number with a comma as class"),
+        (["1", "1.0", "2"], "2 rows with classes that look alike"),
+        (["yes", "y\u0435s", "no"], "2 rows with classes that look alike"),  # a Cyrillic letter
+        (["Grade A", "Grade \u0410", "B"], "2 rows with classes that look alike"),
         (["a", "['a', 'b']"], "1 row with a list written as text"),
         (["a", '["a", "b"]'], "1 row with a list written as text"),
         (["a", "b", "a, b"], "1 row with several classes in one text"),

@@ -65,11 +65,38 @@ def test_a_text_is_what_was_typed(text: str) -> None:
         ("seq2seq", "source_prefix=translate English to German: ", "source_prefix",
          "translate English to German: "),
         ("classify", "text_columns=a,b", "text_columns", ("a", "b")),
+        ("classify", "text_columns=[yes, 1]", "text_columns", ("yes", "1")),
+        ("classify", "text_columns='city, state',it's", "text_columns", ("city, state", "it's")),
+        ("classify", "text_columns=[draft] title", "text_columns", ("[draft] title",)),
         ("classify", "class_weights={good: 2}", "class_weights", {"good": 2}),
     ],
 )  # fmt: skip
 def test_the_fields_type_decides(recipe: str, override: str, field: str, value: Any) -> None:
     assert getattr(load_recipe(recipe, [override]).options, field) == value
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "advice"),
+    [
+        ("classify", "learning_rate=", "learning_rate=null restores the default"),
+        (
+            "classify",
+            "label_column=",
+            "leave label_column out, and 'label_column=\"\"'",
+        ),
+        ("embed", "query_prompt=", "query_prompt=null sets it to nothing, and 'query_prompt=\"\"'"),
+        ("embed", "matryoshka_dims=", "leave matryoshka_dims out"),
+    ],
+)
+def test_advice_for_a_missing_value_is_taken_when_followed(
+    recipe: str, override: str, advice: str
+) -> None:
+    with pytest.raises(RecipeError, match=re.escape(advice)):
+        load_recipe(recipe, [override])
+    for word in re.findall(r"\w+=null", advice):
+        load_recipe(recipe, [word])
+    for words in re.findall(r"'(query_prompt=.*)'", advice):
+        assert typing.cast(Any, load_recipe(recipe, [words]).options).query_prompt == ""
 
 
 @pytest.mark.parametrize(

@@ -96,14 +96,17 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     linear = {name: layer for name, layer in linear.items() if not _is_within(name, whole)}
     wanted = options.lora_target_modules
     unknown = [target for target in wanted if not any(_is_meant(name, target) for name in linear)]
-    if unknown or not linear:
+    kind = f"this {model.config.model_type} model"
+    if not linear:
+        raise TrainError(
+            f"{kind} has no linear layer that takes adapters", "train all weights: lora_r=null"
+        )
+    if unknown:
         names = sorted({name.rpartition(".")[2] for name in linear})
         raise TrainError(
-            f"this {model.config.model_type} model has no linear layer {', '.join(unknown)}".strip()
-            + (f"; it has {', '.join(names[:SHOWN])}" if names else ""),
-            "name some of them: lora_target_modules=[...]"
-            if names
-            else "train all weights: lora_r=null",
+            f"{kind} has no linear layer {', '.join(unknown)} that takes adapters (the output "
+            f"layer takes none); layers that do: {', '.join(names[:SHOWN])}",
+            "name some of them: lora_target_modules=[...]",
         )
     scale = options.alpha / options.lora_r
     for name, layer in linear.items():

@@ -305,7 +305,7 @@ class Task(ABC):
     def draw_validation(self, rows: Rows, percent: float, seed: int) -> tuple[frozenset[int], str]:
         """Return the numbers of the rows drawn for validation, and how many, for a notice."""
         drawn = draw_rows([0 for _ in rows], percent, seed)
-        return drawn, f"{len(drawn)} rows"
+        return drawn, f"{len(drawn)} row{'s' * (len(drawn) != 1)}"
 
     def keep_rows(self, sets: Mapping[str, Rows], folder: Path) -> None:
         """Write the rows to predict, for `answers` to be added."""

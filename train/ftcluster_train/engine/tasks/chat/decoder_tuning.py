@@ -107,7 +107,10 @@ class DecoderTuningTask(Task):
                 "use longer samples: max_length=N" if count else "",
             )
         writer.close(rows=self.rows, cut=cut, left_out=left_out)
-        notices = [f"{split}: the {what}, {n} times" for what, n in self.renamed.items()]
+        notices = [
+            f"{split}: the {what}, {count} time{'s' * (count != 1)}"
+            for what, count in self.renamed.items()
+        ]
         self.renamed.clear()
         notices += self._fields.notices(split)
         unlearned = self._answers["all"] - self._answers["learned"]

@@ -13,7 +13,7 @@ from ftcluster_common.data.class_names import (
 )
 from ftcluster_common.data.columns import as_flag
 from ftcluster_common.data.data_files import TRAIN, short
-from ftcluster_common.data.numbers import is_decimal
+from ftcluster_common.data.numbers import as_number, is_decimal, why_no_number
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import TextClassification
 from ftcluster_train.engine.tasks.classify.metrics import FEWEST, default_metrics
@@ -209,17 +209,15 @@ def read_class(label: Any, where: str, hint: str = "") -> int:
 
 
 def read_number(label: Any, where: str) -> float:
-    """The label of a row in a regression.
+    """Return the label of a row in a regression.
 
     Raises:
         TrainError: it is not a number.
     """
-    if isinstance(label, str) and is_decimal(label):
-        return float(label)  # in CSV
-    number = isinstance(label, int | float) and not isinstance(label, bool)
-    if not number or not is_decimal(str(label)):
-        raise TrainError(f"{where} has the label {short(label)}, not a number")
-    return float(label)
+    number = as_number(label)
+    if number is None:
+        raise TrainError(f"{where} has the label {short(label)}, {why_no_number(label)}")
+    return number
 
 
 def check_metrics(
@@ -286,8 +284,8 @@ def check_classes(
             rare = [name for number, name in enumerate(names) if in_set.get(number, 0) < FEWEST]
             if rare:
                 said.append(
-                    f"{split}: fewer than {FEWEST} rows have the class {few(rare)}, so its "
-                    "threshold stays at 0.5"
+                    f"{split}: the threshold of each class with fewer than {FEWEST} rows stays at "
+                    f"0.5: {few(rare)}"
                 )
         return [f"a row may have several of the classes {few(names)}", *said]
     if len(train) == 1:
