@@ -19,10 +19,10 @@ NO_VALUE = object()
 def read_override(raw: str, kind: Any) -> Any:
     """Return what `raw` means for a field of type `kind`.
 
-    A text is what was typed, blanks and all; in quotes it is what YAML reads. The elements of a list
-    are separated by commas, with or without brackets around them. `null` is nothing, and a number
-    has ASCII digits. A value that fits no part of the type is returned as text, which the field's
-    check then refuses.
+    A text is what was typed, blanks and all; in quotes it is what YAML reads. The elements of a
+    list are separated by commas, with or without brackets around them. `null` is nothing, and a
+    number has ASCII digits. A value that fits no part of the type is returned as text, which the
+    field's check then refuses.
 
     >>> read_override("query: ", str | None), read_override("null", str | None)
     ('query: ', None)
