@@ -37,7 +37,7 @@ ANSWERS = {"text": ["me"], "answer_start": [7]}
 ASKED = {"question": "Who?", "context": "It was me.", "answers": ANSWERS}
 BAD = {
     "no label": BadRow(
-        "classify", {"text": "a b", "label": "x"}, {"text": "a b", "label": ""}, "label is ''"
+        "classify", {"text": "a b", "label": "x"}, {"text": "a b", "label": ""}, "label is empty"
     ),
     "no text": BadRow(
         "classify", {"text": "a b", "label": 1}, {"text": None, "label": 1},

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 from ftcluster_common.data.numbers import as_number, why_no_number
 
 PAIRS = (
@@ -110,7 +110,7 @@ def search_texts(row: Row, columns: SearchColumns) -> list[str]:
     """
     missing = [name for name in (*columns[:2], *columns.negatives) if name not in row]
     if missing:
-        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+        raise DataError(f"no column {', '.join(missing)}; {found_columns(row)}")
     texts = [(name, row[name]) for name in columns[:2]]
     for name in columns.negatives:
         cell = row[name]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.data_files import DataError, Row, found_columns
 from ftcluster_common.data.messages import (
     ASSISTANT,
     Message,
@@ -113,7 +113,7 @@ def read_conversation(
 def _need(row: Row, columns: Sequence[str]) -> None:
     missing = [name for name in columns if name not in row]
     if missing:
-        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+        raise DataError(f"no column {', '.join(missing)}; {found_columns(row)}")
 
 
 def _prompt(

@@ -61,6 +61,17 @@ def short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
+def found_columns(columns: Iterable[Any]) -> str:
+    """Return which columns there are, in one line, for a message.
+
+    >>> print(found_columns(["id", "a\\nb"]), found_columns([]))
+    found id, 'a\\nb' found none
+    """
+    names = map(str, columns)
+    shown = [name if name.isprintable() else ascii(name) for name in names]
+    return f"found {', '.join(shown) or 'none'}"
+
+
 def kind_of(path: Path) -> str:
     """The ending of a file's name, which says what it holds, in small letters."""
     return path.suffix.lower()
@@ -80,6 +91,11 @@ def files_of(path: Path) -> dict[str, Files]:
     """
     if path.is_file():
         return {TRAIN: (path,)} if _has_rows(path) or is_conll(path) else {}
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        raise DataError(
+            f"{path} was written by save_to_disk of datasets, which is not read: write each split "
+            "with to_parquet instead"
+        )
     tables = sorted(file for file in path.glob("*") if file.is_file() and _has_rows(file))
     if not tables and (path / "data").is_dir():
         return files_of(path / "data")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 
 CheckRow = Callable[[Row], str]  # returns the problem, or ""
 
@@ -26,7 +26,7 @@ def check_columns(texts: Sequence[str], others: Sequence[str], row: Row) -> str:
     """Return the problem of a row that lacks a column, or has no text in one of `texts`; or ""."""
     missing = [name for name in (*texts, *others) if name not in row]
     if missing:
-        return f"no column {', '.join(missing)}; found {', '.join(map(str, row)) or 'none'}"
+        return f"no column {', '.join(missing)}; {found_columns(row)}"
     for name in texts:
         if not isinstance(row[name], str):
             return f"{name} is {short(row[name])}, not a text"

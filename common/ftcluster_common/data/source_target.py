@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 
 
 class SourceTarget(NamedTuple):
@@ -32,7 +32,7 @@ def source_and_target(row: Row, columns: SourceTarget) -> tuple[str, str]:
     """
     missing = [name for name in columns.names if name not in row]
     if missing:
-        raise DataError(f"no column {', '.join(missing)}; found {', '.join(map(str, row))}")
+        raise DataError(f"no column {', '.join(missing)}; {found_columns(row)}")
     cells = [(name, row[name]) for name in (columns.source, columns.target) if name]
     if columns.languages:
         cells = [

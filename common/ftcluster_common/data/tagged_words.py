@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 
 OUTSIDE = "O"
 PREFIXED = re.compile(r"([BILOUESM])-(.+)")
@@ -62,7 +62,7 @@ def read_tagged(row: Row, columns: TaggedColumns, names: Sequence[str] = ()) -> 
     """
     for name in filter(None, columns):
         if name not in row:
-            raise DataError(f"no column {name}; found {', '.join(map(str, row)) or 'none'}")
+            raise DataError(f"no column {name}; {found_columns(row)}")
     if columns.text:
         text = row[columns.text]
         if not isinstance(text, str):
@@ -107,19 +107,30 @@ def plain_tag(tag: str) -> str:
 
 
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
-    """Spans as objects with start, end and label, or as lists of these three."""
+    """Return the spans of a cell: objects with start, end and label, or lists of these three.
+
+    Exports of doccano have start_offset and end_offset; those of Label Studio a list of labels.
+    """
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
     found: list[Entity] = []
     for one in cell:
         given: list[Any]
         if isinstance(one, Mapping):
-            given = [one.get("start"), one.get("end"), one.get("label")]
+            labels = one.get("labels")
+            only = labels[0] if isinstance(labels, list) and len(labels) == 1 else None
+            given = [
+                one.get("start", one.get("start_offset")),
+                one.get("end", one.get("end_offset")),
+                one.get("label", only),
+            ]
         else:
             given = one if isinstance(one, list) and len(one) == 3 else [None] * 3
         start, end, label = given
         if not _is_place(start) or not _is_place(end) or not isinstance(label, str) or not label:
-            raise DataError(f"the span {short(one)} has not the numbers start and end, and a label")
+            raise DataError(
+                f"the span {short(one)} needs whole numbers start and end, and one label, a text"
+            )
         if not start < end <= len(text) or not text[start:end].strip():
             raise DataError(f"the span {short(one)} is no part of the text, of {len(text)} letters")
         part = text[start:end]

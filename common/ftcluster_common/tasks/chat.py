@@ -12,7 +12,7 @@ from ftcluster_common.data.conversations import (
     read_conversation,
     read_preference,
 )
-from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.data_files import DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.lm import use_pipeline
@@ -123,7 +123,7 @@ def conversation_columns(options: InstructionTuning, columns: Sequence[str]) -> 
             f"no column {', '.join(missing)}" if missing else "no columns known for conversations"
         )
         raise DataError(
-            f"{what}; found {', '.join(columns) or 'none'}; name them: messages_column=NAME, or "
+            f"{what}; {found_columns(columns)}; name them: messages_column=NAME, or "
             f"prompt_column={prompt or 'NAME'} completion_column={completion or 'NAME'}"
         )
     if not named and not chosen.messages:  # with messages some files have their first one again
@@ -154,7 +154,7 @@ def preference_columns(options: PreferenceTuning, columns: Sequence[str]) -> Pre
     missing = [name for name in named.names if name not in columns]
     if missing:
         raise DataError(
-            f"no column {', '.join(missing)}; found {', '.join(columns) or 'none'}; name them: "
+            f"no column {', '.join(missing)}; {found_columns(columns)}; name them: "
             "prompt_column=NAME chosen_column=NAME rejected_column=NAME"
         )
     if options.prompt_column is None:

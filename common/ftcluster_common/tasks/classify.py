@@ -17,7 +17,16 @@ from ftcluster_common.data.columns import (
     is_incomplete,
     named_column,
 )
-from ftcluster_common.data.data_files import PARQUET, DataError, Files, Row, Table, kind_of, short
+from ftcluster_common.data.data_files import (
+    PARQUET,
+    DataError,
+    Files,
+    Row,
+    Table,
+    found_columns,
+    kind_of,
+    short,
+)
 from ftcluster_common.data.numbers import as_number, why_no_number
 from ftcluster_common.data.row_checks import CheckRow, check_columns, is_class
 from ftcluster_common.limits import limited
@@ -122,7 +131,7 @@ def classification_columns(
             alike = {name.lower(): f" ({name} is one)" for name in columns}
             what = f"no column {', '.join(name + alike.get(name.lower(), '') for name in missing)}"
         raise DataError(
-            f"{what}; found {', '.join(columns) or 'none'}; name them: "
+            f"{what}; {found_columns(columns)}; name them: "
             f"text_columns={','.join(guessed)} label_column={label or 'NAME'}"
         )
     return tuple(texts), options.label_columns or ((label,) if label else ())
@@ -183,17 +192,11 @@ def _classification_problem(
     kinds[:] = kinds or [isinstance(label, list)]
     if isinstance(label, list) != kinds[0]:
         return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
+    if label is None or label == "":
+        return f"{column} is empty; to skip rows without a class: skip_incomplete=true"
     for one in label if isinstance(label, list) else [label]:
         if not is_class(one):
-            skippable = not options.skip_incomplete and not isinstance(label, list)
-            lacks = (
-                ""
-                if one or one == 0 or not skippable
-                else "; rows without one are left out on request: "
-            )
-            lacks = lacks and f"{lacks}skip_incomplete=true"
-            what = f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
-            return f"{what}{lacks}"
+            return f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
     return ""
 
 

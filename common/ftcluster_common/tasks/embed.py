@@ -18,7 +18,7 @@ from ftcluster_common.data.columns import (
     number_in,
     search_texts,
 )
-from ftcluster_common.data.data_files import DataError, Row
+from ftcluster_common.data.data_files import DataError, Row, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading, check_columns
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.classify import REGRESSION_METRICS
@@ -124,7 +124,7 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
         named = f"query_column={query or 'NAME'} positive_column={positive or 'NAME'}"
         if query and positive and scored and not missing:
             what, named = "no column known for scores", "label_column=NAME"
-        raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+        raise DataError(f"{what}; {found_columns(columns)}; name them: {named}")
     return SearchColumns(query, positive, negatives, label, scored)
 
 
@@ -159,8 +159,8 @@ def embedded_column(options: SentenceSimilarity, columns: Sequence[str]) -> str:
     column = named_column(options.query_column or candidates[0], candidates, columns)
     if not column:
         raise DataError(
-            f"no column {options.query_column or 'that is known for texts'}; found "
-            f"{', '.join(columns) or 'none'}; name it: query_column=NAME"
+            f"no column {options.query_column or 'that is known for texts'}; "
+            f"{found_columns(columns)}; name it: query_column=NAME"
         )
     return column
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.data.columns import TEXTS, named_column
-from ftcluster_common.data.data_files import TABLES, TEXT, DataError
+from ftcluster_common.data.data_files import TABLES, TEXT, DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_columns
 from ftcluster_common.limits import limited
 from ftcluster_common.tasks.spec import Contradiction, Options, TaskSpec
@@ -73,8 +73,7 @@ def text_column(options: LanguageModel, columns: Sequence[str]) -> str:
     column = named_column(options.text_column, TEXTS, columns)
     if not column:
         raise DataError(
-            f"no column {options.text_column}; found {', '.join(columns) or 'none'}; name it: "
-            "text_column=NAME"
+            f"no column {options.text_column}; {found_columns(columns)}; name it: text_column=NAME"
         )
     return column
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ftcluster_common.data.column_uses import Columns
-from ftcluster_common.data.data_files import CONLL, DataError, Row
+from ftcluster_common.data.data_files import CONLL, DataError, Row, found_columns
 from ftcluster_common.data.row_checks import CheckRow
 from ftcluster_common.data.tagged_words import OUTSIDE, TagCheck, TaggedColumns, parts, read_tagged
 from ftcluster_common.limits import limited
@@ -80,7 +80,7 @@ def tagged_columns(
             return found if labelled else found._replace(label="")
     if tokens and len(columns) == 1:
         raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
-    have = f"found {', '.join(columns) or 'none'}; name them: "
+    have = f"{found_columns(columns)}; name them: "
     raise DataError(
         f"no columns of words and their tags, or of a text and its spans; {have}"
         "tokens_column=NAME tags_column=NAME, or text_column=NAME spans_column=NAME"

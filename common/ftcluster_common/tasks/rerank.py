@@ -15,7 +15,7 @@ from ftcluster_common.data.columns import (
     number_in,
     search_texts,
 )
-from ftcluster_common.data.data_files import DataError, Row, short
+from ftcluster_common.data.data_files import DataError, Row, found_columns, short
 from ftcluster_common.data.numbers import why_no_number
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.limits import limited
@@ -91,7 +91,7 @@ def ranking_columns(
     if query and text and not missing:
         what = f"neither a column {options.label_column} nor one of negatives"
         named += " label_column=NAME, or negative_columns=NAME"
-    raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {named}")
+    raise DataError(f"{what}; {found_columns(columns)}; name them: {named}")
 
 
 def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str, float]]]:
@@ -117,7 +117,7 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
     if not columns.label:
         return query, [(text, 1.0), *((negative, 0.0) for negative in negatives)]
     if columns.label not in row:
-        raise DataError(f"no column {columns.label}; found {', '.join(map(str, row))}")
+        raise DataError(f"no column {columns.label}; {found_columns(row)}")
     number = number_in(row[columns.label])
     if number is None or not (columns.any_number or 0 <= number <= 1):
         why = why_no_number(row[columns.label]) if number is None else "not a number from 0 to 1"

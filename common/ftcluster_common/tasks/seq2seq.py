@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ftcluster_common.data.column_uses import Columns
-from ftcluster_common.data.data_files import DataError
+from ftcluster_common.data.data_files import DataError, found_columns
 from ftcluster_common.data.row_checks import CheckRow, check_by_reading
 from ftcluster_common.data.source_target import SourceTarget, language_code, source_and_target
 from ftcluster_common.limits import limited
@@ -100,7 +100,7 @@ def source_target_columns(
     hint = f"source_column={source or 'NAME'} target_column={target or 'NAME'}"
     if TRANSLATION in columns and not named:
         what, hint = "texts of several languages", "source_lang=en target_lang=de"
-    raise DataError(f"{what}; found {', '.join(columns) or 'none'}; name them: {hint}")
+    raise DataError(f"{what}; {found_columns(columns)}; name them: {hint}")
 
 
 def _column_of(language: str, columns: Sequence[str]) -> str | None:

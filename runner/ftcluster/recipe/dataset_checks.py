@@ -29,6 +29,8 @@ PARQUET_MARK = b"PAR1"  # its first bytes
 
 MakeCheck = Callable[[Sequence[str]], CheckRow]  # of the columns of a file
 
+PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
+
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     """Make sure that a file or a folder holds data in the form that the recipe's task needs.
@@ -80,7 +82,8 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
 def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
     kinds = ", ".join((*TABLES, *file_kinds))
     listed = f"; the folder has: {_listing(path)}" if path.is_dir() else ""
-    return f"{path} has no data in {kinds}{listed}"
+    packed = "; unpack it first" if kind_of(path) in PACKED else ""
+    return f"{path} has no data in {kinds}{listed}{packed}"
 
 
 def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.inputs import ADAPTERS
-from ftcluster.text.printable import printable
+from ftcluster.text.printable import in_one_line
 from ftcluster_common.data.data_files import DataError
 from ftcluster_common.given_files import GivenFileError, read_json
 from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modules
@@ -95,7 +95,7 @@ def code_problems(folder: Path) -> list[str]:
 def listed(names: list[str]) -> str:
     """Return the first few names, safe for a terminal."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(printable(name).replace("\n", "\\n") for name in names[:SHOWN]) + more
+    return ", ".join(in_one_line(name) for name in names[:SHOWN]) + more
 
 
 def _settings_with_code(settings: Any) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster.recipe.schema import Key, keys_of
-from ftcluster.text.printable import printable
+from ftcluster.text.printable import in_one_line
 from ftcluster_common.models.trained_model import FILE, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
@@ -53,7 +53,7 @@ def trained_fields(folder: Path) -> TrainedFields:
     """Read what a model's folder says of its training; all empty if it says nothing valid."""
     trained, file = read_trained(folder), folder / FILE
     if not trained:
-        return TrainedFields(file)
+        return TrainedFields(file, missing=f"valid {FILE}" if file.exists() else FILE)
     if trained["task"] not in TASKS:
         return TrainedFields(file, missing=f"known task in {FILE}")
     task = trained["task"]
@@ -75,7 +75,7 @@ def trained_fields(folder: Path) -> TrainedFields:
 
 def shortened(value: str) -> str:
     """Return a text of others for a line of a note: without control characters, and not long."""
-    text = str(printable(value)).replace("\n", "\\n").replace("\t", "\\t")
+    text = in_one_line(value)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 
 

@@ -124,4 +124,4 @@ def test_data_that_the_head_refuses(shell: Shell, monkeypatch: pytest.MonkeyPatc
 
 def test_rows_that_are_wrong_are_refused_here(shell: Shell) -> None:
     Path("bad.csv").write_text("text,label\na,\n")
-    assert "bad.csv:2: label is ''" in shell("data classify --data bad.csv --model model", 1).err
+    assert "bad.csv:2: label is empty" in shell("data classify --data bad.csv --model model", 1).err

@@ -134,7 +134,7 @@ def test_tags_that_are_not_of_their_scheme(rows: list[list[str]], said: str) -> 
             {"text": "a b", "spans": [{"start": 1, "end": 2, "label": "X"}]},
             "is no part of the text",
         ),
-        ({"text": "a b", "spans": [[0, 1]]}, "[0, 1] has not the numbers start and end, and a lab"),
+        ({"text": "a b", "spans": [[0, 1]]}, "[0, 1] needs whole numbers start and end, "),
         (
             {"text": "abc", "spans": [[0, 2, "X"], [1, 3, "Y"]]},
             "span of Y at 1 begins within anoth",
@@ -150,6 +150,14 @@ def test_spans_of_doccano_and_prodigy() -> None:
     prodigy = {"text": " New York ", "tokens": [{"text": "New"}], "spans": [[1, 10, "LOC"]]}
     columns = tagged_columns(TokenClassification(), list(prodigy))
     assert read_tagged(prodigy, columns).spans == (("LOC", 1, 9),)
+    exports = [  # of doccano with relations, and of Label Studio as JSON-MIN
+        {"id": 0, "label": "LOC", "start_offset": 1, "end_offset": 10},
+        {"start": 1, "end": 10, "text": " New York", "labels": ["LOC"]},
+    ]
+    for span in exports:
+        assert read_tagged({**prodigy, "spans": [span]}, columns).spans == (("LOC", 1, 9),)
+    with pytest.raises(DataError, match="needs whole numbers start and end, and one label"):
+        read_tagged({**prodigy, "spans": [{**exports[1], "labels": ["LOC", "ORG"]}]}, columns)
     assert tuple(tagged_columns(TokenClassification(), ["id", "text", "label"])) == (
         "", "text", "label",
     )  # fmt: skip

@@ -158,7 +158,7 @@ def test_numbers() -> None:
     assert read_number(3, "train") == 3.0
     assert read_number("2.5", "train") == 2.5
     for label in (True, "three", float("nan"), "nan", None):
-        with pytest.raises(TrainError, match="not a (finite )?number"):
+        with pytest.raises(TrainError, match=r"not a (finite )?number"):
             read_number(label, "train")
 
 

@@ -18,6 +18,7 @@ from ftcluster_common.data.data_files import (
     Row,
     Table,
     files_of,
+    found_columns,
     kind_of,
     texts_of,
 )
@@ -242,7 +243,7 @@ def column_batches(
             if missing:
                 raise TrainError(
                     f"row {number} of {where} has no column {', '.join(missing)}; "
-                    f"found {', '.join(map(str, row))}"
+                    f"{found_columns(row)}"
                 )
         yield {name: [row[name] for _, row in batch] for name in columns}
 
@@ -294,7 +295,7 @@ class TextRows:
             if not isinstance(text, str):
                 raise TrainError(
                     f"row {number} of {self.where} has no text in column {self.column}; "
-                    f"found {', '.join(map(str, row))}",
+                    f"{found_columns(row)}",
                     "name the column: text_column=NAME",
                 )
             yield text
