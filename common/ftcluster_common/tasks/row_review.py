@@ -100,7 +100,7 @@ class RowReview:
                 (
                     group,
                     ALIKE,
-                    "write them alike",
+                    "write them alike if they are the same",
                 )
                 for group in alike_names(found)
             ),

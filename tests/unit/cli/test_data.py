@@ -125,3 +125,11 @@ def test_data_that_the_head_refuses(shell: Shell, monkeypatch: pytest.MonkeyPatc
 def test_rows_that_are_wrong_are_refused_here(shell: Shell) -> None:
     Path("bad.csv").write_text("text,label\na,\n")
     assert "bad.csv:2: label is empty" in shell("data classify --data bad.csv --model model", 1).err
+
+
+def test_rows_that_only_hosts_read_are_not_passed_over_in_silence(
+    shell: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "notes.txt").write_text("A text without rows.\n" * 9)
+    shown = shell(["data", "clm", "--here", "--data", "notes.txt", "--model", "model"])
+    assert "notes.txt has been read: only hosts read Parquet and texts" in shown.err + shown.out

@@ -97,6 +97,8 @@ def describe(request: DataRequest, view: View) -> DataResult:
         return _of_head(request, recipe, cluster, view)
     sets, notes = count_rows(recipe, columns)
     known = {use: list(names) for use, names in columns.items()}
+    if not sets and Path(recipe.data).exists():
+        notes = [f"no row of {recipe.data} has been read: only hosts read Parquet and texts"]
     about = (*hub_notes(recipe), *file_notes(recipe), *notes)
     return DataResult(recipe, "", known, sets, notes=about)
 
