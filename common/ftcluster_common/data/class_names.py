@@ -17,6 +17,7 @@ NUMBER = re.compile(r"\+?(-?)0*([0-9]+)(?:\.([0-9]*?)0*)?")
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
 # small letters of Cyrillic and Greek, and the Latin ones that they or their capitals look like
 LETTERS = str.maketrans("авекмнорстухіѕјһαεζηικμνορτυχ", "abekmhopctyxisjhaezhikmnoptyx")
+QUOTES = "\"'`\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb"
 LIST = re.compile(r"\[.*\]|\(.*,.*\)|\{.*\}", re.DOTALL)
 
 
@@ -48,16 +49,20 @@ def name_key(name: str) -> str:
 
 
 def look_key(name: str) -> str:
-    """Return what a name has in common with names that print alike or are the same number.
+    """Return what a name has in common with names that look alike.
 
-    >>> look_key("c\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
+    These have letters that print alike, are the same number, or differ in quotes around them.
+
+    >>> look_key("c\\u043ede") == look_key("Code"), look_key("1.0") == look_key("01")
     (True, True)
+    >>> look_key("'good'") == look_key("good")
+    True
     """
     key = name_key(name)
     number = NUMBER.fullmatch(key)
     if number:
         return f"{number[1]}{number[2]}.{number[3] or ''}"
-    return key.translate(LETTERS)
+    return (key.strip(QUOTES) or key).translate(LETTERS)
 
 
 def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]:

@@ -67,9 +67,9 @@ class RowReview:
 
     def add(self, row: Row) -> None:
         """Count a row."""
+        rejections = (name for name in self._unread if _is_rejection(name, row.get(name)))
+        self._rejected.update(f"{name}: {as_word(row[name])}" for name in [*rejections][:1])
         for name in self._unread:
-            if _is_rejection(name, row.get(name)):
-                self._rejected[f"{name}: {as_word(row[name])}"] += 1
             if MEDIA.fullmatch(name) and row.get(name) not in (None, "", [], {}):
                 self._media[name] += 1
         if not self._has_classes:
@@ -79,8 +79,9 @@ class RowReview:
         words = [self._name(label) for label in labels]
         self._classes.update({*words})
         padded = {str(one) for one in labels if isinstance(one, str) and one != one.strip()}
-        self._padded.update(padded)
-        self._repeated.update(word for word, count in Counter(words).items() if count > 1)
+        self._padded.update(sorted(padded)[:1])  # a row counts once
+        repeated = sorted(word for word, count in Counter(words).items() if count > 1)
+        self._repeated.update(repeated[:1])
 
     def _name(self, label: Any) -> str:
         word = as_word(label)

@@ -45,6 +45,8 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
         (["3,5", "4,0", "3,5"], "3 rows with a number with a comma as class"),
         (["1,500", "20,000", "a"], "2 rows with a number with a comma as class"),
         (["1", "1.0", "2"], "2 rows with classes that look alike"),
+        (["'good'", "good", "bad"], "2 rows with classes that look alike"),
+        ([["a ", " a"], ["b"]], "1 row with blanks around the label"),
         (["yes", "y\u0435s", "no"], "2 rows with classes that look alike"),  # a Cyrillic letter
         (["Grade A", "Grade \u0410", "B"], "2 rows with classes that look alike"),
         (["a", "['a', 'b']"], "1 row with a list written as text"),
@@ -57,6 +59,12 @@ def labelled(*labels: Any) -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_dirty_labels_are_reported_with_counts(labels: list[Any], wanted: str) -> None:
     assert wanted in "\n".join(notes(labelled(*labels)))
+
+
+def test_a_row_that_is_rejected_in_two_columns_counts_once() -> None:
+    row = {"text": "so it is", "label": "a", "status": "discarded", "is_discarded": True}
+    [note] = notes([row, {**row, "status": "submitted", "is_discarded": False}])
+    assert note.startswith("train: 1 row that an annotator rejected")
 
 
 @pytest.mark.parametrize(
