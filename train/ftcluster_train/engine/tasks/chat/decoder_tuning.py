@@ -222,9 +222,9 @@ class DecoderTuningTask(Task):
         if why:
             packing = getattr(self.options, "packing", False) and self.purpose == "train"
             self.model_notices = (
-                f"{name} is trained WITHOUT PACKING, which takes more time and memory: each "
-                f"document is padded to the longest one of its batch, because {why}"
-                + ("; with packing=false less is padding" if packing else ""),
+                f"{name} is trained WITHOUT PACKING, because {why}: each document is padded to "
+                "the longest one of its batch, which takes more time and memory"
+                + ("; with packing=false less is padded" if packing else ""),
             )
 
     def _padding(self) -> int:

@@ -119,13 +119,13 @@ def _difference_of_packed(
     try:
         logits = _logits(model, packed(_samples(documents)).inputs, kernels())
     except Exception as error:
-        return f"it does not compute packed documents ({first_line(error)})"
+        return f"it cannot compute packed documents ({first_line(error)})"
     if logits.shape[1] != sum(map(len, documents)):
         return "it does not return the logits of each token"
     parts = logits[0].split(list(map(len, documents)))
     if all(_alike(*pair) for pair in zip(parts, (one[0] for one in alone), strict=True)):
         return ""
-    return "its tokens read more or fewer tokens than packed documents have"
+    return "it computes other logits for packed documents than for each document alone"
 
 
 def _check_padded(
@@ -168,7 +168,8 @@ def _limited_layer(config: PretrainedConfig, longest: int) -> str:
     for kind in dict.fromkeys(kinds):
         limit = getattr(config, LIMITED_LAYERS.get(kind, ""), None)
         if isinstance(limit, int) and limit < longest:
-            return f"layers of it see {limit} tokens ({LIMITED_LAYERS[kind]}), documents have more"
+            setting = LIMITED_LAYERS[kind]
+            return f"some of its layers see {limit} tokens ({setting}), and documents may have more"
     return ""
 
 
