@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.data.data_files import DataError
-from ftcluster_common.given_files import read_json
+from ftcluster_common.given_files import GivenFileError, read_json
 
 MODULES = "modules.json"
 ABOUT = "config_sentence_transformers.json"
@@ -79,7 +79,7 @@ def read_modules(folder: Path) -> SentenceModules | None:
         if unknown or "Pooling" not in kinds:
             what = f"the module {ascii(unknown[0][:100])[1:-1]}" if unknown else "no module Pooling"
             raise DataError(
-                f"{folder / MODULES} has {what}; trained are Transformer, Pooling and Normalize"
+                f"{folder / MODULES} has {what}; only Transformer, Pooling and Normalize are used"
             )
         config = read_json(kinds["Pooling"] / "config.json")
         pooling = _pooling(config)
@@ -94,7 +94,12 @@ def read_modules(folder: Path) -> SentenceModules | None:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{folder / MODULES} cannot be used: {error!r}") from error
+        if isinstance(error, GivenFileError):  # names its file
+            raise DataError(str(error)) from error
+        why = f"{type(error).__name__}: {error}"
+        raise DataError(
+            f"{folder / MODULES} is not as sentence-transformers writes it ({why})"
+        ) from error
 
 
 def _kind(class_name: str) -> str:

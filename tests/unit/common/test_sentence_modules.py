@@ -81,7 +81,7 @@ def test_the_form_of_release_6(tmp_path: Path) -> None:
             "the model's pooling is cls, max",
         ),
         ({}, [{"path": "2_Dense", "type": "sentence_transformers.models.Dense"}], "module Dense"),
-        ({}, [{"path": "2_Dense"}], "cannot be used: KeyError('type')"),
+        ({}, [{"path": "2_Dense"}], "not as sentence-transformers writes it (KeyError: 'type')"),
     ],
 )
 def test_what_cannot_be_trained(tmp_path: Path, pooling: Any, more: Any, said: str) -> None:
@@ -91,3 +91,11 @@ def test_what_cannot_be_trained(tmp_path: Path, pooling: Any, more: Any, said: s
     with pytest.raises(DataError, match=r".*") as caught:
         read_modules(write(tmp_path, files))
     assert said in str(caught.value)
+
+
+def test_a_damaged_file_is_named_once(tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text('[{"type"')
+    with pytest.raises(DataError) as caught:
+        read_modules(tmp_path)
+    assert str(caught.value).count("modules.json") == 1
+    assert "GivenFileError" not in str(caught.value)
