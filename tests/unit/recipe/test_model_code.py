@@ -94,7 +94,7 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
     "a module at a path": (
         modules_with("sentence_transformers.models.Transformer", "/tmp"), "the path '/tmp'",
     ),
-    "modules that are none": ({"modules.json": [1]}, "modules.json is not as sentence-transformers writes it"),
+    "modules that are none": ({"modules.json": [1]}, "modules.json is not as sentence-tran"),
     "Python": ({"evil.py": ""}, "no training writes: evil.py"),
     "Python in a folder": ({"custom_generate/generate.py": ""}, "custom_generate/generate.py"),
     "compiled Python": ({"__pycache__/evil.cpython-311.pyc": b""}, "evil.cpython-311.pyc"),
