@@ -86,7 +86,8 @@ def test_rows_are_carried_over_by_name(tmp_path: Path, kind: str) -> None:
     assert all(torch.equal(old.get_parameter(n), new.get_parameter(n)) for n in others)
     assert [*new.config.id2label.values()] == ["money", "sport", "travel"]
     [notice] = [line for line in notices if "output layer" in line]
-    assert "keeps the rows of money, sport by name; travel BEGINS AT RANDOM; health" in notice
+    kept = "keeps the rows of money, sport by name; NEW AT RANDOM: travel; dropped: health"
+    assert kept in notice
     assert output_weights(AutoModelForSequenceClassification, new.config) == {
         name for name, _ in old.named_parameters() if name.startswith(f"{OUT[kind]}.")
     }
@@ -305,3 +306,17 @@ def test_weights_are_advised_to_those_who_may_set_them(options: Any, advised: bo
     assert ("class_weights=balanced" in notice) == advised
     fields = {field.name for field in dataclasses.fields(options)}
     assert not advised or "class_weights" in fields
+
+
+def test_nothing_is_advised_where_it_changes_nothing() -> None:
+    even, skewed = [0, 1, 0, 1], [0, 0, 0, 1]
+    for labels, options, advice in (
+        (even, TextClassification(), "higher learning rate"),  # weights would all be 1
+        (skewed, TextClassification(), "class_weights=balanced"),
+        (skewed, None, ": b"),  # a trained model is evaluated
+    ):
+        log = Kept()
+        report = report_of_classes([0] * len(labels), labels, ["a", "b"])
+        say_never_predicted(log, {"validation": report.to_dict()}, options)  # type: ignore[arg-type]
+        [notice] = log.notices
+        assert notice.endswith(advice)

@@ -279,7 +279,7 @@ def test_numbers_have_the_names_that_parquet_gives(tmp_path: Path) -> None:
     [
         (
             {"train": tagged(9, 1), "validation": [{"tokens": ["a"], "ner_tags": ["B-C"]}]},
-            "validation.jsonl:1: the model has no tag B-C, but O, B-A",
+            "validation.jsonl:1: the model has no tag B-C; it has O, B-A",
         ),
         ({"train": [{"tokens": ["a"], "ner_tags": ["O"]}] * 4}, "no word of train has a tag"),
         (

@@ -1,6 +1,7 @@
 """Tags of a run, as its ranks, `ps`, reports and trackers have them: `team=nlp ticket=42`."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 from ftcluster.errors import UsageError
@@ -11,12 +12,12 @@ TAG = re.compile(f"{NAME}={VALUE}")
 
 
 def read_tags(words: Sequence[str]) -> str:
-    """Tags in one line, the last of each name; "" without any.
+    """Return tags in one line; "" without any.
 
     Raises:
-        UsageError: some are none, or there are too many; names all.
+        UsageError: some are no tags, a name is there twice, or there are too many; names all.
 
-    >>> read_tags(["team=nlp", "ticket=41", "ticket=42"])
+    >>> read_tags(["team=nlp", "ticket=42"])
     'team=nlp ticket=42'
     """
     if wrong := [word for word in words if not is_tag(word)]:
@@ -26,6 +27,9 @@ def read_tags(words: Sequence[str]) -> str:
             "without blanks",
         )
     tags = dict(word.split("=") for word in words)
+    names = Counter(word.partition("=")[0] for word in words)
+    if twice := sorted(name for name, count in names.items() if count > 1):
+        raise UsageError(f"--tag {', '.join(twice)}: given twice: give each name once")
     if len(tags) > MOST:
         raise UsageError(f"{len(tags)} tags are more than {MOST}")
     return " ".join(f"{name}={value}" for name, value in tags.items())

@@ -40,6 +40,8 @@ def read_env(
     for word in words:
         name, equals, value = word.partition("=")
         value = value if equals else environ.get(name, "")
+        if name in (plain if equals else secret):
+            problems.append(f"--env {name}: given twice: give it once")
         if why := _problem(name, value, bool(equals), name in environ):
             problems.append(f"--env {name if NAME.fullmatch(name) else 'NAME'}: {why}")
         else:

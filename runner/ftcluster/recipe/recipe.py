@@ -151,8 +151,10 @@ def parse_recipe(
         said = contradictions_of(recipe, training)
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
+        typed = all(problem.startswith("'") for problem in problems)  # no fault of the file
+        where = f"the overrides of recipe {Path(source).stem}" if typed else f"recipe {source}"
         count = counted(len(problems), "problem")
-        raise RecipeError(f"{count} in recipe {source}\n  " + "\n  ".join(problems))
+        raise RecipeError(f"{count} in {where}\n  " + "\n  ".join(problems))
     return recipe
 
 

@@ -50,6 +50,20 @@ def test_all_that_is_refused_is_said_at_once_and_no_value(said: Said) -> None:
     said(error.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"tags": ("team=nlp", "ticket=1", "team=cv")}, "--tag team"),
+        ({"env": ("WANDB_MODE=offline", "WANDB_MODE=online")}, "--env WANDB_MODE"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused(
+    options: dict[str, tuple[str, ...]], named: str
+) -> None:
+    with pytest.raises(UsageError, match=f"{named}: given twice"):
+        LaunchOptions(**options)  # type: ignore[arg-type]
+
+
 def test_tags_are_words_and_reach_the_ranks(shell: Shell) -> None:
     recipe = parse_recipe("{task: causal-lm, data: 'a/b', model: c}", "r.yml")
     decided = plan(cluster(VM), recipe, load_stacks())

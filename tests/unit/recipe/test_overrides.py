@@ -75,6 +75,13 @@ def test_the_fields_type_decides(recipe: str, override: str, field: str, value: 
     assert getattr(load_recipe(recipe, [override]).options, field) == value
 
 
+def test_a_file_is_not_blamed_for_what_was_typed() -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("classify", ["batch_size=1_6"])
+    assert str(caught.value).splitlines()[0] == "1 problem in the overrides of recipe classify"
+    assert ".yml" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("recipe", "override", "advice"),
     [

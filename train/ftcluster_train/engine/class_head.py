@@ -119,8 +119,8 @@ def choose_rows(
     random = [name for name, row in zip(names, rows, strict=True) if row is None]
     lost = [name for number, name in enumerate(outputs) if number not in rows]
     parts = [f"{has}: the output layer keeps the rows of {few(kept)} by name"]
-    parts += [f"{few(random)} BEGINS AT RANDOM"] if random else []
-    parts += [f"{few(lost)} is dropped"] if lost else []
+    parts += [f"NEW AT RANDOM: {few(random)}"] if random else []
+    parts += [f"dropped: {few(lost)}"] if lost else []
     return ClassHead(tuple(rows), tuple(outputs), "; ".join(parts))
 
 

@@ -127,7 +127,7 @@ def run(job: Job) -> None:
         count = sum(map(len, samples.values()))
         log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
         result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}), job.recipe.options)
+        say_never_predicted(log, result.get("classes", {}))
         for notice in task.score_notices:
             log.notice(notice)
         log.write("result", **result)
@@ -200,23 +200,26 @@ def check_equal_commits(inputs: Inputs) -> None:
             )
 
 
-def say_never_predicted(log: ProgressLog, classes: Mapping[str, Any], options: Options) -> None:
+def say_never_predicted(
+    log: ProgressLog, classes: Mapping[str, Any], options: Options | None = None
+) -> None:
     """Log which classes a model never predicts, although its validation sets have them.
 
     Args:
-        options: the recipe's fields of the task; some have class weights.
+        options: the fields of the training that may be changed; None if nothing is trained.
     """
-    unweighted = spec_of(options).lacks_class_weights(options)
+    unweighted = options is not None and spec_of(options).lacks_class_weights(options)
     for name, found in classes.items():
         report = read_report(found)
         if missing := report.never_predicted:
             shown = ", ".join(missing[:SHOWN_CLASSES])
             more = f" and {len(missing) - SHOWN_CLASSES} more" if missing[SHOWN_CLASSES:] else ""
-            advised = unweighted and not report.several
-            help_ = "a higher learning rate" + " or class_weights=balanced" * advised
+            rows = {one.name: one.support for one in report.classes}
+            rare = 2 * min(rows[one] for one in missing) <= max(rows.values())
+            weights = ", class_weights=balanced" * (unweighted and rare and not report.several)
+            advice = f"; what may help: more epochs, a higher learning rate{weights}"
             log.notice(
-                f"NEVER PREDICTED for any row of {name}: the class {shown}{more}; more epochs or "
-                f"{help_} may help"
+                f"NEVER PREDICTED for any row of {name}: {shown}{more}{advice * bool(options)}"
             )
 
 

@@ -128,9 +128,10 @@ class TagWriter:
         if unknown := {*tags} - self._numbers.keys():
             more = " ..." * (len(self._names) > SHOWN)
             raise TrainError(
-                f"{where}: the model has no tag {min(unknown)}, but "
+                f"{where}: the model has no tag {min(unknown)}; it has "
                 f"{', '.join(islice(self._names, SHOWN))}{more}",
-                "each type of entity has to be in the training set",
+                "in a training, have each type of entity in the training set; for a trained model, "
+                "name the types as it does",
             )
         return [self._numbers[tag] for tag in tags]
 
