@@ -13,7 +13,7 @@ from ftcluster_common.data.numbers import is_decimal
 MOST_CLASSES = 1000
 SHOWN = 8
 WHOLE = re.compile(r"-?[0-9]+(\.0*)?")
-NUMBER = re.compile(r"\+?(-?)0*([0-9]+)(?:\.([0-9]*?)0*)?")
+NUMBER = re.compile(r"\+?(-?)([0-9]+)(?:\.([0-9]*))?")
 GENERIC = re.compile(r"LABEL_\d+")  # transformers' names for classes without names
 # small letters of Cyrillic and Greek, and the Latin ones that they or their capitals look like
 LETTERS = str.maketrans("авекмнорстухіѕјһαεζηικμνορτυχ", "abekmhopctyxisjhaezhikmnoptyx")
@@ -61,7 +61,7 @@ def look_key(name: str) -> str:
     key = name_key(name)
     number = NUMBER.fullmatch(key)
     if number:
-        return f"{number[1]}{number[2]}.{number[3] or ''}"
+        return f"{number[1]}{number[2].lstrip('0')}.{(number[3] or '').rstrip('0')}"
     return (key.strip(QUOTES) or key).translate(LETTERS)
 
 
