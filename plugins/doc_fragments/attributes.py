@@ -21,6 +21,13 @@ attributes:
     support: full
 """
 
+    KEEPS = r"""
+attributes:
+  check_mode:
+    description: Changes nothing.
+    support: full
+"""
+
     SKIPS = r"""
 attributes:
   check_mode:

@@ -14,6 +14,8 @@ description:
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
+  - ftcluster.cluster.attributes.keeps
+extends_documentation_fragment:
   - ftcluster.cluster.options.prefix
 options:
   changes:
@@ -31,10 +33,6 @@ options:
     type: str
     choices: [present, absent]
     default: present
-attributes:
-  check_mode:
-    description: Changes nothing.
-    support: full
 """
 
 EXAMPLES = r"""

@@ -16,6 +16,8 @@ description:
   - Run it after the account's processes have ended.
 version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
+extends_documentation_fragment:
+  - ftcluster.cluster.attributes.keeps
 options:
   path:
     description: The folder.
@@ -25,10 +27,6 @@ options:
     description: The number of the account. Not that of root.
     type: int
     required: true
-attributes:
-  check_mode:
-    description: Changes nothing.
-    support: full
 """
 
 EXAMPLES = r"""
