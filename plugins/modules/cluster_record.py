@@ -15,7 +15,6 @@ version_added: 0.1.0
 author: The ftcluster authors (@ftcluster)
 extends_documentation_fragment:
   - ftcluster.cluster.attributes.keeps
-extends_documentation_fragment:
   - ftcluster.cluster.options.prefix
 options:
   changes:
