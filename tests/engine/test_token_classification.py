@@ -294,6 +294,17 @@ def test_tags_that_cannot_be_learned(tmp_path: Path, sets: Any, said: str) -> No
     assert said in caught.value.message
 
 
+def test_tags_in_another_case_are_the_models(tmp_path: Path) -> None:
+    rows = [{"tokens": row["tokens"], "ner_tags": row["ner_tags"]} for row in tagged(9, 1)]
+    lower = {tag: tag[:2] + tag[2:].lower() for row in rows for tag in row["ner_tags"]}
+    other = [{**row, "ner_tags": [lower[tag] for tag in row["ner_tags"]]} for row in rows]
+    inputs = prepare(job_of(tmp_path, {"train": rows, "validation": other}))
+    train, validation = (Samples(Path(inputs.samples) / name) for name in ("train", "validation"))
+    assert [one["tags"] for one in validation] == [one["tags"] for one in train]
+    (notice,) = [text for text in inputs.notices if "read as the model's tags" in text]
+    assert "B-a as B-A" in notice
+
+
 # CoNLL-2003 has IOB1: `d e` are an entity, and `f` another of the same type
 SCHEMES = {
     "IOB1": ["I-A", "O", "I-B", "I-A", "I-A", "B-A"],

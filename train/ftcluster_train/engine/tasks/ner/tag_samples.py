@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from ftcluster_common.data.class_names import match_names
 from ftcluster_common.data.tagged_words import Scheme, Tagged, entities, scheme_of, tags_of
 from ftcluster_common.tasks.ner import TokenClassification
 from ftcluster_train.engine.data.token_samples import SampleWriter
@@ -58,6 +59,7 @@ class TagWriter:
         self._rows = 0
         self._texts: list[str] = []  # of rows to predict
         self._counts = Counter[str]()
+        self._matched = Counter[tuple[str, str]]()  # tags of the data with the model's names
 
     def add(self, batch: Sequence[Read]) -> None:
         """Write rows.
@@ -125,6 +127,7 @@ class TagWriter:
             raise TrainError(f"{where}: the tags are {scheme} ones, those of the model {wanted}")
         if wanted != "plain" and (scheme != wanted or self._options.repair_tags):
             tags = tags_of(entities(tags), len(tags), wanted)
+        tags = [tag if tag in self._numbers else self._match(tag) for tag in tags]
         if unknown := {*tags} - self._numbers.keys():
             more = " ..." * (len(self._names) > SHOWN)
             raise TrainError(
@@ -134,6 +137,14 @@ class TagWriter:
                 "name the types as it does",
             )
         return [self._numbers[tag] for tag in tags]
+
+    def _match(self, tag: str) -> str:
+        """Return the model's name for a tag that it spells in another case or Unicode form."""
+        (place,) = match_names([tag], self._names)
+        if place is None:
+            return tag
+        self._matched[tag, self._names[place]] += 1
+        return self._names[place]
 
     def close(self, split: str, **about: Any) -> list[str]:
         """Close the files; returns notices.
@@ -156,4 +167,9 @@ class TagWriter:
             "lost": "words have no token, so nothing is learned of them",
             "left out": "rows without a word are left out",
         }
-        return [f"{split}: {count[name]} {text}" for name, text in said.items() if count[name]]
+        notices = [f"{split}: {count[name]} {text}" for name, text in said.items() if count[name]]
+        if self._matched:
+            most = self._matched.most_common(SHOWN)
+            pairs = [f"{tag} as {name} ({count})" for (tag, name), count in most]
+            notices.append(f"{split}: tags are read as the model's tags: {', '.join(pairs)}")
+        return notices
