@@ -28,9 +28,10 @@ from transformers import (
 )
 
 from ftcluster_kernels import linear
-from ftcluster_train import fast, host
+from ftcluster_train import fast
 from ftcluster_train.patching import registry, script_functions
 from ftcluster_train.patching.skipped_rows import FIRST_TOKEN, MASKED_KEYS
+from ftcluster_train.rank.script import STARTUP
 from tests.engine.architectures import FEW, long_but, make_kind
 from tests.engine.jobs import make_job, make_task_of
 from tests.engine.test_gradients import (
@@ -48,7 +49,6 @@ from tests.engine.test_gradients import (
 from tests.programs import NODE_PATH
 
 TORCH_DROPOUT = functional.dropout
-STARTUP = Path(host.__file__).parent / "startup"
 FEWEST = ("minilm", "modernbert", "t5", "llama")
 REPLACED = [
     (functional, "dropout"), (functional, "scaled_dot_product_attention"),
