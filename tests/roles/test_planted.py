@@ -34,7 +34,7 @@ BLOCK = '{% for _ in [1] %}{{ lookup("pipe", "touch $PLANTED") }}{% endfor %}'
 
 # a stack whose ranks have nothing to do
 STACK = f"""#!/bin/sh
-[ "$2" = -c ] && exec {sys.executable} "$@"
+case "$1$2$3" in *-c) exec {sys.executable} "$@";; esac
 """  # what Ansible calls first
 STACK += """case "$2 $3" in
   *supervisor\\ start)
@@ -146,7 +146,8 @@ def accepted(name: str) -> list[Recipe]:
             found.append(load_recipe(name, [override]))
         except RecipeError as error:
             first, *problems = str(error).splitlines()
-            assert first.endswith(f" in recipe {known_recipes()[name]}")
+            where = (f" in the overrides of recipe {name}", f" in recipe {known_recipes()[name]}")
+            assert first.endswith(where)
             assert len(problems) == int(first.split()[0])
     return found
 

@@ -274,7 +274,7 @@ def _task_of(overrides: Sequence[str]) -> str | None:
     """Return the task that the last override of it names."""
     names = [override.removeprefix("task=") for override in overrides]
     tasks = [name for name, override in zip(names, overrides, strict=True) if name != override]
-    return tasks[-1].strip() if tasks else None
+    return str(read_override(tasks[-1], str)).strip() if tasks else None
 
 
 def _given_twice(overridden: Sequence[Given]) -> list[str]:

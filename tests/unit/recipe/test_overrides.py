@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftcluster.errors import RecipeError
-from ftcluster.recipe.recipe import known_recipes, load_recipe
+from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster_common.data.numbers import is_decimal, read_decimal
 from tests.unit.test_documented_commands import SHOWN
@@ -155,3 +155,9 @@ def recipes_and_fields() -> set[tuple[str, ...]]:
 @pytest.mark.parametrize("words", sorted(recipes_and_fields()), ids=" ".join)
 def test_recipes_take_the_values_that_pages_and_recipes_show(words: tuple[str, ...]) -> None:
     load_recipe(words[0], words[1:])
+
+
+@pytest.mark.parametrize("task", ["token-classification", '"token-classification"'])
+def test_the_task_that_is_typed_decides_which_fields_there_are(task: str) -> None:
+    recipe = parse_recipe("model: m\ndata: d\n", "r.yml", [f"task={task}", "tags_column=t"])
+    assert recipe.task == "token-classification"
