@@ -33,7 +33,7 @@ LABELS = (
 
 
 def as_flag(cell: Any) -> bool | None:
-    """Whether a cell of a column of 0 and 1 says that a row has the class; None where it is none.
+    """Return whether a row has the class of a column of 0 and 1; None if its cell is no flag.
 
     >>> as_flag("1"), as_flag(0.0), as_flag(False), as_flag("2"), as_flag(None)
     (True, False, False, None, None)
@@ -42,7 +42,7 @@ def as_flag(cell: Any) -> bool | None:
 
 
 def is_incomplete(row: Row, columns: Iterable[str]) -> bool:
-    """Whether a row lacks a value in one of these columns.
+    """Return True if a row lacks a value in one of these columns.
 
     >>> is_incomplete({"text": " ", "label": "a"}, ["text", "label"])
     True

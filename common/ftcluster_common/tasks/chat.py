@@ -32,7 +32,7 @@ QUESTIONS = ("instruction", "prompt", "question", "query", *CONTEXTS, *SYSTEM, "
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTuning(Adapters):
-    """What tasks have in common that train a decoder with conversations.
+    """Fields of the tasks that train a decoder with conversations.
 
     Attributes:
         prompt_column: left out, one that is known for prompts: texts, or lists of messages.

@@ -100,7 +100,7 @@ class SentenceSimilarity(Adapters):
 
     @property
     def distils(self) -> bool:
-        """Whether single texts are learned from a teacher."""
+        """Return True if single texts are learned from a teacher."""
         return self.loss in DISTILL_LOSSES
 
 

@@ -17,7 +17,7 @@ PREDICTS_NOTHING = "a language model predicts nothing of a row"
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModel(Options):
-    """What tasks have in common that learn texts alone.
+    """Fields of the tasks that learn texts alone.
 
     Attributes:
         text_column: the column with the text, where the data are rows.

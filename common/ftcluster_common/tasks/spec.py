@@ -35,7 +35,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Adapters(Options):
-    """What tasks have in common that can train low-rank adapters (LoRA, Hu et al. 2021).
+    """Fields of the tasks that can train low-rank adapters (LoRA, Hu et al. 2021).
 
     Attributes:
         lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;

@@ -24,7 +24,7 @@ from ftcluster.ansible.playbook import Outcome
 
 
 class State(Enum):
-    """What this command knows of the run and does about it.
+    """A state of following a run: what this command knows of the run, and what it does about it.
 
     Attributes:
         LAUNCHING: its playbook runs; the run has no supervisor yet.
@@ -58,7 +58,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a run that is followed.
+    """An event of a run that is followed.
 
     Attributes:
         FOLLOWED: the playbook has reached the task that follows the supervisor.

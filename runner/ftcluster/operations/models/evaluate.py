@@ -43,11 +43,11 @@ class EvaluateResult:
 
     @property
     def classes(self) -> dict[str, Any]:
-        """How well each class is predicted, by the validation set, as in `--json`."""
+        """The scores of each class by validation set, as in `--json`."""
         return class_documents(self.progress.result)
 
     def document(self) -> dict[str, Any]:
-        """What `evaluate --json` prints."""
+        """Return the document that `evaluate --json` prints."""
         progress, result = self.progress, self.progress.result
         running: dict[str, Any] = {"run": progress.run, "state": progress.state}
         if progress.state == "running":

@@ -19,7 +19,7 @@ from ftcluster_common.recipe import Recipe
 
 @dataclass(frozen=True)
 class TrainedModelRequest(RecipeRequest, ABC):
-    """What a trained model, the request's `model`, is used for.
+    """A request that uses a trained model, its `model`.
 
     Attributes:
         hub_token: whether the hosts may use the user's token for the Hugging Face Hub.

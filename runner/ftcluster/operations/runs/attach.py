@@ -39,7 +39,7 @@ class AttachResult:
 
     @property
     def classes(self) -> dict[str, Any]:
-        """How well each class is predicted, by the validation set, as in `--json`."""
+        """The scores of each class by validation set, as in `--json`."""
         return class_documents(self.progress.result)
 
     @property

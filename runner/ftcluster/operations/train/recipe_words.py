@@ -189,7 +189,7 @@ def model_recipes() -> dict[str, tuple[str, ...]]:
 
 
 def _no_column(named: Any, columns: Sequence[str]) -> bool:
-    """Whether data have none of the columns that a field names."""
+    """Return True if data have none of the columns that a field names."""
     return not {*([named] if isinstance(named, str) else named)} & {*columns}
 
 

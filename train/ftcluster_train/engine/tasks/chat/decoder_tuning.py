@@ -1,4 +1,4 @@
-"""What tasks have in common that train a decoder with conversations."""
+"""Fields of the tasks that train a decoder with conversations."""
 
 import json
 from collections import Counter
