@@ -28,7 +28,7 @@ ROOT_NODE = 1
 
 @dataclass
 class Node:
-    """What the file system has under one name.
+    """An entry of the file system under one name.
 
     Attributes:
         mode: kind and permissions.

@@ -182,7 +182,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def test_scores_are_those_of_sentence_transformers(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a model as it is, and of one that was trained from it."""
+    """Compare a model as it is, and a model that was trained from it."""
     monkeypatch.syspath_prepend(COMPARED)
     from sentence_transformers import CrossEncoder
 

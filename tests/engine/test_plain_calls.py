@@ -178,7 +178,7 @@ def compare(
 
 
 def outcome_by_math(args: Any, kwargs: Any) -> dict[str, Any]:
-    """What torch's attention computes by operations that have all derivatives."""
+    """Compute torch's attention by operations that have all derivatives."""
     with sdpa_kernel(SDPBackend.MATH):
         return outcome(STOCK[ATTENTION], args, kwargs)
 
@@ -486,7 +486,7 @@ class Layers(nn.Module):  # type: ignore[misc]
 
 
 def of_transforms(model: nn.Module, x: torch.Tensor) -> dict[str, Any]:
-    """What ways to differentiate and to trace make of a model."""
+    """Return the results of each way to differentiate and trace a model."""
     found: dict[str, Any] = {}
     found["jit.script"] = torch.jit.script(model)(x)
     found["jit.trace"] = torch.jit.trace(model, x)(x)

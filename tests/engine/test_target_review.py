@@ -104,7 +104,7 @@ def test_a_token_of_two_meanings_is_not_unknown() -> None:
 
 
 def test_a_training_inherits_the_settings_of_a_summarizer(tmp_path: Path) -> None:
-    """Those of facebook/bart-large-cnn."""
+    """The settings are those that facebook/bart-large-cnn has."""
     model = write_model(tmp_path / "bart", "bart", TASK, head=True)
     path = Path(model) / "generation_config.json"
     settings = {"min_length": 56, "max_length": 142, "no_repeat_ngram_size": 3}

@@ -327,7 +327,7 @@ def wheelhouse(path: Path) -> object:
 
 
 def code_beside(path: Path) -> list[str]:
-    """What in a model's folder may run as code, for a terminal."""
+    """Return the files of a model's folder that may run as code, for a terminal."""
     if path.name == MODULES:
         (path.parent / "1").mkdir(exist_ok=True)
         (path.parent / "1/config.json").write_bytes(dumped({"pooling_mode": "mean"}))

@@ -1,4 +1,4 @@
-"""What a trained model's folder says of its training. Standard library only.
+"""The fields of a training that a trained model's folder names. Standard library only.
 
 ftcluster.json: how the model reads data. ftcluster.rows: the hashes of what it was trained on.
 """

@@ -20,7 +20,7 @@ MOST_LETTERS = 60  # of a value in a note
 
 @dataclass(frozen=True)
 class TrainedFields:
-    """What a trained model's folder says of its training.
+    """The fields of a training that a trained model's folder names.
 
     Attributes:
         file: where it is written.

@@ -88,7 +88,7 @@ def attend(
 def attend_by_torch(
     *inputs: torch.Tensor, mask: torch.Tensor | None = None, causal: bool = False, p: float = 0.0
 ) -> torch.Tensor:
-    """As torch's math, with the kernel's mask of dropout."""
+    """Compute attention as torch's math backend does, with the kernel's dropout mask."""
     query, key, value, *learned = inputs
     scores = query @ key.mT * query.shape[-1] ** -0.5
     if learned:

@@ -45,7 +45,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, 
 
 
 def refused(shell: Shell, command: list[str]) -> str:
-    """What a command says that fails in a few lines and prints nothing that a terminal obeys."""
+    """Return the error of a command that fails in a few lines a terminal does not obey."""
     said = shell(command, 1).err
     assert said.count("error:") == 1
     assert "Traceback" not in said

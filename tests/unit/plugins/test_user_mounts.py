@@ -3,7 +3,6 @@
 import os
 import pwd
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +22,19 @@ from ansible_collections.ftcluster.cluster.plugins.modules import setup_lock
 
 from tests import fuse
 from tests.unit.plugins.test_files import settled
-from tests.unit.plugins.test_planted_links import ACCOUNT, ASKS, STRANGER, facts
+from tests.unit.plugins.test_planted_links import (
+    ACCOUNT,
+    ASKS,
+    STRANGER,
+    _no_sudo,
+    canary,
+    home,
+)
+
+__all__ = ["_no_sudo", "canary", "home"]  # fixtures
 
 pytestmark = pytest.mark.needs("root", "fuse")
 OTHER = pwd.getpwnam("daemon")
-
-
-@pytest.fixture(autouse=True)
-def _no_sudo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SUDO_UID", raising=False)
-
-
-@pytest.fixture
-def canary(tmp_path: Path) -> Iterator[Path]:
-    """A folder of root's with a file; both are afterwards as they were before."""
-    folder = tmp_path / "canary"
-    folder.mkdir(mode=0o755)
-    (folder / "shadow").write_text("root's")
-    (folder / "shadow").chmod(0o600)
-    before = facts(folder)
-    yield folder
-    assert facts(folder) == before
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """The home of the account that trains."""
-    folder = tmp_path / "home"
-    folder.mkdir(mode=0o755)
-    os.chown(folder, STRANGER.pw_uid, STRANGER.pw_gid)
-    return folder
 
 
 def lies(canary: Path) -> fuse.Node:

@@ -39,7 +39,7 @@ class SweepResult:
 
     @property
     def ranked(self) -> list[Row]:
-        """Those with the metric, the best first; of equals the earlier one."""
+        """Return the rows that have the metric, best first; equal rows keep their order."""
         sign = -1 if self.aim.more_is_better(self.metric) else 1
         valued = [
             (value, row)
@@ -62,7 +62,7 @@ class SweepResult:
         return "failed" if lost or not self.best else "done"
 
     def document(self) -> dict[str, Any]:
-        """What `sweep --json` prints."""
+        """Return the document that `sweep --json` prints."""
         best = self.best
         return {
             "state": self.state,
