@@ -20,13 +20,13 @@ def add_parser(commands: Any) -> None:
         help="write a trained model for OpenVINO or ONNX Runtime",
         description="Exports a model on this machine, in an environment of its own that is made "
         "the first time (about 2 GB), and compares what it computes with torch.",
-        usage="ftcluster export-model openvino|onnx RUN|DIR [options]",
+        usage=f"ftcluster export-model {'|'.join(FORMATS)} RUN|DIR [options]",
     )
     parser.add_argument(
         "words",
         nargs="*",
         metavar="FORMAT RUN|DIR",
-        help=f"one of {', '.join(FORMATS)}; a run, or the folder of its model here",
+        help=f"{' or '.join(FORMATS)}; a run, or a model's folder on this machine",
     )
     parser.add_argument(
         "-o", "--output", default="", metavar="DIR", help="a new folder (default: MODEL-FORMAT)"
@@ -47,7 +47,10 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if len(options.words) != 2:
-        raise UsageError("a format and a model are needed", "ftcluster export-model openvino RUN")
+        raise UsageError(
+            f"name a format ({', '.join(FORMATS)}) and a run or a model's folder",
+            "ftcluster export-model openvino RUN",
+        )
     kind, model = options.words
     with connected(options) as connection:
         request = ExportModelRequest(

@@ -1,5 +1,6 @@
 """What help says besides argparse: groups of commands, examples, where to begin."""
 
+import textwrap
 from collections.abc import Iterable, Mapping
 
 # commands by what they are for, in the order in which one needs them
@@ -109,7 +110,8 @@ def example_lines(name: str, recipes: Iterable[str] = ()) -> list[str]:
     """Lines with examples of a command, and the recipes that it takes, if any."""
     lines = []
     if names := ", ".join(recipes):
-        lines += ["", "recipes:", f"  {names}"]
+        wrapped = textwrap.wrap(names, 76, initial_indent="  ", subsequent_indent="  ")
+        lines += ["", "recipes:", *wrapped]
     if name in EXAMPLES:
         lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES[name])]
     return lines

@@ -277,9 +277,9 @@ class Batch:
                 each = NF4 if self.in_4bit else BF16_COPY if self.precision == "bf16" else FP32
                 what = f"weights that are not trained take {each:.2g} bytes per parameter"
             return (
-                "not estimated",
-                "the size of a model is known of folders of this machine with safetensors, and of "
-                f"models in its cache of the Hub; {what}",
+                "unknown",
+                "the model's size can be read from a folder on this machine with safetensors, or "
+                f"from this machine's Hub cache; {what}",
             )
         _, _, why = self.explain(needed, world).partition(": ")
         return f"up to {gigabytes(needed.total)}", why

@@ -41,7 +41,11 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
         InputError: every problem found, each with file and line.
     """
     if not path.exists():
-        raise InputError(f"data {path} does not exist")
+        raise InputError(
+            f"data {path} does not exist on this machine",
+            "give a file or a folder with --data; a name of the Hugging Face Hub has the form "
+            "OWNER/NAME",
+        )
     options = recipe.options
     answered = purpose != PREDICT
     form = recipe.spec.row_form(options, answered)
@@ -62,7 +66,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
     if answered and not problems:
         rows = next((files[split] for split in used if split in files), ())
         problems = recipe.spec.file_problems(options, rows, purpose == "train")
-    raise_together(problems, f"data {path} are not valid for this task", form)
+    raise_together(problems, f"{path} does not fit the task {recipe.task}", form)
 
 
 def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:

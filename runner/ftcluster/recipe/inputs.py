@@ -29,6 +29,11 @@ LIKE = 0.75  # how alike an ending is that is probably mistyped: .cvs, .jsn, .pa
 # endings of files with rows, of archives of them, and of what ftcluster does not read
 DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".tar", ".xlsx", ".xls",
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
+# what to do if a folder of the recipe does not exist, by field
+NEXT_STEP = {
+    "data": "give a file or a folder on this machine, or a data set of the Hub: --data OWNER/NAME",
+    "model": "give a folder on this machine, or a model of the Hub: --model OWNER/NAME",
+}
 WEIGHT_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".ckpt", ".onnx", ".h5", ".zip",
                   ".gz")  # fmt: skip
 
@@ -152,7 +157,7 @@ def check_exists(field: str, value: str) -> None:
     )
     if not means_path and (field != "data" or not near):
         return
-    hint = f"did you mean {folder / near}?" if near else ""
+    hint = f"did you mean {folder / near}?" if near else NEXT_STEP.get(field, "")
     if field == "model" and "runs" in path.parts and not near:
         hint = "if it is a run's folder on the head: `ftcluster fetch RUN` copies its model here"
     if not means_path:

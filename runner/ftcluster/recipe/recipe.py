@@ -57,7 +57,11 @@ def find_recipe(name: str) -> Path:
     if path.suffix in (".yml", ".yaml") or "/" in name:
         if path.exists():  # `recipe_text` says what else it is
             return path
-        raise RecipeError(f"recipe file {name} does not exist")
+        raise RecipeError(
+            f"recipe file {name} does not exist in {path.parent.absolute()}",
+            "begin with a shipped recipe: ftcluster recipes classify > my-recipe.yml; list them: "
+            "ftcluster recipes",
+        )
     beside = [file for file in (f"{name}.yml", f"{name}.yaml") if Path(file).is_file()]
     task = difflib.get_close_matches(name.lower().replace("_", "-"), RECIPES, n=1)
     guesses = beside or difflib.get_close_matches(name, recipes, n=1) or [RECIPES[t] for t in task]
@@ -355,7 +359,7 @@ def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
         if not isinstance(value, int | float | str):
-            raise ValueError(f"'{key}' is a number, a text, true or false, not {value!r}")
+            raise ValueError(f"'{key}' must be a number, a text, true or false, got {value!r}")
         return value
     if key in SECTIONS and value is None:  # a section without any key
         return None

@@ -8,7 +8,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
 from ftcluster.recipe.overrides import read_override
-from ftcluster_common.data.numbers import is_decimal
+from ftcluster_common.data.numbers import is_decimal, why_no_number
 from ftcluster_common.limits import Limits
 
 MOST = 1 << 63
@@ -61,15 +61,17 @@ class Key:
         if isinstance(value, int) and _matches([value], self.kind):
             value = [value]
         if not _matches(value, self.kind):
-            how = ""
-            if self._is_number and isinstance(value, str):
-                how = " without quotes" if is_decimal(value) else " in decimal digits"
             shown = "null" if value is None else f"{value!r:.200}"
-            raise ValueError(f"'{self.name}' is {self.meaning}{how}, not {shown}")
+            if self._is_number and isinstance(value, str):
+                if is_decimal(value):
+                    shown += f": write {value.strip()} without quotes"
+                elif (why := why_no_number(value)) != "not a number":
+                    shown += f", which is {why}"
+            raise ValueError(f"'{self.name}' must be {self.meaning}, got {shown}")
         if isinstance(value, list):
             most = self.limits.at_most
             if not value or (most is not None and len(value) > most):
-                raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r}")
+                raise ValueError(f"'{self.name}' must be {self.meaning}, got {value!r}")
             return tuple(value)
         if isinstance(value, int | float) and not isinstance(value, bool):
             self._check_number(value)
@@ -83,17 +85,16 @@ class Key:
         low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most
         # a whole number of Python has no end
         if (isinstance(value, int) and abs(value) > MOST) or not math.isfinite(value):
-            raise ValueError(f"'{self.name}' is {self.meaning}, not {value!r:.30}")
+            raise ValueError(f"'{self.name}' must be {self.meaning}, got {value!r:.30}")
         if low is not None and high is not None and not low <= value <= high:
-            raise ValueError(f"'{self.name}' is from {low:g} to {high:g}, not {value!r}")
+            raise ValueError(f"'{self.name}' must be from {low:g} to {high:g}, got {value!r}")
         if low is not None and value < low:
-            words = "not negative" if low == 0 else f"at least {low:g}"
-            raise ValueError(f"'{self.name}' is {words}, not {value!r}")
+            raise ValueError(f"'{self.name}' must be at least {low:g}, got {value!r}")
         below = self.limits.below
         if below is not None and value >= below:
-            raise ValueError(f"'{self.name}' is less than {below:g}, not {value!r}")
+            raise ValueError(f"'{self.name}' must be less than {below:g}, got {value!r}")
         if above is not None and value <= above:
-            raise ValueError(f"'{self.name}' is more than {above:g}, not {value!r}")
+            raise ValueError(f"'{self.name}' must be greater than {above:g}, got {value!r}")
 
     @property
     def meaning(self) -> str:

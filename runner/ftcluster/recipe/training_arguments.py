@@ -27,7 +27,8 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     if training.max_steps == 0 or training.max_steps < -1:
         yield (
             "max_steps",
-            f"max_steps is a number of steps, or -1 for num_train_epochs, not {training.max_steps}",
+            "max_steps must be a number of steps, or -1 for num_train_epochs, got "
+            f"{training.max_steps}",
         )
     if training.warmup_ratio and training.warmup_steps:
         yield (
@@ -43,7 +44,7 @@ def _steps(training: Training, given: Collection[str]) -> Iterator[Contradiction
     for name in ("warmup_steps", "logging_steps", "eval_steps", "save_steps"):
         value = getattr(training, name)
         if value is not None and value > 1 and value != int(value):
-            yield name, f"{name} is a whole number of steps or a share below 1, not {value:g}"
+            yield name, f"{name} must be a whole number of steps or a share below 1, got {value:g}"
     for name in ("eval_steps", "save_steps"):
         strategy = name.replace("_steps", "_strategy")
         chosen = getattr(training, strategy)

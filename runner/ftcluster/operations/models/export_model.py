@@ -24,7 +24,7 @@ from ftcluster_common.given_files import read_json
 from ftcluster_common.models.trained_model import FILE
 from ftcluster_common.tasks.registry import TASKS
 
-FORMATS = ("openvino", "onnx", "gguf")
+FORMATS = ("openvino", "onnx")
 DECODER = "CausalLM"
 MOST_ROWS = 1000
 TEXTS = (
@@ -72,10 +72,10 @@ class ExportModelRequest:
         Raises:
             UsageError: that is so.
         """
-        if self.format not in FORMATS:
-            raise UsageError(f"{self.format} is none of {', '.join(FORMATS)}")
         if self.format == "gguf":
             raise UsageError(GGUF, "its convert_hf_to_gguf.py takes the folder of ftcluster fetch")
+        if self.format not in FORMATS:
+            raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 
 
 # what is compared: of each row its texts, one or two, and its label, a number or None; and

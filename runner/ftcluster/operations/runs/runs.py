@@ -164,7 +164,9 @@ def fetch(
         state = find_run(run_hosts, name)
         model = state.model
         if not model and record.get("kind") == "train":
-            raise FtclusterError(f"run {name} has no model: it is {state.state}")
+            raise FtclusterError(
+                f"run {name} has no model: it is {state.state}", _how_to_get_a_model(state)
+            )
     path = Path(folder or name)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FtclusterError(f"{path} is not empty", "name another folder")
@@ -181,6 +183,15 @@ def fetch(
         {**document, "model": None, "folder": str(path.absolute()), "files": sizes},
         (f"{counted(len(sizes), 'file')}, {_size(sum(sizes.values()))}: {path}", *_listing(sizes)),
     )
+
+
+def _how_to_get_a_model(state: RunState) -> str:
+    """Return what the user can do about a training that has left no model."""
+    if state.state == "running":
+        return f"wait for its end: ftcluster attach {state.run}"
+    if state.checkpoint or state.step:
+        return f"continue it to its end: ftcluster train --resume {state.run}"
+    return f"see why it ended: ftcluster logs {state.run}"
 
 
 def _fetched_model(document: dict[str, Any], path: Path) -> Result:

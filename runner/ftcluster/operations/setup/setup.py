@@ -290,7 +290,10 @@ def teardown(connection: Connection, view: View) -> TeardownResult:
         FtclusterError: a host failed or does not answer; names each with its reason.
     """
     if not connection.inventories:
-        raise UsageError("teardown needs the cluster's inventory")
+        raise UsageError(
+            "name the inventory of the cluster to remove",
+            "ftcluster teardown INVENTORY; it removes what setup installed and keeps runs",
+        )
     paths = tuple(map(inventory_path, connection.inventories))
     result = run_stages(Teardown(), paths, connection.arguments, view)
     checked = CHECK in connection.options

@@ -65,7 +65,7 @@ NAMED = ", ".join(HOSTS)
 
 
 def common_hosts(text: str) -> ClusterFacts | None:
-    """So many hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for another text.
+    """Return hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for another text.
 
     >>> [host.name for host in common_hosts("2xm7i.16xlarge").hosts]
     ['node1', 'node2']
@@ -76,6 +76,17 @@ def common_hosts(text: str) -> ClusterFacts | None:
     if kind not in HOSTS or not 1 <= count <= MOST_HOSTS:
         return None
     return ClusterFacts(tuple(_facts(HOSTS[kind], f"node{n}") for n in range(1, count + 1)))
+
+
+def with_sockets(text: str) -> str:
+    """Return the name that somebody means who leaves the sockets out; "" if there is none.
+
+    >>> with_sockets("10x8480+"), with_sockets("8480+"), with_sockets("m7i")
+    ('10x2x8480+', '2x8480+', '')
+    """
+    count, _, cpu = text.rpartition("x")
+    name = next((name for name in HOSTS if name.partition("x")[2] == cpu), "")
+    return f"{count}x{name}" if name and count else name
 
 
 def _facts(host: CommonHost, name: str) -> HostFacts:

@@ -10,12 +10,12 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
-from ftcluster.operations.train.common_hosts import NAMED, common_hosts
+from ftcluster.operations.train.common_hosts import NAMED, common_hosts, with_sockets
 from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = (
-    "give the output of `ftcluster plan --json`, cluster.json of another control node, or common "
-    f"hosts, also several as 4xNAME: {NAMED}"
+    "give a file with the output of `ftcluster plan --json`, cluster.json of another control node, "
+    f"or a kind of host: {NAMED}. 4xNAME are four hosts: 4x2x8480+ are four with two sockets each"
 )
 
 
@@ -28,6 +28,8 @@ def facts_of(file: str | None) -> Cluster:
     if not file:
         return recall()
     common = None if Path(file).exists() else common_hosts(file)
+    if not common and not Path(file).exists() and (meant := with_sockets(file)):
+        raise InputError(f"{file} does not say how many sockets a host has", f"write {meant}")
     return Cluster(inventories=(), facts=common or read_facts(Path(file).absolute()))
 
 

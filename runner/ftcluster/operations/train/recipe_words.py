@@ -10,7 +10,7 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import InputError, RecipeError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
-from ftcluster.recipe.recipe import RECIPES, Given, known_recipes, load_recipe
+from ftcluster.recipe.recipe import RECIPES, Given, all_fields, known_recipes, load_recipe
 from ftcluster.recipe.schema import in_recipe
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
 from ftcluster_common.given_files import read_json
@@ -35,8 +35,17 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
     """
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
-        raise UsageError(f"one recipe at a time, not {', '.join(recipes)}")
+        raise UsageError(_why_several(recipes))
     return recipes[0] if recipes else DEFAULT_RECIPE, [word for word in words if "=" in word]
+
+
+def _why_several(recipes: Sequence[str]) -> str:
+    """Return what is wrong with several words that have no equals sign."""
+    fields = all_fields()
+    without = [word for word in recipes if word in fields or f"training.{word}" in fields]
+    if without and len(recipes) - len(without) <= 1:
+        return "; ".join(f"{word} has no value: write {word}=VALUE" for word in without)
+    return f"only one recipe can be named, got {', '.join(recipes)}"
 
 
 def _keys(overrides: Sequence[str]) -> list[str]:
