@@ -20,7 +20,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 class Cpu(NamedTuple):
-    """What a CPU does not have.
+    """Features that a CPU lacks.
 
     Attributes:
         without: what its flags do not begin with.

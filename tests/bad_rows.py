@@ -105,7 +105,7 @@ def write(folder: Path, ending: str, rows: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def check_said(message: str, where: str, said: str) -> None:
-    """Whether a message names a row and its problem, and stays short."""
+    """Return True if a message names a row and its problem, and stays short."""
     assert f"{where}: {said}" in message
     assert len(message) < MOST_CHARACTERS
     assert message.count("\n") < MOST_LINES

@@ -56,7 +56,7 @@ class Page:
             time.sleep(0.05)
 
     def value(self, expression: str) -> Any:
-        """What an expression of JavaScript gives on the page."""
+        """Return the value of a JavaScript expression on the page."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")

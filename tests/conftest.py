@@ -1,4 +1,4 @@
-"""What is collected, and what of it runs beside each other."""
+"""Collection of tests, and which of them run in parallel."""
 
 import atexit
 import fcntl

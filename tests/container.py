@@ -100,7 +100,7 @@ def _debian(suite: str) -> Path:
 
 
 def _write(upper: Path, debian: Path, user: str, without: list[str]) -> None:
-    """What the container has above its Debian: names, the clone, packages that it may not have."""
+    """Write the container's files above its Debian: host names, the clone, package settings."""
     etc = upper / "etc"
     (etc / "apt/preferences.d").mkdir(parents=True)
     shutil.copy(registries.resolv_conf(), etc / "resolv.conf")

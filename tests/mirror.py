@@ -213,7 +213,7 @@ def _give(handler: BaseHTTPRequestHandler, url: str) -> None:
 
 @dataclass
 class Config:
-    """What runs in a network, where only the proxies know the mirrors' names.
+    """Configuration of a network in which only the proxies know the mirrors' names.
 
     Attributes:
         address: of all servers.

@@ -98,7 +98,7 @@ class Terminal:
         self.text = ""
 
     def read_until(self, end: str, seconds: float = 120) -> str:
-        """What is shown until the text ends so, a regular expression."""
+        """Return the output up to the point where it ends with a regular expression."""
         before, deadline = len(self.text), time.monotonic() + seconds
         while not re.search(rf"(?:{end})\Z", self.text[before:]):
             ready, _, _ = select.select([self._terminal], [], [], deadline - time.monotonic())
@@ -110,7 +110,7 @@ class Terminal:
         os.write(self._terminal, text.encode())
 
     def wait(self) -> int:
-        """Its exit code, negative for a signal."""
+        """Return the exit code of the program, which is negative for a signal."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self._terminal)
         return code

@@ -1,4 +1,4 @@
-"""What a test may need of the machine, looked for by trying it: once a run, when a test needs it.
+"""The privileges that tests need, found by trying each once when a test needs it.
 
 A test says `@pytest.mark.needs("mount", "network")`, and is skipped with what the try said.
 Standard library only: the environments of stacks have no more.
@@ -150,7 +150,7 @@ def _promtool(_folder: Path) -> None:
 
 
 def has_flag(*flags: str) -> bool:
-    """Whether the CPU can do one of these, which the kernel has a word for."""
+    """Return True if the CPU has one of these features, as named by the kernel."""
     return not set(flags).isdisjoint(Path("/proc/cpuinfo").read_text().split())
 
 
@@ -218,7 +218,7 @@ def _without_override() -> None:
 
 
 def missing(right: str) -> str:
-    """Why a right is not there, in a line; "" if it is.
+    """Return in one line why a privilege is missing; "" if it is there.
 
     The processes of a run share the folder FTCLUSTER_TEST_RUN, and what one of them has found.
     """

@@ -78,7 +78,7 @@ def _unlisted(reporter: pytest.TerminalReporter) -> list[tuple[str, str]]:
 
 
 def is_listed(test: str, reason: str) -> bool:
-    """Whether CI may skip it for this reason."""
+    """Return True if CI may skip a test for this reason."""
     return any(
         fnmatchcase(reason, one["reason"])
         and any(fnmatchcase(test, pattern) for pattern in one["tests"])

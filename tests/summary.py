@@ -1,4 +1,4 @@
-"""What became of the tests of several sessions of pytest: a row a layer, and skips by reason.
+"""A summary of several pytest sessions: a row for each layer, and skips by reason.
 
     python3 tests/summary.py FOLDER
 

@@ -1,4 +1,4 @@
-"""What hosts say to `ftcluster check`, for tests of what is made of it."""
+"""Responses of hosts to `ftcluster check`, for tests of the code that evaluates them."""
 
 from itertools import combinations
 from pathlib import Path

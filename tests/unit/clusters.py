@@ -70,6 +70,6 @@ def nodes(cores: int, count: int, memory_bytes: int = 256 * 10**9) -> tuple[Numa
 
 
 def placed(launch: Launch) -> dict[str, Any]:
-    """What the ranks read of the plan."""
+    """Return the placement that ranks read from the plan."""
     found: dict[str, Any] = json.loads(mpirun_command(launch).env["FTCLUSTER_PLACEMENT"])
     return found

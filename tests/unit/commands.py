@@ -36,7 +36,7 @@ class Command:
 
     @property
     def words(self) -> list[str]:
-        """Its words as a shell reads them, without variables before it and a program's folder.
+        """Return the arguments as a shell splits them, without variables and the program's folder.
 
         Brackets and dots of a synopsis are left out, and N is a number.
         """
@@ -49,9 +49,9 @@ class Command:
 
     @property
     def kinds(self) -> list[str]:
-        """What of it a test has to run: `setup`, `setup --stack`; else the whole command.
+        """Return the parts of the command that tests must run: `setup --stack`; else all.
 
-        Of the programs of clouds and of measurements, which no test runs, their names.
+        Clouds' and benchmarks' own programs are run by no test: only their names are returned.
         """
         if self.words[0] in _CLOUDS:
             return [self.words[0]]

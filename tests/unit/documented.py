@@ -1,4 +1,4 @@
-"""Whether a test runs each command that the pages show.
+"""Checks that a test runs each command that the pages show.
 
     FTCLUSTER_TEST_RECORD=FILE ./test all; FTCLUSTER_TEST_RECORD=FILE ./test long
     .venv-dev/bin/python -m tests.unit.documented FILE
@@ -57,7 +57,7 @@ def _pattern(command: str) -> str:
 
 
 def wrong(argvs: Iterable[Sequence[str]]) -> list[str]:
-    """What the pages and the list say about the commands that ran, and is not so."""
+    """Return the errors in the pages and in the list of commands that need not run."""
     ran = {kind for argv in argvs for kind in run_by(argv)}
     listed = {kind for found in NOT_RUN.values() for kind in found}
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def as_run(command: str) -> str:
-    """What a command runs, also where the login shell gets it on one line."""
+    """Return what a command runs, also if the login shell gets it on one line."""
     hidden = re.fullmatch(r'sh -c "\$\(echo (\S+) \| base64 -d\)"', command)
     return base64.b64decode(hidden[1]).decode() if hidden else command
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Output(NamedTuple):
-    """What a command has written since the last one."""
+    """The output of a command since the last one."""
 
     out: str
     err: str

@@ -1,4 +1,4 @@
-"""What the pages link to and name is there."""
+"""The targets of links and the names on the pages exist."""
 
 import re
 from pathlib import Path

@@ -19,7 +19,7 @@ from tests.unit.documented import NOT_RUN, SHOWN, WHERE, run_by, wrong
 
 
 def problem(command: Command) -> str | None:
-    """What the real parser says against a command of ftcluster; None for nothing."""
+    """Return the real parser's objection to a command of ftcluster; None if it has none."""
     words = command.words[1:]
     if command.inline and len(words) == 1:
         words.append("--help")
@@ -82,7 +82,7 @@ def test_what_did_not_run_and_what_the_list_is_wrong_about() -> None:
 
 
 def test_scripts_of_the_pages_are_not_refused() -> None:
-    """Their flags go with the default stack."""
+    """Their flags fit the default stack."""
     stacks = load_stacks()
     stack = next(one for one in stacks.values() if one.state == "default")
     run = [one for one in SHOWN if one.words[:2] == ["ftcluster", "run"] and "--" in one.words]

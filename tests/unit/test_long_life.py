@@ -1,4 +1,4 @@
-"""What watches a run for weeks takes no more memory or files after 100,000 messages."""
+"""Programs that watch a run for weeks use no more memory or files after 100,000 messages."""
 
 import contextlib
 import json
@@ -72,7 +72,7 @@ TIMES: dict[str, Any] = {
 
 
 def test_the_supervisor(run_dir: Path) -> None:
-    """It hears a guardian, writes the metrics and compares hosts; strangers come and go."""
+    """The supervisor hears a guardian, writes metrics and compares hosts; strangers come and go."""
     host = RankHost("head", "127.0.0.1", (RankCores("0", 1),))
     launch = Launch(
         run_dir=str(run_dir), program=("x",), env={}, ssh_config="", stack="/s", hosts=(host,)
@@ -186,7 +186,7 @@ def test_a_command_that_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     reader, printed = EventReader(copy), 0
 
     def answers() -> Iterator[str]:
-        """What the host says to each command: steps and output, in pieces."""
+        """Return the host's response to each command: steps and output, in pieces."""
         yield f"{MARK} alive 1-1 0 0\n"
         events = output = 0
         for number in range(POLLS):

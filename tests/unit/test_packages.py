@@ -55,7 +55,7 @@ def test_a_lock_has_one_version_of_each_package_for_a_python(lock: str, python: 
 
 
 def test_the_hosts_package_never_unpickles() -> None:
-    """What is unpickled is executed, and the ranks' connections have no authentication."""
+    """Unpickling executes code, and the ranks' connections have no authentication."""
     found = []
     for path in sorted((ROOT / "train/ftcluster_train").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -64,7 +64,7 @@ def test_the_hosts_package_never_unpickles() -> None:
 
 
 def unpickling(node: ast.AST) -> list[str]:
-    """What a statement or call uses that unpickles."""
+    """Return the unpickling function that a statement or call uses."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):

@@ -41,7 +41,7 @@ def mode_of(path: Path) -> int:
 
 
 def modes_below(folder: Path) -> set[tuple[bool, int]]:
-    """Whether it is a folder, and its permissions, of a folder and all below it."""
+    """Return the permissions of a folder and of everything below it, and which are folders."""
     return {(path.is_dir(), mode_of(path)) for path in (folder, *folder.rglob("*"))}
 
 

@@ -87,7 +87,7 @@ def write_sources(folder: Path, name: str, version: str, before: str = "pass") -
 
 
 def left(cache: Path) -> list[str]:
-    """What is in a cache of wheels besides locks."""
+    """Return the contents of a cache of wheels, without its locks."""
     return [path.name for path in cache.glob("*") if not path.name.endswith(".lock")]
 
 

@@ -1,4 +1,4 @@
-"""What an error of Ansible's is followed by, in real playbooks."""
+"""The hints that follow Ansible's own errors, in real playbooks."""
 
 import json
 from pathlib import Path

@@ -50,7 +50,7 @@ def event(answer: Answer[Any], value: Any, **changes: Any) -> TaskEvent:
 
 
 def taken_or_refused(answer: Answer[Any], value: Any) -> Any:
-    """What is taken; None where it is refused, in one line."""
+    """Return the accepted answer; None if it is refused, in one line."""
     refused = ""
     try:
         taken = take(answer, event(answer, value))

@@ -1,4 +1,4 @@
-"""What the role firewall says of ufw and firewalld, whose rules are as they write them."""
+"""The notices of the role firewall about rules that ufw and firewalld wrote."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a module's result claims beside its answer, in a real playbook: a host writes all of it."""
+"""Results of a hostile host in a real playbook: every key beside the answer is its own claim."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which hosts the playbooks address, as Ansible itself says without connecting to any."""
+"""The hosts that each playbook addresses, as Ansible lists them without connecting."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_every_play_addresses_the_cluster_alone() -> None:
 def addressed(
     folder: Path, inventory: str, *options: str
 ) -> tuple[Outcome, list[str], dict[str, Any]]:
-    """How a play like those of setup ends, whom it addresses, and what it knows of the cluster."""
+    """Return how a play like setup's ends, whom it addresses, and what it knows of the cluster."""
     (folder / "inventory.ini").write_text(inventory)
     tasks = yaml.safe_load((PLAYBOOKS / "tasks/facts.yml").read_text())
     tell = next(task for task in tasks if "ansible.builtin.set_fact" in task)

@@ -1,4 +1,4 @@
-"""How variables reach Ansible: as data, never as templates, in a file that nobody else reads."""
+"""Variables reach Ansible as data, never as templates, in a file that nobody else can read."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""What the runner gives playbooks and takes from them is what their YAML reads and answers."""
+"""The runner and the playbooks agree on variables and answers."""
 
 import re
 from collections.abc import Iterator

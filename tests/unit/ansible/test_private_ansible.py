@@ -1,4 +1,4 @@
-"""What is used of ansible-core and ansible-runner without being documented is still there."""
+"""The undocumented parts of ansible-core and ansible-runner that we use still exist."""
 
 import os
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_the_configuration_file_that_ansible_reads(
 def test_another_users_configuration_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str
 ) -> None:
-    """Its strategy plugin is executed by Ansible itself as soon as a playbook starts."""
+    """A strategy plugin in it would be executed by Ansible as soon as a playbook starts."""
     monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
     monkeypatch.delenv("SUDO_UID", raising=False)
     folder = tmp_path / "project"

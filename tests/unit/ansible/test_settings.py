@@ -87,7 +87,7 @@ def test_host_keys_are_checked_unless_the_user_says_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, environment: dict[str, str],
     checked: bool, why: str,
 ) -> None:  # fmt: skip
-    """What ansible-runner makes of it, as Ansible's connection plugin reads it."""
+    """ansible-runner's setting is read by Ansible's own connection plugin."""
     file = tmp_path / "ansible.cfg"
     file.write_text(config)
     monkeypatch.setenv("ANSIBLE_CONFIG", str(file))

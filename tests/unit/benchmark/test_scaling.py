@@ -73,7 +73,7 @@ def test_hosts(trained: list[TrainingRun], shell: Shell) -> None:
 
 @pytest.mark.usefixtures("trained")
 def test_the_cost_of_an_epoch(shell: Shell) -> None:
-    """Of 3600 samples, of which a host's 2 ranks train 20 a second."""
+    """An epoch has 3600 samples; the host's two ranks train 20 of them a second."""
     priced = [host(f"node{n}", cores=16, numa_nodes=2, price_per_hour="4 EUR") for n in (1, 2)]
     remember(Cluster((Path("/inventory.ini"),), cluster(*priced)))
     found = bench(shell, "quickstart", "--steps", "7")

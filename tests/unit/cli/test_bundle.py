@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What is asked of the package indexes, which give one small wheel."""
+    """Record the requests to package indexes, each of which gets one small wheel."""
     found: Calls = []
     write_wheel(tmp_path / "house", "tool", "1.0")
 

@@ -1,4 +1,4 @@
-"""What `clean` removes, and what it asks before."""
+"""`clean` removes ended runs, and asks before it does."""
 
 import fcntl
 import io
@@ -42,7 +42,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def removed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was removed on the hosts."""
+    """Return the runs that were removed on the hosts."""
     gone: list[str] = []
 
     def clean_runs(

@@ -52,7 +52,7 @@ class Head:
         self.run_dir.mkdir(parents=True)
 
     def answers(self, **answers: Any) -> None:
-        """What the program prints, by the verb that it is started with."""
+        """Return the program's output by the verb that it is started with."""
         for verb, answer in answers.items():
             text = answer if isinstance(answer, str) else json.dumps(answer)
             (self.folder / verb).write_text(text)
@@ -124,7 +124,7 @@ def test_damaged_events_and_escapes(head: Head, shell: Shell) -> None:
 
 
 def test_a_training_that_the_head_makes_up(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its events are of any kind and in any order; they go into no file but the run's record."""
+    """Events of any kind in any order go into no file but the run's record."""
     outside = str(head.folder / "outside/kept")
     nasty = (outside, "../../outside/kept", "\x1b]0;title\x07\u202e", "a\nerror: b", "{{ 1 + 1 }}")
     events: list[Any] = [

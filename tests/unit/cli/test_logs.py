@@ -18,7 +18,7 @@ RUN = RunState("mrpc-1", "running", "mrpc", ("head",), 2, 3, 9, 0.0, 1.0, "")
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What the head writes into the log, piece by piece."""
+    """Yield the pieces that the head writes into the log."""
     pieces: list[bytes] = []
 
     def copy_logs(*arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a command says where nobody reads it, and the document of each way to fail."""
+"""Commands whose output nobody reads, and the JSON document of each way to fail."""
 
 import json
 import os

@@ -38,7 +38,7 @@ def planned(shell: Shell, *words: str) -> Any:
 
 
 def program(document: dict[str, Any]) -> list[str]:
-    """What each rank becomes, from its folder on."""
+    """Return the program that each rank becomes, from its folder on."""
     script = document["script"]
     return [script["start"], *script["program"]]
 

@@ -140,7 +140,7 @@ def test_a_damaged_saved_cluster_never_means_this_machine(
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Given]:
-    """What the stages are given by `ftcluster setup` with the words."""
+    """Return the variables that `ftcluster setup` passes to its stages for these arguments."""
 
     def run(*words: str) -> Given:
         calls: list[Given] = []

@@ -1,4 +1,4 @@
-"""What all control nodes of a cluster have to know: its form, and how it is changed."""
+"""The shared record of a cluster: its format, and how control nodes change it."""
 
 import json
 import os
@@ -125,7 +125,7 @@ def test_what_is_no_record_is_refused_with_host_and_file(text: object) -> None:
 
 @pytest.mark.usefixtures("head")
 def test_two_control_nodes_plan_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one has drained and measured, the other one leaves out and chooses by."""
+    """Hosts drained and settings measured by one control node also apply to the other."""
 
     def at(node: str) -> None:
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / node))
@@ -242,7 +242,7 @@ def test_the_oldest_tunings_make_room() -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str, Any]]]:
-    """What the head says of the cluster at each launch, and the variables of the launches."""
+    """Return the head's record at each launch, and the variables of the launches."""
     says: list[Any] = []
     launches: list[dict[str, Any]] = []
 

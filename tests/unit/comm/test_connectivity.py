@@ -24,7 +24,7 @@ NOBODY = "192.0.2.7"  # for documentation: nobody has it
 
 
 class Store:
-    """As torch.distributed's, for threads."""
+    """A store like torch.distributed's, for threads."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

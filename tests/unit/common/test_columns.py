@@ -9,7 +9,7 @@ from ftcluster_common.tasks.embed import SentenceSimilarity, search_columns
 
 @pytest.mark.parametrize("name", ["label", "score", "is_duplicate"])
 def test_pairs_that_do_not_belong_together_are_no_positives(name: str) -> None:
-    """As Quora's questions have them."""
+    """Quora's question pairs have this form."""
     row = {"question1": "a", "question2": "b", name: "1"}
     columns = search_columns(SentenceSimilarity(), list(row))
     assert search_texts(row, columns) == ["a", "b"]

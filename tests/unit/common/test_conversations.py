@@ -122,7 +122,7 @@ def test_tools_and_arguments_are_objects() -> None:
 
 
 def test_texts_of_a_preference_that_begin_alike() -> None:
-    """As hh-rlhf has them."""
+    """The rows of hh-rlhf have this form."""
     begin = "\n\nHuman: Hi.\n\nAssistant: Hello.\n\nHuman: Sing.\n\nAssistant:"
     row = {"chosen": f"{begin} La la.", "rejected": f"{begin} No.\n\nReally."}
     columns = preference_columns(PreferenceTuning(), list(row))

@@ -1,4 +1,4 @@
-"""Which files are which split, and their rows in forms that public files have.
+"""Files are assigned to splits, and rows are read in forms that public files have.
 
 More of rows is in recipe/test_dataset_checks.py.
 """
@@ -93,7 +93,7 @@ def rows_of(path: Path, content: str | bytes) -> list[dict[str, object]]:
 
 
 def test_a_quote_in_tsv_is_a_character(tmp_path: Path) -> None:
-    """As in GLUE's files."""
+    """GLUE's files contain such quotes."""
     lines = [f'"good thing number {number}\t{number % 2}\n' for number in range(6)]
     rows = rows_of(tmp_path / "a.tsv", "text\tlabel\n" + "".join(lines))
     assert [row["text"] for row in rows] == [f'"good thing number {n}' for n in range(6)]

@@ -1,4 +1,4 @@
-"""What the control node writes for the supervisor."""
+"""The launch document that the control node writes for the supervisor."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What collects the processes that others leave: first of a container, and beside another one."""
+"""The reaper of orphaned processes: as the first process of a container, and beside another."""
 
 import os
 import signal

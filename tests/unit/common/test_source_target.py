@@ -1,4 +1,4 @@
-"""Which columns have a text and what is written of it, as public data sets call them."""
+"""The columns with source and target texts, as public data sets name them."""
 
 from typing import Any
 

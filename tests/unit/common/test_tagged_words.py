@@ -46,7 +46,7 @@ def test_the_form_of_2003(tmp_path: Path, name: str) -> None:
 
 
 def test_two_columns_with_tabs_and_comments(tmp_path: Path) -> None:
-    """As the corpora of BioBERT (NCBI-disease in TSV) and GermEval have them."""
+    """The corpora of BioBERT (NCBI-disease in TSV) and GermEval have this form."""
     text = "# http://example.org\nType 2\tB-Disease\n#\tO\n\n\nNo\tO\ngene\tO\n"
     (tmp_path / "devel.tsv").write_text(text)
     (tmp_path / "train_dev.tsv").write_text("text\tlabel\na b\tx\n")  # with names of columns

@@ -1,4 +1,4 @@
-"""What rank 0 writes: events for the control node, and the same values to the trackers.
+"""Rank 0 writes events for the control node and the same values for the trackers.
 
 Trackers have stand-ins for their packages here; the real ones: tests/engine/test_report_to.py.
 """
@@ -53,7 +53,7 @@ def tensorboard(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 class Client:
-    """What is used of mlflow.tracking.MlflowClient."""
+    """The methods of mlflow.tracking.MlflowClient that we call."""
 
     calls: Calls = []  # noqa: RUF012 - emptied by the fixture
     experiments: dict[str, str] = {}  # noqa: RUF012

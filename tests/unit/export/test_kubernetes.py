@@ -45,7 +45,7 @@ def export(shell: Shell) -> Callable[..., dict[str, Any]]:
 
 
 def accepted(document: Mapping[str, Any]) -> Any:
-    """What is left of a manifest that is read by the schema: without unknown fields."""
+    """Return the part of a manifest that its schema accepts: without unknown fields."""
     kind, group = document["kind"], document["apiVersion"].split("/")[0]
     if kind == "PyTorchJob":
         client, text = ApiClient(), SimpleNamespace(data=json.dumps(document))

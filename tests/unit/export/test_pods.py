@@ -1,4 +1,4 @@
-"""What a pod has of a node."""
+"""The share of a node that a pod gets."""
 
 from dataclasses import replace
 

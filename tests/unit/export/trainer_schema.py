@@ -53,7 +53,7 @@ def merged(one: Any, other: Any) -> Any:
 
 
 def problems(schema: dict[str, Any], value: Any, where: str = "") -> list[str]:
-    """What a schema of the file says against a value."""
+    """Return the problems of a value according to a schema of the file."""
     kinds = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
     kind = schema.get("type")
     if "x-kubernetes-int-or-string" not in schema and kind and (

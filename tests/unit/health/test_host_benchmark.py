@@ -1,4 +1,4 @@
-"""How fast a disk is."""
+"""The measurement of a disk's speed."""
 
 from pathlib import Path
 

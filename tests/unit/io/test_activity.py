@@ -1,4 +1,4 @@
-"""What processes do, from the kernel."""
+"""The activity of processes, read from the kernel."""
 
 import os
 import signal
@@ -84,7 +84,7 @@ IN_A_THREAD = (
 
 
 def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
-    """As those in which transformers loads weights, while the main thread waits for them."""
+    """transformers loads weights in such threads while the main thread waits for them."""
     os.mkfifo(tmp_path / "fifo")
     with program(IN_A_THREAD, tmp_path / "fifo") as other:
         main = Path(f"/proc/{other.pid}/task/{other.pid}/stat")

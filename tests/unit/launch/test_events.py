@@ -1,4 +1,4 @@
-"""What the head writes into events.jsonl, and what a terminal gets of it."""
+"""Events that the head writes into events.jsonl, and what a terminal shows of them."""
 
 import json
 import tempfile

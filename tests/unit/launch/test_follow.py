@@ -122,7 +122,7 @@ def test_a_lost_connection_is_taken_up_again(
 def test_what_fails_on_this_machine_starts_no_supervisor(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    """Its disk is full, or the host sends what was not asked for: the same again."""
+    """The disk is full, or the host sends something unexpected."""
     phase = event("phase", doing="starting the ranks")
     play(monkeypatch, played, (phase, [NO_ROOM], Outcome("failed", "")))
     begin_record(RUN, {})

@@ -47,7 +47,7 @@ def wheels(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def layer(tmp_path: Path, wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """What a file with this text gives."""
+    """Return the overlay that a file with this text gives."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.chdir(tmp_path)
 
@@ -138,7 +138,7 @@ def test_hashes_of_the_file_hold(layer: Callable[..., Any], wheels: Path) -> Non
 
 @pytest.fixture
 def from_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Layer]:
-    """What a file gives whose packages come from the folder "index", which has sources too."""
+    """Return the overlay of a file whose packages come from the folder "index", with sources."""
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
@@ -261,7 +261,7 @@ def test_hosts_that_a_wheel_built_here_is_for(
 
 @pytest.mark.needs("index")
 def test_hydra_core_is_not_that_of_2019(tmp_path: Path) -> None:
-    """Its newest version needs antlr4-python3-runtime 4.9, whose only files are sources."""
+    """The newest version needs antlr4-python3-runtime 4.9, which is published as a source only."""
     (tmp_path / "own.txt").write_text("hydra-core\n")
     made = make_layer(read_requirements(tmp_path / "own.txt"), None, STACK, tmp_path / "cache")
     assert made

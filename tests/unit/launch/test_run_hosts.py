@@ -1,4 +1,4 @@
-"""What the control node knows of the cluster on its own machine without asking Ansible."""
+"""The control node knows the cluster on its own machine without asking Ansible."""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What the playbooks of runs return, and what it means."""
+"""The results of the playbooks about runs, and how they are read."""
 
 import json
 import sys
@@ -152,7 +152,7 @@ def test_what_its_stack_says_wrongly_is_an_error(tmp_path: Path, python: str, sa
 
 
 def test_what_was_removed_before_a_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of thousands of runs in parts: their records here go with them."""
+    """Thousands of runs are removed in parts, and the local records of removed ones go too."""
     monkeypatch.setattr(runs, "CLEAN_RUNS", 2)
     parts: list[list[str]] = []
 

@@ -1,4 +1,4 @@
-"""What one side writes of a job, the other one reads."""
+"""A job that one side writes is read by the other."""
 
 import json
 from dataclasses import asdict

@@ -9,7 +9,7 @@ GIB = 2**20  # in kB
 
 
 def limited_machines(library: dict[str, Machine]) -> list[Machine]:
-    """What is made of a few real machines, as no dump of it is public."""
+    """Return limited variants of a few real machines, because no public dump of such exists."""
     metal = library["sapphire-rapids-8488c-metal"]
     snc4 = library["sapphire-rapids-snc4"]
     flat = library["xeon-max-9480-flat"]

@@ -41,7 +41,7 @@ class Node:
 
 @dataclass(frozen=True, eq=False)  # each is itself, so that it can be a key
 class Machine:
-    """What a process on a machine sees.
+    """A machine as one of its processes sees it.
 
     Attributes:
         source: where the dump is public.

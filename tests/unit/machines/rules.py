@@ -1,4 +1,4 @@
-"""What holds for the plan of any machine, whatever it is."""
+"""Rules that hold for the plan of every machine."""
 
 from collections.abc import Iterator
 from itertools import combinations
@@ -18,7 +18,7 @@ def broken_rules(machine: Machine, facts: HostFacts, host: HostPlan) -> list[str
 
 
 def spanning_ranks(machine: Machine, topology: Topology, ranks: int) -> bool:
-    """Whether a rank of so many has cores of two sockets, though it need not."""
+    """Return True if a rank has cores of two sockets although it need not."""
     on = [domain.sockets for domain in topology.with_cores_for(ranks)]
     sockets = set(on)
     if topology.limited or any(len(own) > 1 for own in on) or ranks % len(sockets):
@@ -89,7 +89,7 @@ def _of_cores(machine: Machine, facts: HostFacts, host: HostPlan) -> Iterator[st
 
 
 def _divided(facts: HostFacts, used: set[int]) -> bool:
-    """Whether what is idle is the small part of a node that is divided by sockets."""
+    """Return True if the idle cores are the small part of a node that sockets divide."""
     return any(
         len(node.socket_cpus) > 1 and not set(parse_cpus(text)) & used
         for node in facts.numa

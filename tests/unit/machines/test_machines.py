@@ -68,7 +68,7 @@ for one in [*LIBRARY.values(), *limited_machines(LIBRARY)]:
 
 @cache
 def decided(machine: Machine) -> tuple[HostFacts, LaunchPlan]:
-    """What is gathered of a machine, and the plan that is made of it."""
+    """Return the facts gathered from a machine, and the plan made of them."""
     facts = machine.facts()
     return facts, plan(cluster(facts), None, STACKS)
 

@@ -1,4 +1,4 @@
-"""Whether a run uses IPEX and oneCCL."""
+"""The plan decides if a run uses IPEX and oneCCL."""
 
 import json
 from collections.abc import Callable

@@ -113,7 +113,7 @@ def test_samples_are_no_longer_than_the_model_takes() -> None:
 
 
 def test_of_adapters_only_these_are_trained() -> None:
-    """Of a model with 8 billion weights, which 20 GB have room for."""
+    """A model with 8 billion weights fits into 20 GB if only adapters are trained."""
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256)
     recipe = load_recipe("sft", ["lora_r=16", "batch_size=1", "gradient_accumulation_steps=1"])
     batch = Batch.of(recipe, "bf16", size, ipex=False)

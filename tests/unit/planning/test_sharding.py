@@ -1,4 +1,4 @@
-"""Whether the optimizer is sharded over the ranks, and the memory that it leaves."""
+"""The plan decides if ranks shard the optimizer, and how much memory that frees."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What hosts answer is found by its mark, whatever else their shells print."""
+"""Responses of hosts are found by their mark, whatever else their shells print."""
 
 import shlex
 import subprocess
@@ -138,7 +138,7 @@ def test_the_state_of_a_run_and_its_events_come_after_the_mark() -> None:
 def test_two_commands_follow_a_run_into_the_same_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As `stop` does while `train` follows: the end is copied once, and both find it."""
+    """`stop` does so while `train` follows: the end is copied once, and both find it."""
     monkeypatch.setattr(ActionBase, "run", lambda *_: {})
     copy = tmp_path / "events.jsonl"
     whole = b'{"event": "phase"}\n{"event": "end"}\n'

@@ -59,7 +59,7 @@ def end(run_dir: Path) -> None:
 
 
 def test_a_log_is_followed_past_a_supervisor_that_is_started_again(run_dir: Path) -> None:
-    """It was killed: for a second there is none, which is not the run's end."""
+    """A killed supervisor is absent for a second, which is not the run's end."""
     pid, log, copy = (run_dir / name for name in ("supervisor.pid", "ranks.log", "copy"))
     alive = pid.read_text()
     append_to_log(log, b"before\n")

@@ -1,4 +1,4 @@
-"""What a Python that a site has brought has to be before root executes anything of it."""
+"""A Python that a site has brought is checked before root executes any of it."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ def version(path: object, answer: str = "CPython 3.11.7 \n", has_root: bool = Tr
 
 
 def refused(path: object, **more: str) -> tuple[str, str]:
-    """Which place is refused, and why; nothing may have been executed of it."""
+    """Return the refused place and the reason; nothing may have been executed from it."""
     with pytest.raises(RefusedPath) as caught:
         version(path, **more)
     assert caught.value.hint

@@ -1,4 +1,4 @@
-"""What a host may say of itself, and what is refused before a play, a plan or a command has it."""
+"""Facts that a host reports are checked before a play, a plan or a command uses them."""
 
 import copy
 import math
@@ -57,7 +57,7 @@ def planted(way: list[Any], text: object) -> dict[str, Any]:
 
 
 def documented(kind: Any) -> dict[str, Any]:
-    """What the documentation of a fact with this type has to say of its form."""
+    """Return the form that the documentation must state for a fact of this type."""
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is list:

@@ -121,7 +121,7 @@ def test_what_date_answers(
 def found_pythons(
     monkeypatch: pytest.MonkeyPatch, answers: dict[str, tuple[int, str]]
 ) -> list[dict[str, str]]:
-    """What is found where programs named as the keys are on the search path and answer so."""
+    """Return the Pythons found if the search path has programs with these names and outputs."""
 
     def which(name: str) -> str | None:
         return f"/usr/bin/{name}" if name in answers else None
@@ -244,7 +244,7 @@ def test_sshs_port_is_the_one_that_the_host_saw(connection: str, port: int) -> N
     [(22, "2201", 22), (2302, None, 2302), (0, "2201", 2201), (0, None, 22)],
 )
 def test_the_inventorys_port_is_the_last_resort(seen: int, given: str | None, port: int) -> None:
-    """It may be NAT's, and the host's own may stand in an ssh_config only."""
+    """The port may belong to a NAT; the host's own may be in an ssh_config only."""
     variables = yaml.safe_load((ROOT / "roles/preflight/vars/main.yml").read_text())
     template = Environment(autoescape=False).from_string(
         variables["preflight__decided"]["ssh_port"]

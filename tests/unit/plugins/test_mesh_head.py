@@ -27,7 +27,7 @@ def member(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def config_of(host: str, tmp_path: Path, text: str) -> dict[str, str]:
-    """What ssh itself makes of a configuration."""
+    """Return the settings that ssh itself derives from a configuration."""
     (tmp_path / "ssh_config").write_text(text)
     argv = ["ssh", "-G", "-F", str(tmp_path / "ssh_config"), host]
     lines = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()

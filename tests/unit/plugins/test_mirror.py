@@ -47,7 +47,7 @@ SOURCES = Sources(index_url=f"https://{NAME}/simple")
 
 @contextmanager
 def serving(server: ThreadingHTTPServer) -> Iterator[int]:
-    """Its port."""
+    """Serve the mirror, and yield its port."""
     with server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""What runs a program of the package that trains, on a host that is this machine."""
+"""Programs of the hosts' package are run on a host that is this machine."""
 
 import json
 import sys

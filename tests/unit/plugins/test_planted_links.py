@@ -1,4 +1,4 @@
-"""What a less trusted user leaves in a folder of his own for root to stumble over."""
+"""Links that a less trusted user leaves in a folder for root to stumble over."""
 
 import contextlib
 import os
@@ -118,7 +118,7 @@ def test_a_link_on_the_way_is_refused(home: Path, canary: Path, tmp_path: Path) 
 
 
 def test_nothing_below_his_folder_is_roots_again(home: Path, canary: Path, tmp_path: Path) -> None:
-    """As where he has mounted a file system in it, which answers that root owns all of it."""
+    """The user may have mounted a file system there that claims root as owner of every file."""
     (home / "deep/deeper").mkdir(parents=True)
     for folder in (home / "deep", home / "deep/deeper"):
         plant(folder / "link", canary, 0)

@@ -1,4 +1,4 @@
-"""What action plugins use of ansible-core without its being documented is still there."""
+"""The undocumented parts of ansible-core that action plugins use still exist."""
 
 import inspect
 import subprocess

@@ -1,4 +1,4 @@
-"""What a host sends to the control node: pieces, names and sizes that have limits."""
+"""Files that a host sends to the control node, whose pieces, names and sizes have limits."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Whether the head takes a run, and with which stack."""
+"""The head accepts or refuses a run, and chooses its stack."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules.run_folder import ref
 
 
 class Ended(Exception):
-    """What a module answers."""
+    """The module's response."""
 
 
 class Module:

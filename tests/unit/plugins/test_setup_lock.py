@@ -203,7 +203,7 @@ def test_where_there_is_no_folder_none_is_made_for_what_only_removes(
 
 
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the module is given on a host."""
+    """Return the arguments that the module gets on a host."""
     asking = plugin(action, {"prefix": "/opt"})
     monkeypatch.setattr(asking, "_execute_module", lambda _, arguments, **__: arguments)
     found: dict[str, Any] = asking.run(None, {})

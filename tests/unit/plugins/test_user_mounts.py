@@ -73,7 +73,7 @@ def test_a_link_that_seems_to_be_roots_is_not_followed(
 def test_roots_own_things_are_not_where_a_user_has_mounted_something(
     tmp_path: Path, canary: Path, run_module: Any
 ) -> None:
-    """As /etc/fstab lets a user, with the option `user`, in a folder of root's."""
+    """With the option `user`, /etc/fstab lets a user mount in a folder of root's."""
     place = tmp_path / "mount"
     place.mkdir()
     with fuse.mounted(place, lies(canary), STRANGER.pw_uid):

@@ -1,4 +1,4 @@
-"""What the role verify tells its program of the hosts' facts."""
+"""The facts of hosts that the role verify passes to its program."""
 
 from typing import Any
 

@@ -40,7 +40,7 @@ SIZES = "# download {} bytes, unpacked {} bytes\n"
 
 @dataclass
 class Source:
-    """What stands in for pip: gives the files that it is told to, whatever is asked for."""
+    """A stand-in for pip that gives the same files whatever is asked for."""
 
     folder: Path
     gives: list[str] = field(default_factory=lambda: [TOOL, OTHER])

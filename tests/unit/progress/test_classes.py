@@ -1,4 +1,4 @@
-"""What a terminal shows of classes."""
+"""Class reports on a terminal."""
 
 from ftcluster.progress.classes import class_lines
 from ftcluster_common.protocol.class_report import ClassReport, report_of_classes, report_of_sets

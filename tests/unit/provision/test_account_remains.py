@@ -1,4 +1,4 @@
-"""What a removed account leaves in places that everybody may write to, found in a namespace."""
+"""Remains of a removed account in places that everybody may write to, found in a namespace."""
 
 import json
 import pwd

@@ -108,7 +108,7 @@ Asked = list[tuple[tuple[Path, ...], Sequence[str]]]
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """What the hosts were asked; they are without a fault."""
+    """Return the questions that the hosts were asked; the hosts have no fault."""
     monkeypatch.chdir(tmp_path)
     calls: Asked = []
 

@@ -28,7 +28,7 @@ KEPT = "5.14.0-362.8.1.el9_3.x86_64 sudo 1.9.5p2 12:30:45 127.0.0.1 ubuntu 24.04
 
 
 def told() -> dict[str, list[str]]:
-    """What the script itself says of this machine."""
+    """Return what the script itself reports about this machine."""
     done = subprocess.run(["sh", str(SCRIPT)], capture_output=True, text=True, check=True)
     return answers(done.stdout)
 

@@ -83,7 +83,7 @@ def test_the_supervisors_end_is_the_ranks(guarded: Guarded) -> None:
 
 
 def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
-    """It sends a sign of life a second, and gets one."""
+    """The guardian sends a sign of life a second, and gets one."""
     guarded.started()
     status = Path(f"/proc/{guarded.process.pid}/status")
 
@@ -96,7 +96,7 @@ def test_it_leaves_the_cores_to_its_rank(guarded: Guarded) -> None:
 
 
 def test_it_may_have_inherited_a_thousand_files(tmp_path: Path) -> None:
-    """Of mpirun, on the head of hundreds of hosts."""
+    """mpirun passes them on, on the head of hundreds of hosts."""
     files = (
         "import os, resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard)); "

@@ -1,4 +1,4 @@
-"""What is called once a module was imported."""
+"""Hooks that are called once a module was imported."""
 
 import importlib
 import importlib.util

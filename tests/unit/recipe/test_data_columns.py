@@ -1,4 +1,4 @@
-"""Which columns of data of this machine are read."""
+"""The columns of local data that a task reads."""
 
 import json
 from pathlib import Path

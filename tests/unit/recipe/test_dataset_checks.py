@@ -1,4 +1,4 @@
-"""What is wrong with the files of a data folder."""
+"""Problems in the files of a data folder."""
 
 import contextlib
 import json

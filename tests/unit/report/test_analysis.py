@@ -1,4 +1,4 @@
-"""Where a step's time went, which host costs most, and one more host."""
+"""The analysis of a step's time: its parts, the costliest host, and the effect of one more host."""
 
 from typing import Any
 

@@ -38,7 +38,7 @@ def fields(**changes: Any) -> Any:
 
 
 def record(facts: ClusterFacts, **changes: Any) -> dict[str, Any]:
-    """As a launch writes it."""
+    """Return a record as a launch writes it."""
     planned = json.loads(json.dumps(asdict(plan(facts, RECIPE, STACKS))))
     known = {"kind": "train", "facts": facts.to_dict()["hosts"], "plan": planned}
     return {**known, "recipe": fields(**changes)}

@@ -1,4 +1,4 @@
-"""Where a report has a run's record and events from."""
+"""The places from which a report gets a run's record and events."""
 
 import json
 from collections.abc import Mapping

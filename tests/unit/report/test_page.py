@@ -36,7 +36,7 @@ BENCH = {
 
 
 def text_of(page: str) -> str:
-    """What a reader sees, without pictures."""
+    """Return the text that a reader sees, without pictures."""
     without = re.sub(r"<svg .*?</svg>|<style>.*?</style>", "", page, flags=re.DOTALL)
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", without))
 

@@ -1,4 +1,4 @@
-"""What a sweep tries."""
+"""The values that a sweep tries."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Which known vulnerabilities the stacks' versions have."""
+"""Known vulnerabilities of the stacks' versions."""
 
 import datetime
 import re

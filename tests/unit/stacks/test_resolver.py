@@ -1,4 +1,4 @@
-"""Which stacks meet requirements."""
+"""Stacks that meet requirements."""
 
 from typing import Any
 

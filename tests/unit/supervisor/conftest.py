@@ -1,4 +1,4 @@
-"""What the tests of the supervisor share."""
+"""Fixtures of the supervisor's tests."""
 
 import os
 import time

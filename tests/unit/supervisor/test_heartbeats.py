@@ -1,4 +1,4 @@
-"""Which rank or host is in trouble, from what its guardians report."""
+"""Ranks and hosts in trouble are named from their guardians' reports."""
 
 import contextlib
 import json
@@ -209,7 +209,7 @@ def polled(beats: Heartbeats, until: float = 0.5) -> None:
 
 
 def test_a_supervisor_that_was_stopped_is_the_cause() -> None:
-    """Its guardians have ended their ranks meanwhile."""
+    """The guardians have ended their ranks meanwhile."""
     beats = Heartbeats("127.0.0.1", 0, "secret", [HOST] * 2, NOW, Timeouts())
     try:
         beats.poll(NOW + 16)  # the first time: it has asked other hosts, which had no ranks yet
@@ -308,7 +308,7 @@ def test_they_listen_in_the_cluster_and_within_its_ports(tmp_path: Path) -> None
 def test_guardians_get_in_among_thousands_of_strangers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], beats: Heartbeats
 ) -> None:
-    """These come before, between and after them; half of them say nothing and stay."""
+    """Strangers connect before, between and after them; half of them stay and send nothing."""
     (tmp_path / "guard").write_text("secret\n")
     stayed: list[socket.socket] = []
     guardians: dict[int, socket.socket] = {}
@@ -373,7 +373,7 @@ def test_whatever_a_guardian_says_is_taken_or_left(lines: list[bytes]) -> None:
 
 
 def test_what_a_guardian_says_arrives() -> None:
-    """Of the real readings of this host."""
+    """The guardian sends real readings of this host."""
     said = {"step": 3, "doing": "saving", **activity(os.getppid(), (os.getpid(),))}
     said["sleep"] = sleep_of(os.getpid())
     said["host"] = HostCondition(os.getppid(), 0.0).read(0.1)

@@ -127,7 +127,7 @@ def test_an_account_that_may_not_open_as_many_files_is_told(
 
 
 def test_the_last_of_many_hosts_is_asked_too() -> None:
-    """Its pipes have numbers that select() does not take."""
+    """The numbers of its pipes are too high for select()."""
     make_room_for_files(2 * RANKS, 0)
     first = os.open(os.devnull, os.O_RDONLY)
     held = [os.dup(first) for _ in range(1024)]
@@ -142,7 +142,7 @@ def test_the_last_of_many_hosts_is_asked_too() -> None:
 
 
 def test_a_host_whose_connection_hangs_does_not_keep_the_others_leases_waiting() -> None:
-    """Its pipe is full in the end."""
+    """The pipe of that host is full in the end."""
     holder = _Holder(HOSTS[0], ["sleep", "60"], Timeouts())
     thread = threading.Thread(
         target=lambda: [holder.send(bytes(1 << 16)) for _ in range(3)], daemon=True

@@ -1,4 +1,4 @@
-"""What mpirun and its ranks get of the head's environment."""
+"""The part of the head's environment that mpirun and its ranks get."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which hosts a restart uses, and the launch on them."""
+"""The hosts that a restart uses, and the launch on them."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a head says of its runs."""
+"""The list of runs that a head reports."""
 
 import json
 import os

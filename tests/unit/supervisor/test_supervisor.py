@@ -166,7 +166,7 @@ def test_the_end_is_written_once_a_full_disk_has_space(run_dir: Path) -> None:
 
 @pytest.mark.needs("mount")
 def test_a_disk_without_inodes_is_full_too(run_dir: Path) -> None:
-    """As one whose user has reached a quota: bytes are free."""
+    """A user's quota has the same effect: bytes are free."""
     subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=64m,nr_inodes=4", "tmpfs", run_dir], check=True
     )

@@ -38,7 +38,7 @@ def ended(run_dir: Path, rank: int, code: int = 0, name: str = "") -> str:
 
 
 def output(run_dir: Path) -> dict[str, str]:
-    """What rank 0 said, by stream, as the control node gets it."""
+    """Return the output of rank 0 by stream, as the control node gets it."""
     said = {"stdout": "", "stderr": ""}
     file = run_dir / "output.jsonl"
     for line in file.read_text().splitlines() if file.exists() else ():

@@ -1,4 +1,4 @@
-"""What the words after `--` mean."""
+"""The arguments after `--`."""
 
 import shlex
 from collections.abc import Callable

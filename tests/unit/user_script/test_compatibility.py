@@ -1,4 +1,4 @@
-"""What a script uses that a stack does not have; tests/engine has transformers' own arguments."""
+"""Features that a script uses and a stack lacks; tests/engine has transformers' arguments."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What of a script's folder is copied."""
+"""The files of a script's folder that are copied."""
 
 from pathlib import Path
 

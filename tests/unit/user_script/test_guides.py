@@ -1,4 +1,4 @@
-"""What `run` answers to the commands of the guides, followed word for word."""
+"""The response of `run` to the commands of the guides, followed to the letter."""
 
 import shlex
 import shutil
@@ -61,7 +61,7 @@ def test_the_page_has_what_the_answers_lead_to() -> None:
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_the_answers_lead_to_a_command_that_is_taken(name: str, tmp_path: Path) -> None:
-    """That these train, tests/engine/test_guides.py has."""
+    """tests/engine/test_guides.py shows that these commands train."""
     guide = GUIDES[name]
     where = copied(guide, tmp_path)
     words = shlex.split(guide.typed)

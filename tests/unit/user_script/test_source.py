@@ -1,4 +1,4 @@
-"""What a script's source uses."""
+"""The features that a script's source uses."""
 
 from pathlib import Path
 

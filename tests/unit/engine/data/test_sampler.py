@@ -1,4 +1,4 @@
-"""Which samples are learned when, and by whom."""
+"""The sampler decides which rank trains on which sample at which step."""
 
 import random
 from collections import Counter
@@ -23,7 +23,7 @@ MANY = 3200
 
 
 def lengths_of(count: int, seed: int = 1) -> list[int]:
-    """As those of a text corpus: many short, few long."""
+    """Return lengths like a text corpus has: many short texts, few long ones."""
     draw = random.Random(seed)
     return [min(512, 8 + int(draw.expovariate(1 / 60))) for _ in range(count)]
 
@@ -151,7 +151,7 @@ def test_an_epoch_of_any_samples(
 def test_steps_of_any_samples(
     lengths: list[int], batch_size: int, steps: int, by_length: bool, drop: bool, seed: int
 ) -> None:
-    """As many as are wanted, and no sample twice before each has come."""
+    """Any number of samples can be asked for, and none repeats before all have been drawn."""
     changes = {"group_by_length": by_length, "dataloader_drop_last": drop, "seed": seed}
     found = BatchSampler(lengths, batch_size, Training(max_steps=steps, **changes))
     batches = list(found)

@@ -1,4 +1,4 @@
-"""Which rows are for what."""
+"""Rows are assigned to training, validation and prediction."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Which parts of a conversation are learned, with templates of several kinds."""
+"""The parts of a conversation that contribute to the loss, with several kinds of templates."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ ENDS: Message = {"role": "assistant", "content": "Bye."}
 
 
 def chatml(messages: Sequence[Message], prompt: bool) -> str:
-    """As Qwen's."""
+    """Return a conversation in the format that Qwen uses."""
     written = [f"<|{m['role']}|>{m['content']}<|end|>\n" for m in messages]
     return "".join(written) + ("<|assistant|>" if prompt else "")
 
@@ -100,7 +100,7 @@ def test_every_message_is_written_or_refused() -> None:
 
 
 def test_a_message_is_missed_though_another_has_its_words() -> None:
-    """As of a tool whose result the answer repeats."""
+    """A tool's result, for example, may be repeated by the answer."""
     result = {"role": "function", "content": "4"}
     told = Conversation([ASKS, result, {"role": "assistant", "content": "It is 4."}])
     known = with_known_roles(told, knows("user", "tool", "assistant"))
