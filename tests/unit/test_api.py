@@ -128,8 +128,15 @@ def test_what_is_known_of_a_run(
     assert main(["fetch", "mrpc-1", "reports", "--reports"]) == 0
     assert copied[-1] == Path("reports")
     begin_record(RUN.run, {"inventories": ["i"], "plan": plan, "kind": "train"})
-    with pytest.raises(ftcluster.FtclusterError, match="has no model"):
-        run.fetch("none")
+    for state, hint in (
+        (replace(RUN, model="", state="running"), "wait for its end: ftcluster attach mrpc-1"),
+        (replace(RUN, model="", state="stopped", step=3), "ftcluster train --resume mrpc-1"),
+        (replace(RUN, model="", state="failed", step=0), "ftcluster logs mrpc-1"),
+    ):
+        monkeypatch.setattr(operations, "find_run", lambda *_, state=state: state)
+        with pytest.raises(ftcluster.FtclusterError, match="has no model") as caught:
+            run.fetch("none")
+        assert hint in caught.value.hint
     capfd.readouterr()
     (record_dir("mrpc-1") / "run.json").write_text("{")  # a warning of logging
     assert ftcluster.runs() == (RUN,)

@@ -148,8 +148,8 @@ def test_a_language_model_is_measured_by_its_loss(shell: Shell) -> None:
     ("task", "words", "code", "said"),
     [
         ("text-classification", "gguf model", 2, "llama.cpp"),
-        ("text-classification", "tflite model", 2, "openvino, onnx"),
-        ("text-classification", "openvino", 2, "a format and a model"),
+        ("text-classification", "tflite model", 2, "openvino or onnx"),
+        ("text-classification", "openvino", 2, "name a format"),
         ("instruction-tuning", "onnx model", 2, "OpenVINO only"),
         ("seq2seq-lm", "onnx model", 2, "is not exported"),
         ("token-classification", "onnx model --data rows", 2, "are not read here"),

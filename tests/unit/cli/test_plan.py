@@ -83,7 +83,7 @@ def test_the_size_of_a_model_in_this_machines_cache_of_the_hub_is_known(
         return str(found)
 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert memory() == "not estimated"
+    assert memory() == "unknown"
     model = tmp_path / "hub/models--own--big"
     (model / "refs").mkdir(parents=True)
     (model / "refs/main").write_text("c0ffee")
@@ -169,6 +169,22 @@ def test_files_without_valid_facts(tmp_path: Path, shell: Shell, said: Said) -> 
     for text in ("{", "[1]", "{}", '{"facts": {"hosts": []}}'):
         (tmp_path / "f.json").write_text(text)
         assert "f.json" in shell("plan --facts f.json", 1).err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "answer"),
+    [
+        ("mrpc learning_rate", 2, "learning_rate has no value: write learning_rate=VALUE"),
+        ("mrpc training.seed batch_size", 2, "training.seed has no value: write training.seed="),
+        ("mrpc squad", 2, "only one recipe can be named, got mrpc, squad"),
+        ("mrpc --facts 10x8480+", 1, "write 10x2x8480+"),
+        ("mrpc --facts 6980P", 1, "write 2x6980P"),
+    ],
+)
+def test_a_slip_of_the_pen_is_answered_with_what_to_write(
+    arguments: str, code: int, answer: str, shell: Shell
+) -> None:
+    assert answer in shell(f"plan {arguments}", code).err
 
 
 def test_the_size_of_a_model_folder_is_planned_for(tmp_path: Path, shell: Shell) -> None:

@@ -267,7 +267,7 @@ def test_a_model_that_fits_says_so_with_its_numbers() -> None:
     assert "18 bytes" in memory.why
     assert "for each of 110 million parameters" in memory.why
     assert "32 samples of 128 tokens" in memory.why
-    assert about(decided(VM), "memory per rank")[0].value == "not estimated"
+    assert about(decided(VM), "memory per rank")[0].value == "unknown"
 
 
 WHOLE = replace(RECIPE, training=replace(RECIPE.training, shard_optimizer=False))

@@ -89,12 +89,12 @@ def test_its_recipe_has_its_fields_and_those_of_every_task() -> None:
 def test_what_is_wrong_with_it_is_reported_with_its_place() -> None:
     for override, problem in {
         "most_words=90": "'most_words=90': a text has no more words than tokens",
-        "most_words=0": "'most_words=0': 'most_words' is at least 1, not 0",
+        "most_words=0": "'most_words=0': 'most_words' must be at least 1, got 0",
         "merge_adapters=true": "merge_adapters is for adapters, whose rank is lora_r: 16",
         "training.metric_for_best_model=f1": "not a metric of this task: loss, mean_error",
         "doc_stride=3": "'doc_stride' belongs to question-answering, token-classification",
         "teacher=m": "and nothing else: teacher=DIR",
-        "task=word-counts": "text-distillation, word-count, not 'word-counts'",
+        "task=word-counts": "text-distillation, word-count, got 'word-counts'",
     }.items():
         with pytest.raises(RecipeError) as caught:
             recipe_of(override)

@@ -208,7 +208,7 @@ def test_yaml_that_was_made_to_harm_is_refused_in_its_line(line: str, words: str
     "value", ["[" * 5000, "9" * 5000, "0x" + "f" * 6000, "2024-13-45", "!!int zz", "&a [*a]"]
 )
 def test_harmful_values_of_the_command_line(value: str) -> None:
-    assert "'batch_size' is a whole number" in problems_of(MINIMAL, f"batch_size={value}")
+    assert "'batch_size' must be a whole number" in problems_of(MINIMAL, f"batch_size={value}")
 
 
 @pytest.mark.parametrize(
