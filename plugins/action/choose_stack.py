@@ -29,7 +29,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stack_choice imp
     space_problems,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
-    StacksError,
+    StacksFileError,
     lists_of,
     read_advisories,
     read_stacks,
@@ -82,7 +82,7 @@ class ActionModule(ActionBase):
             wanted = lists.wanted
             if bundle:
                 hold(bundle, arguments["bundle"], wanted)
-        except (BundleError, ChoiceError, StacksError) as error:
+        except (BundleError, ChoiceError, StacksFileError) as error:
             raise AnsibleActionFail(str(error)) from None  # Ansible would print it twice
         packages = document["stacks"][choice.stack]["packages"]
         known = advisories_of(packages, advisories["advisories"])

@@ -24,7 +24,7 @@ WRITE = 2
 WITHOUT = (errno.ENODATA, errno.ENOTSUP)  # no such ACL; the file system has none at all
 
 
-class Entry(NamedTuple):
+class AclEntry(NamedTuple):
     """One line of an ACL.
 
     Attributes:
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
     number: int
 
 
-def parse_acl(value: bytes) -> list[Entry]:
+def parse_acl(value: bytes) -> list[AclEntry]:
     """Parse the value of one of the two attributes.
 
     Raises:
@@ -47,18 +47,22 @@ def parse_acl(value: bytes) -> list[Entry]:
     body = value[VERSION.size :]
     if value[: VERSION.size] != VERSION.pack(2) or len(body) % ENTRY.size:
         raise ValueError("not the second version of the kernel's format")
-    entries = [Entry(*fields) for fields in ENTRY.iter_unpack(body)]
+    entries = [AclEntry(*fields) for fields in ENTRY.iter_unpack(body)]
     if any(entry.tag not in TAGS or entry.rights > 7 for entry in entries):
         raise ValueError("an entry with an unknown tag or unknown rights")
     return entries
 
 
 def lets_others_write(
-    entries: Collection[Entry], is_trusted: Callable[[int], bool], groups: Collection[int]
+    entries: Collection[AclEntry], is_trusted: Callable[[int], bool], groups: Collection[int]
 ) -> bool:
     """Return True if an ACL lets anyone but the owner, trusted users and some groups write.
 
-    >>> theirs = [Entry(USER, 6, 1001), Entry(GROUP_OBJ, 4, 0), Entry(MASK, 6, 0)]
+    >>> theirs = [
+    ...     AclEntry(USER, 6, 1001),
+    ...     AclEntry(GROUP_OBJ, 4, 0),
+    ...     AclEntry(MASK, 6, 0),
+    ... ]
     >>> lets_others_write(theirs, lambda uid: uid == 0, [0])
     True
     """

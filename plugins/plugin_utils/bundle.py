@@ -48,12 +48,12 @@ class BundleError(Exception):
     """A bundle cannot be written or used; says why and what to do."""
 
 
-class Entry(tarfile.TarInfo):
+class BundleMember(tarfile.TarInfo):
     """An entry of a bundle: a file, and before it perhaps a header with its long name."""
 
     @classmethod
     # the base class calls it tarfile, which is the module here
-    def fromtarfile(cls, tar: tarfile.TarFile) -> Entry:  # pylint: disable=arguments-renamed
+    def fromtarfile(cls, tar: tarfile.TarFile) -> BundleMember:  # pylint: disable=arguments-renamed
         """Check headers before anything is read or reserved by the sizes that they say.
 
         Raises:
@@ -150,7 +150,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
         cache.mkdir(parents=True, exist_ok=True)
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with tarfile.open(path, "r:", tarinfo=Entry) as tar:
+            with tarfile.open(path, "r:", tarinfo=BundleMember) as tar:
                 bundle = read_head(tar, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:

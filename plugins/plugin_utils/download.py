@@ -142,7 +142,7 @@ class Sources:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DownloadOutcome:
     """How a download of a file's requirements ended.
 
     Attributes:
@@ -210,7 +210,7 @@ class Pip:
             return ""
         return complaint(lines, self.target, {}, {pin.name}, os.environ)
 
-    def download_file(self, requirements: Path, constraints: Path) -> Outcome:
+    def download_file(self, requirements: Path, constraints: Path) -> DownloadOutcome:
         """Download what a file of requirements asks for, with dependencies, within constraints.
 
         Both are files, because there may be credentials in them.
@@ -218,7 +218,7 @@ class Pip:
         words = [f"--requirement={requirements}", f"--constraint={constraints}"]
         done, lines, log = self._run(words, self.sources.pip_options(), with_dependencies=True)
         said = known_cause("\n".join(lines), os.environ) or "\n".join(telling(lines))
-        return Outcome("" if done else said, *_offered(log, self.target.python))
+        return DownloadOutcome("" if done else said, *_offered(log, self.target.python))
 
     def _from_index(self, pin: Pin, index: str) -> str:
         """Download a package from its own index; returns pip's message, or "" on success."""
@@ -260,7 +260,7 @@ class Pip:
 def _offered(
     log: Iterable[str], python: str
 ) -> tuple[tuple[Requirement, ...], dict[str, frozenset[Version]], dict[str, frozenset[Version]]]:
-    """Return what pip's log says of sources and wheels: the last three fields of `Outcome`."""
+    """Return the last three fields of `DownloadOutcome`, read from pip's log."""
     lines = list(log)
     sources = _versions(lines, SOURCES, parse_sdist_filename, python)
     wheels = _versions(lines, WHEELS, lambda name: parse_wheel_filename(name)[:2], python)

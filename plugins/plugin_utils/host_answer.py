@@ -15,8 +15,8 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list impo
 )
 from ansible_collections.ftcluster.cluster.plugins.module_utils.resources import whole_cores
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
-    HostFacts,
-    Python,  # noqa: F401 - of the example
+    HostFactsSchema,
+    PythonSchema,  # noqa: F401 - of the example
 )
 
 Lines = NewType("Lines", str)  # a text for people, with any characters
@@ -57,7 +57,9 @@ FORMS = {
 }
 
 
-def known_facts(answer: Any, schema: type[Any] = HostFacts) -> tuple[dict[str, Any], list[str]]:
+def known_facts(
+    answer: Any, schema: type[Any] = HostFactsSchema
+) -> tuple[dict[str, Any], list[str]]:
     """The facts of an answer that the schema has, and messages about the invalid ones.
 
     >>> known_facts({"hostname": 3, "more": 1})[0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class NumaNode:
+class NumaNodeSchema:
     """A NUMA node that may be used."""
 
     node: int
@@ -21,7 +21,7 @@ class NumaNode:
 
 
 @dataclass(frozen=True)
-class Nic:
+class NicSchema:
     """A network interface."""
 
     name: str
@@ -32,7 +32,7 @@ class Nic:
 
 
 @dataclass(frozen=True)
-class Rdma:
+class RdmaSchema:
     """An RDMA device."""
 
     name: str
@@ -44,15 +44,15 @@ class Rdma:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """Why something is not used, and what to do."""
+class RefusalSchema:
+    """The reason why a Python or a prefix is not used, and what to do about it."""
 
     what: str
     hint: str
 
 
 @dataclass(frozen=True)
-class Python:
+class PythonSchema:
     """A Python of the host."""
 
     version: str
@@ -60,7 +60,7 @@ class Python:
 
 
 @dataclass(frozen=True)
-class OtherCluster:
+class OtherClusterSchema:
     """Another cluster of the host."""
 
     prefix: str
@@ -68,7 +68,7 @@ class OtherCluster:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceSchema:
     """A program of another account that listens."""
 
     port: int
@@ -76,8 +76,8 @@ class Service:
 
 
 @dataclass(frozen=True)
-class HostFacts:
-    """What the host itself says."""
+class HostFactsSchema:
+    """The facts that a host reports about itself."""
 
     hostname: str
     machine: str
@@ -95,10 +95,10 @@ class HostFacts:
     sockets: int
     rank_user_origin: str
     numa_nodes: int
-    numa: list[NumaNode]
+    numa: list[NumaNodeSchema]
     memory_bytes: int
-    nics: list[Nic]
-    rdma: list[Rdma]
+    nics: list[NicSchema]
+    rdma: list[RdmaSchema]
     rdma_libraries: list[str]
     locks_memory: bool
     network_address: str
@@ -106,7 +106,7 @@ class HostFacts:
     ssh_port: int
     prefix: str
     prefix_writable: bool
-    prefix_refused: Refusal | None
+    prefix_refused: RefusalSchema | None
     has_stack: bool
     current: str
     stacks: list[str]
@@ -114,23 +114,23 @@ class HostFacts:
     record: str
     free_bytes: int
     python: str
-    pythons: list[Python]
-    python_refused: Refusal | None
+    pythons: list[PythonSchema]
+    python_refused: RefusalSchema | None
     user: str
     is_root: bool
     tcmalloc: str
-    other_clusters: list[OtherCluster]
+    other_clusters: list[OtherClusterSchema]
     firewall_hosts: list[str]
     openmp: str
     local_ports: list[str]
-    services: list[Service]
+    services: list[ServiceSchema]
     host_firewall: str
     firewall_rules: bool
 
 
 @dataclass(frozen=True)
-class MeasuredFacts:
-    """What the control node measures of a host, in seconds; none where it cannot."""
+class MeasuredFactsSchema:
+    """Times in seconds that the control node measures of a host; None if it cannot."""
 
     clock_offset_seconds: float | None
     clock_error_seconds: float | None

@@ -15,7 +15,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer impo
 
 
 @dataclass(frozen=True)
-class Finding:
+class FindingSchema:
     """A problem or warning; its host is "" where it concerns all."""
 
     host: str
@@ -25,7 +25,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Speed:
+class SpeedSchema:
     """What a host computes, copies and writes a second, and what may have slowed it down."""
 
     bf16_gflops: float | None
@@ -42,7 +42,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Calls:
+class CallsSchema:
     """Who connected to a host's open ports, by port, and how long they were open."""
 
     seconds: float
@@ -50,7 +50,7 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Row:
+class HostRowSchema:
     """A host that has answered."""
 
     name: str
@@ -61,12 +61,12 @@ class Row:
     versions: dict[str, str]
     interface: str
     interface_mbits: int | None
-    speed: Speed | None
-    calls: Calls | None
+    speed: SpeedSchema | None
+    calls: CallsSchema | None
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSchema:
     """A pair of hosts that was measured."""
 
     hosts: list[str]
@@ -75,17 +75,17 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Report:
+class VerifyReportSchema:
     """What `python -m ftcluster_train.health.verify` prints."""
 
-    hosts: list[Row]
-    problems: list[Finding]
-    warnings: list[Finding]
+    hosts: list[HostRowSchema]
+    problems: list[FindingSchema]
+    warnings: list[FindingSchema]
     packages: int
     all_reduce_ms: float | None
     backends: dict[str, float]
     large: dict[str, float]
-    links: list[Link]
+    links: list[LinkSchema]
 
 
 def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def read_report(text: str, names: Iterable[str]) -> dict[str, Any]:
         answer = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    report, wrong = known_facts(answer, Report)
+    report, wrong = known_facts(answer, VerifyReportSchema)
     if wrong := wrong or list(_wrong_hosts(report, set(names))):
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError("; ".join(wrong[:3]) + more)

@@ -16,7 +16,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse impor
 TOOLS = {"uv": "0.13.9", "impi-rt": "2021.18.1", "mpi4py": "4.1.2"}
 
 
-class StacksError(Exception):
+class StacksFileError(Exception):
     """A file cannot be read; names it."""
 
 
@@ -24,7 +24,7 @@ def read_stacks(folder: Path) -> dict[str, Any]:
     """The contents of stacks.yml.
 
     Raises:
-        StacksError: it cannot be read.
+        StacksFileError: it cannot be read.
     """
     return _read(folder / "stacks.yml")
 
@@ -33,7 +33,7 @@ def read_advisories(folder: Path) -> dict[str, Any]:
     """The contents of advisories.yml.
 
     Raises:
-        StacksError: it cannot be read.
+        StacksFileError: it cannot be read.
     """
     return _read(folder / "advisories.yml")
 
@@ -42,7 +42,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise StacksError(f"{path}: {error}") from error
+        raise StacksFileError(f"{path}: {error}") from error
     return found
 
 
@@ -67,14 +67,14 @@ class Lists:
         """Their contents.
 
         Raises:
-            StacksError: one cannot be read.
+            StacksFileError: one cannot be read.
         """
         try:
             more = self.more.read_text(encoding="utf-8") if self.more else ""
             text = self.requirements.read_text(encoding="utf-8")
             return Wanted(self.requirements.stem, text, more, self.resolve, self.allow_unverified)
         except OSError as error:
-            raise StacksError(f"{error.filename}: {error.strerror}") from error
+            raise StacksFileError(f"{error.filename}: {error.strerror}") from error
 
 
 def lists_of(
@@ -92,7 +92,7 @@ def lists_of(
         allow_unverified: whether files without a hash are accepted.
 
     Raises:
-        StacksError: a file cannot be written.
+        StacksFileError: a file cannot be written.
     """
     lock, more = folder / f"{name}.txt", folder / f"{name}-cuda.txt"
     if lock.exists():
@@ -104,5 +104,5 @@ def lists_of(
         lines = "".join(f"{package}=={version}\n" for package, version in packages.items())
         written.write_text(lines, encoding="utf-8")
     except OSError as error:
-        raise StacksError(f"{error.filename}: {error.strerror}") from error
+        raise StacksFileError(f"{error.filename}: {error.strerror}") from error
     return Lists(written, resolve=True, allow_unverified=allow_unverified)

@@ -12,12 +12,12 @@ from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health.consistency import expected_kernel
 from ftcluster_train.health.host_benchmark import kernel_used, measure_speed, share_of_peak
 from ftcluster_train.health.peak import LOOPS, instruction_sets, peak_rate
-from ftcluster_train.health.probe import Request, cpu_flags, examine
+from ftcluster_train.health.probe import ProbeRequest, cpu_flags, examine
 from ftcluster_train.supervisor.supervisor import free_port
 from tests.engine.forks import start
 
 
-def _rank(rank: int, folder: Path, request: Request, port: int) -> None:
+def _rank(rank: int, folder: Path, request: ProbeRequest, port: int) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     answer: dict[str, Any] = {}
     examine(request, rank, answer)
@@ -26,7 +26,7 @@ def _rank(rank: int, folder: Path, request: Request, port: int) -> None:
 
 def test_links_are_measured_where_an_interface_has_a_known_speed(tmp_path: Path) -> None:
     hosts = (Host("a", "127.0.0.1"), Host("b", "127.0.0.1"))
-    request = Request(hosts, "", "", mbits={"a": {"lo": 1000, "eth0": 10}, "b": {}})
+    request = ProbeRequest(hosts, "", "", mbits={"a": {"lo": 1000, "eth0": 10}, "b": {}})
     start(_rank, 2, tmp_path, request, free_port())
     first, second = (json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1))
     assert (first["interface_mbits"], second["interface_mbits"]) == (1000, None)

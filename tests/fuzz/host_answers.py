@@ -17,7 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.report_schema im
 from ftcluster.ansible.answers import CLUSTER_CHANGED, JOBS_FOUND, STACK_DESCRIBED, WrongAnswer
 from ftcluster.ansible.inventory import Inventory
 from ftcluster.ansible.playbook import read_event
-from ftcluster.benchmark.all_reduce import Measured, prepare
+from ftcluster.benchmark.all_reduce import MeasurementEvents, prepare
 from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
 from ftcluster.benchmark.scaling import measure
 from ftcluster.cluster.facts import HostFacts
@@ -128,7 +128,7 @@ def events_of(text: str, kind: str = "") -> list[dict[str, Any]]:
 
 def benched(text: str) -> list[str]:
     """What `bench allreduce` shows of a head's events."""
-    measured = Measured()
+    measured = MeasurementEvents()
     for event in events_of(text):
         measured.add(event)
     measured.raise_for_other_forms()

@@ -27,7 +27,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
     sha256_of_head,
 )
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
-from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import HostFacts
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import HostFactsSchema
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError, read_lock
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
@@ -400,7 +400,7 @@ HOST = {
 # a host's answer has more than what plans are made of
 NUMA = {**HOST["numa"][0], "near": None, "hbm": False, "socket_cpus": {"0": "0-3"},
         "distances": [10]}  # fmt: skip
-FACTS = get_type_hints(HostFacts).items()
+FACTS = get_type_hints(HostFactsSchema).items()
 ANSWER = {name: HOST.get(name, ANY.get(kind, [])) for name, kind in FACTS} | {
     "machine": "x86_64", "cores": 4, "numa": [NUMA], "cpu_quota": None, "prefix_refused": None,
     "python_refused": None,

@@ -14,7 +14,7 @@ from typing import Any
 
 from ftcluster.ansible.answers import SSH_WAY, take
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import ASK_KEY, CHECK_KEY, HostKeys
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.ansible.settings import users_ssh_args
@@ -68,7 +68,7 @@ class Keys:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def refused_hosts(outcome: Outcome) -> tuple[str, ...]:
+def refused_hosts(outcome: PlaybookOutcome) -> tuple[str, ...]:
     """The hosts whose keys ssh refused in a playbook."""
     marks = (UNKNOWN, CHANGED, REFUSED)
     refused = [failure.host for failure in outcome.failures if failure.message.startswith(marks)]

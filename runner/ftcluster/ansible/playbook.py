@@ -69,7 +69,7 @@ class TaskEvent:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PlaybookOutcome:
     """How a playbook ended.
 
     Attributes:
@@ -99,7 +99,7 @@ def run_playbook(
     cancelled: Callable[[], bool] = lambda: False,
     time_limit_seconds: float,
     settings: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> PlaybookOutcome:
     """Run one playbook of the collection; `on_event` is called in this thread.
 
     Args:
@@ -147,7 +147,7 @@ class _Playing:
         settings: Mapping[str, str],
         on_event: Callable[[TaskEvent], None],
         on_tick: Callable[[], None],
-    ) -> Outcome:
+    ) -> PlaybookOutcome:
         """Start ansible-playbook and pass its events on until it has ended."""
         import ansible_runner  # a quarter of what a command takes that needs no playbook
 
@@ -185,7 +185,7 @@ class _Playing:
             raise
         succeeded = runner.status == "successful"
         self.state = end = after(self.state, "succeeded" if succeeded else "failed")
-        return Outcome(end, "\n".join(self._messages), tuple(failures))
+        return PlaybookOutcome(end, "\n".join(self._messages), tuple(failures))
 
     def _end(self, reason: Reason) -> None:
         """End ansible-playbook and all that it has started, for this reason."""

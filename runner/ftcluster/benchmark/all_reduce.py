@@ -29,7 +29,7 @@ RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasurementEvents:
     """The events in which the ranks report what they measured.
 
     Attributes:
@@ -185,7 +185,7 @@ def prepare(
 
 def measure(
     bench: Bench, view: View, connection_options: tuple[str, ...]
-) -> tuple[Measured, float]:
+) -> tuple[MeasurementEvents, float]:
     """Launch the run and follow it to its end; returns what was measured, and seconds.
 
     Args:
@@ -195,7 +195,7 @@ def measure(
         FtclusterError: it failed, could not be launched, or reports what cannot be.
         Interrupted: the user stopped it; no rank is left running.
     """
-    measured = Measured()
+    measured = MeasurementEvents()
     followed = launch_and_follow(
         bench.run, view, connection_options, measured.add, may_detach=False
     )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from ftcluster.benchmark.all_reduce import Bench, Measured, size_text
+from ftcluster.benchmark.all_reduce import Bench, MeasurementEvents, size_text
 from ftcluster.launch.run import host_of
 from ftcluster.planning.batch import BUCKET
 from ftcluster.planning.network import host_bytes, nominal_mbits
@@ -21,7 +21,7 @@ BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not 
 Document = Mapping[str, Any]
 
 
-def document(bench: Bench, measured: Measured, seconds: float) -> dict[str, Any]:
+def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[str, Any]:
     """The result of `bench allreduce --json`."""
     plan = bench.run.plan
     links = [

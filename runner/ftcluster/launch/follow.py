@@ -21,7 +21,7 @@ from typing import Any
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED, RUN_STOPPED, SET_FACT, take
-from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
+from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import FOLLOW, Attach, Launched, Playbook, RunEvents, Stop
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cluster.saved import Cluster, learn
@@ -35,7 +35,7 @@ from ftcluster.launch.follow_states import (
     PLAYS,
     RECONNECTS,
     Event,
-    State,
+    FollowState,
     after,
     outcome_event,
     request_of,
@@ -48,7 +48,7 @@ from ftcluster.launch.record import (
     events_file,
     record_dir,
 )
-from ftcluster.launch.run import RUN_LIMIT_SECONDS, Followed, Run
+from ftcluster.launch.run import RUN_LIMIT_SECONDS, ClusterRun, Followed
 from ftcluster.launch.run_hosts import RunHosts, play_on
 from ftcluster.paths import plain_name
 from ftcluster.progress.state import RunProgress
@@ -77,7 +77,7 @@ def new_run_id(name: str) -> str:
 
 
 def launch_and_follow(
-    run: Run,
+    run: ClusterRun,
     view: View,
     connection_options: tuple[str, ...],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
@@ -221,7 +221,7 @@ class Follower:
         may_detach: bool = True,
     ) -> None:
         begin_events(run)
-        self.state = State.LAUNCHING
+        self.state = FollowState.LAUNCHING
         self.progress = RunProgress(run=run)
         self._run_hosts, self._run, self._output, self._view = run_hosts, run, output, view
         self._on_event, self._cancelled, self._may_detach = on_event, cancelled, may_detach
@@ -240,31 +240,31 @@ class Follower:
         """
         attaches = isinstance(playbook, Attach)
         if attaches:
-            self.state = State.SUPERVISED
+            self.state = FollowState.SUPERVISED
         with self._interrupts:
             outcome, event = self._play_to_its_end(playbook, attaches)
             if outcome.state == "stopped":
                 self._view.close()
-        if event is Event.UNWATCH and self.state is State.FINISHED:
+        if event is Event.UNWATCH and self.state is FollowState.FINISHED:
             outcome = replace(outcome, state="done")
-        if self.state is State.LEFT:
+        if self.state is FollowState.LEFT:
             raise Detached(self._run, self._interrupts.first, self.progress.document())
-        if self.state is State.ASKING:
+        if self.state is FollowState.ASKING:
             wants = _wants_to_detach(self._run, self._view)
             self._go(Event.DETACH if wants else Event.REFUSED)
-        if self.state is State.STOPPING:
+        if self.state is FollowState.STOPPING:
             self._stop()
             self._go(Event.STOPPED)
         self._view.close()
         if self.progress.ended:
             complete_record(self._run, end_of(self.progress))
-        detached, lost = self.state is State.DETACHED, self.state is State.LOST
+        detached, lost = self.state is FollowState.DETACHED, self.state is FollowState.LOST
         return Followed(self.progress, outcome, detached, lost, self._changed)
 
     def _go(self, event: Event) -> None:
         self.state = after(self.state, event)
 
-    def _play_to_its_end(self, playbook: Playbook, attaches: bool) -> tuple[Outcome, Event]:
+    def _play_to_its_end(self, playbook: Playbook, attaches: bool) -> tuple[PlaybookOutcome, Event]:
         """Play the playbook, and attach to the run again as long as that is worth it."""
         outcome, event = self._play(playbook, attaches)
         came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
@@ -281,7 +281,7 @@ class Follower:
                 came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
         return outcome, event
 
-    def _play(self, playbook: Playbook, attaches: bool) -> tuple[Outcome, Event]:
+    def _play(self, playbook: Playbook, attaches: bool) -> tuple[PlaybookOutcome, Event]:
         outcome = play_on(
             self._run_hosts,
             playbook,
@@ -335,7 +335,7 @@ class Follower:
             if self.state in PLAYS:
                 self._go(Event.END if self.progress.ended else Event.NEWS)
         if self._task and time.monotonic() - self._task_began > SHOWN_SECONDS:
-            if self.state in (State.LAUNCHING, State.SUPERVISED):
+            if self.state in (FollowState.LAUNCHING, FollowState.SUPERVISED):
                 self._add({"event": "phase", "doing": self._task})
             self._task = ""
         self._view.tick()
@@ -359,8 +359,8 @@ class Follower:
             )
 
 
-def _reconnect_line(state: State, head: str) -> str:
-    if state is State.AWAY:
+def _reconnect_line(state: FollowState, head: str) -> str:
+    if state is FollowState.AWAY:
         return f"{head} does not answer; the run continues there. Connecting again ..."
     return f"the supervisor on {head} is gone. Starting it again ..."
 
@@ -421,7 +421,7 @@ def stop(
     return listed[0] if listed else None
 
 
-def _record(run: Run) -> dict[str, Any]:
+def _record(run: ClusterRun) -> dict[str, Any]:
     """Everything that is known before the launch."""
     from ftcluster.planning.backends import stack_of  # what follows a run needs no plan of one
     from ftcluster.stacks.catalog import load_stacks

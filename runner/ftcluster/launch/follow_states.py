@@ -20,10 +20,10 @@ The states finished, lost, left, detached and stopped are final.
 import signal
 from enum import Enum
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 
 
-class State(Enum):
+class FollowState(Enum):
     """A state of following a run: what this command knows of the run, and what it does about it.
 
     Attributes:
@@ -96,46 +96,57 @@ class Event(Enum):
     STOPPED = "stopped"
 
 
-FINAL = frozenset({State.FINISHED, State.LOST, State.LEFT, State.DETACHED, State.STOPPED})
-PLAYS = (State.LAUNCHING, State.SUPERVISED, State.RUNNING, State.ENDED)
-RECONNECTS = (State.AWAY, State.GONE)
+FINAL = frozenset(
+    {
+        FollowState.FINISHED,
+        FollowState.LOST,
+        FollowState.LEFT,
+        FollowState.DETACHED,
+        FollowState.STOPPED,
+    }
+)
+PLAYS = (FollowState.LAUNCHING, FollowState.SUPERVISED, FollowState.RUNNING, FollowState.ENDED)
+RECONNECTS = (FollowState.AWAY, FollowState.GONE)
 
 # while a playbook runs; where a state differs, `_NEXT` says so
 _WHILE_PLAYING = {
-    Event.FOLLOWED: State.SUPERVISED,
-    Event.NEWS: State.RUNNING,
-    Event.END: State.ENDED,
-    Event.DONE: State.FINISHED,
-    Event.FAILED: State.FINISHED,
-    Event.AWAY: State.FINISHED,
-    Event.GONE: State.FINISHED,
-    Event.TIMEOUT: State.FINISHED,
-    Event.UNWATCH: State.LEFT,
-    Event.LEAVE: State.LEFT,
-    Event.ASK: State.STOPPING,
-    Event.STOP: State.STOPPING,
+    Event.FOLLOWED: FollowState.SUPERVISED,
+    Event.NEWS: FollowState.RUNNING,
+    Event.END: FollowState.ENDED,
+    Event.DONE: FollowState.FINISHED,
+    Event.FAILED: FollowState.FINISHED,
+    Event.AWAY: FollowState.FINISHED,
+    Event.GONE: FollowState.FINISHED,
+    Event.TIMEOUT: FollowState.FINISHED,
+    Event.UNWATCH: FollowState.LEFT,
+    Event.LEAVE: FollowState.LEFT,
+    Event.ASK: FollowState.STOPPING,
+    Event.STOP: FollowState.STOPPING,
 }
 _NEXT = {(state, event): then for state in PLAYS for event, then in _WHILE_PLAYING.items()} | {
-    (State.LAUNCHING, Event.LEAVE): State.STOPPING,  # nothing would end ranks that start now
-    (State.RUNNING, Event.FOLLOWED): State.RUNNING,
-    (State.RUNNING, Event.AWAY): State.AWAY,
-    (State.RUNNING, Event.GONE): State.GONE,
-    (State.RUNNING, Event.ASK): State.ASKING,
-    (State.ENDED, Event.FOLLOWED): State.ENDED,
-    (State.ENDED, Event.NEWS): State.ENDED,
-    (State.ENDED, Event.UNWATCH): State.FINISHED,
-    (State.ENDED, Event.ASK): State.ASKING,
-    (State.AWAY, Event.AGAIN): State.RUNNING,
-    (State.AWAY, Event.GIVEN_UP): State.LOST,
-    (State.GONE, Event.AGAIN): State.RUNNING,
-    (State.GONE, Event.GIVEN_UP): State.FINISHED,
-    (State.ASKING, Event.DETACH): State.DETACHED,
-    (State.ASKING, Event.REFUSED): State.STOPPING,
-    (State.STOPPING, Event.STOPPED): State.STOPPED,
+    (
+        FollowState.LAUNCHING,
+        Event.LEAVE,
+    ): FollowState.STOPPING,  # nothing would end ranks that start now
+    (FollowState.RUNNING, Event.FOLLOWED): FollowState.RUNNING,
+    (FollowState.RUNNING, Event.AWAY): FollowState.AWAY,
+    (FollowState.RUNNING, Event.GONE): FollowState.GONE,
+    (FollowState.RUNNING, Event.ASK): FollowState.ASKING,
+    (FollowState.ENDED, Event.FOLLOWED): FollowState.ENDED,
+    (FollowState.ENDED, Event.NEWS): FollowState.ENDED,
+    (FollowState.ENDED, Event.UNWATCH): FollowState.FINISHED,
+    (FollowState.ENDED, Event.ASK): FollowState.ASKING,
+    (FollowState.AWAY, Event.AGAIN): FollowState.RUNNING,
+    (FollowState.AWAY, Event.GIVEN_UP): FollowState.LOST,
+    (FollowState.GONE, Event.AGAIN): FollowState.RUNNING,
+    (FollowState.GONE, Event.GIVEN_UP): FollowState.FINISHED,
+    (FollowState.ASKING, Event.DETACH): FollowState.DETACHED,
+    (FollowState.ASKING, Event.REFUSED): FollowState.STOPPING,
+    (FollowState.STOPPING, Event.STOPPED): FollowState.STOPPED,
 }
 
 
-def after(state: State, event: Event) -> State:
+def after(state: FollowState, event: Event) -> FollowState:
     """Return the state that the event leads to.
 
     Raises:
@@ -166,7 +177,11 @@ def request_of(
 
 
 def outcome_event(
-    state: State, outcome: Outcome, head_off: bool, supervisor_gone: bool, signalled: bool
+    state: FollowState,
+    outcome: PlaybookOutcome,
+    head_off: bool,
+    supervisor_gone: bool,
+    signalled: bool,
 ) -> Event | None:
     """Return how the playbook ended by itself; None if the user has ended it.
 
@@ -180,6 +195,6 @@ def outcome_event(
         return None
     if outcome.state != "failed":
         return Event(outcome.state)
-    if signalled and state in (State.SUPERVISED, State.RUNNING):
+    if signalled and state in (FollowState.SUPERVISED, FollowState.RUNNING):
         return None
     return Event.AWAY if head_off else Event.GONE if supervisor_gone else Event.FAILED

@@ -17,7 +17,7 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.fetch_errors imp
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import (
     CONFLICT,
     DownloadError,
-    Outcome,
+    DownloadOutcome,
     Pip,
     Sources,
     pip_command,
@@ -168,7 +168,7 @@ def _fill(
 
 def _download(
     scratch: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
-) -> tuple[Outcome, list[Requirement]]:
+) -> tuple[DownloadOutcome, list[Requirement]]:
     """Download into scratch/new, and build what has no wheel.
 
     Returns what pip saw, and what exists as sources only and may not be built.
@@ -221,7 +221,7 @@ def _refuse_old_pip() -> None:
 
 
 def _only_sources(
-    outcome: Outcome, folder: Path, requirements: Requirements, stack: HostStack
+    outcome: DownloadOutcome, folder: Path, requirements: Requirements, stack: HostStack
 ) -> list[Requirement]:
     """What pip would take if it were allowed to build it.
 
@@ -284,7 +284,7 @@ def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tu
 
 
 def _version_notes(
-    folder: Path, requirements: Requirements, stack: HostStack, outcome: Outcome
+    folder: Path, requirements: Requirements, stack: HostStack, outcome: DownloadOutcome
 ) -> Iterator[str]:
     """Yield a sentence for each pre-release, and for each version that is not the newest."""
     python = stack.target.python
@@ -336,7 +336,7 @@ def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
 
 def _lock(
     folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack,
-    outcome: Outcome,
+    outcome: DownloadOutcome,
 ) -> str:  # fmt: skip
     """The list of the downloaded wheels, and of those that were made of sources here.
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.ansible.playbooks import Launched, Playbook, RunEvents
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError, Interrupted, StoppedElsewhere
@@ -23,8 +23,8 @@ RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only fol
 
 
 @dataclass(frozen=True)
-class Run(ABC):
-    """A run of a training or a script.
+class ClusterRun(ABC):
+    """A training or a user's script that runs on the hosts of a cluster.
 
     Attributes:
         id: its name, see `new_run_id`.
@@ -70,7 +70,7 @@ class Followed:
     """
 
     progress: RunProgress
-    outcome: Outcome
+    outcome: PlaybookOutcome
     detached: bool = False
     head_lost: bool = False
     changed: Mapping[str, Any] | None = None
@@ -84,7 +84,7 @@ def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
         raise StoppedElsewhere(stopped_line(followed.progress), details=details)
 
 
-def failure(run: Run, followed: Followed) -> FtclusterError:
+def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
     """Why a run failed: the ranks' errors, else those of the playbook's tasks, else Ansible's."""
     progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST, pattern_of
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import Playbook, RunFolder
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.cluster.saved import Cluster
@@ -120,7 +120,7 @@ def play_on(
     on_tick: Callable[[], None] = lambda: None,
     cancelled: Callable[[], bool] = lambda: False,
     time_limit_seconds: float,
-) -> Outcome:
+) -> PlaybookOutcome:
     """Play a playbook of runs on their hosts; the arguments are those of `run_playbook`."""
     return run_playbook(
         playbook.qualified,

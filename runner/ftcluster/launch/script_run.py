@@ -10,7 +10,7 @@ from ftcluster.launch.environment import script_variables
 from ftcluster.launch.follow import launch_and_follow
 from ftcluster.launch.layer import LOCK, Layer
 from ftcluster.launch.mpirun import render, run_dir
-from ftcluster.launch.run import Run, failure, raise_if_stopped
+from ftcluster.launch.run import ClusterRun, failure, raise_if_stopped
 from ftcluster.planning.plan import LaunchPlan
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
@@ -21,7 +21,7 @@ from ftcluster_common.protocol.launch import Launch
 
 
 @dataclass(frozen=True)
-class ScriptRun(Run):
+class ScriptRun(ClusterRun):
     """One run of a user's script.
 
     Attributes:

@@ -10,7 +10,7 @@ from ftcluster.ansible.playbooks import Launched, RunEvents, Train
 from ftcluster.cluster.price import price_of
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.follow import RECONNECT_LIMIT_SECONDS, launch_and_follow
-from ftcluster.launch.run import Run, failure, raise_if_stopped
+from ftcluster.launch.run import ClusterRun, failure, raise_if_stopped
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster.text.host_names import described
@@ -22,7 +22,7 @@ LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/
 
 
 @dataclass(frozen=True)
-class TrainingRun(Run):
+class TrainingRun(ClusterRun):
     """A training.
 
     Attributes:

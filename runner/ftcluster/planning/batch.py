@@ -27,8 +27,8 @@ BUCKET = 25 << 20  # bytes that are sent at once, as by torch's DistributedDataP
 
 
 @dataclass(frozen=True)
-class Batch:
-    """The samples of one optimizer step, and what is known of their cost.
+class StepWorkload:
+    """The samples of one optimizer step, and what determines their cost.
 
     Attributes:
         samples: those of all ranks together; None for a user's own script.
@@ -70,8 +70,10 @@ class Batch:
     targets: int = 0
 
     @classmethod
-    def of(cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool) -> "Batch":
-        """Return the batch of a recipe."""
+    def of(
+        cls, recipe: Recipe, precision: str, model: ModelSize | None, ipex: bool
+    ) -> "StepWorkload":
+        """Return the workload of a recipe's optimizer steps."""
         longest = (model and model.positions) or recipe.max_length
         tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
         training, spec = recipe.training, recipe.spec

@@ -13,7 +13,7 @@ from ftcluster.planning.backends import (
     choose_ipex,
     stack_of,
 )
-from ftcluster.planning.batch import Batch
+from ftcluster.planning.batch import StepWorkload
 from ftcluster.planning.host_checks import (
     check_addresses,
     check_allocator,
@@ -224,9 +224,9 @@ def plan(
     mbits = network_mbits(facts)
     with problems:
         network = choose_network(facts.hosts) if len(facts.hosts) > 1 else None
-    batch = Batch(precision=precision)
+    batch = StepWorkload(precision=precision)
     if recipe and trains:
-        batch = Batch.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
+        batch = StepWorkload.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
     requested = requested_count(recipe, ranks_per_host, tuned)
     chosen: dict[str, Count] = {}
     with problems:

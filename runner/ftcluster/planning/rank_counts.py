@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ftcluster.errors import PlanError
-from ftcluster.planning.batch import Batch
+from ftcluster.planning.batch import StepWorkload
 from ftcluster.planning.placement import rank_cores, spanning
 from ftcluster.planning.topology import Topology
 from ftcluster.planning.tuned import UNTUNED, Tuned
@@ -43,7 +43,7 @@ def requested_count(
 
 
 def choose_counts(
-    hosts: Sequence[Topology], requested: Count | None, batch: Batch
+    hosts: Sequence[Topology], requested: Count | None, batch: StepWorkload
 ) -> dict[str, Count]:
     """The number of ranks on each host, by its name.
 
@@ -98,7 +98,7 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
     return counts
 
 
-def _for_the_batch(hosts: Sequence[Topology], batch: Batch) -> dict[str, int]:
+def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, int]:
     """The most ranks with which each has a sample; one per host if there is no such number."""
     possible = {topology.host.name: topology.even_counts for topology in hosts}
     most = max(counts[0] for counts in possible.values())
@@ -128,7 +128,9 @@ def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]
     return fastest if speed(fastest) >= WORTH_SPANNING * speed(most) else most
 
 
-def _in_memory(hosts: Sequence[Topology], most: dict[str, int], batch: Batch) -> dict[str, int]:
+def _in_memory(
+    hosts: Sequence[Topology], most: dict[str, int], batch: StepWorkload
+) -> dict[str, int]:
     """The most ranks that fit into the memory of each host, as far as that is known."""
     world = 0
 

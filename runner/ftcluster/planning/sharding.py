@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.batch import Batch
+from ftcluster.planning.batch import StepWorkload
 from ftcluster.planning.memory import gigabytes
 from ftcluster.planning.rank_counts import Count
 from ftcluster.planning.tuned import UNTUNED, Tuned
@@ -23,7 +23,7 @@ WORTH = 0.75  # of the bytes at most
 def choose_sharding(
     recipe: Recipe | None,
     facts: ClusterFacts,
-    batch: Batch,
+    batch: StepWorkload,
     counts: Mapping[str, Count],
     sharded_counts: Mapping[str, Count],
     mbits: float | None,
@@ -88,7 +88,7 @@ def choose_sharding(
     return True, f"it sends {share:.0%} of the bytes, over a network of {mbits:.0f} Mbit/s"
 
 
-def bytes_share(batch: Batch) -> float:
+def bytes_share(batch: StepWorkload) -> float:
     """Return the bytes that a step in bf16 sends with shards, as a part of those without.
 
     Bytes a parameter, but for the rows of the batch: gradients and weights in bf16, embeddings'

@@ -9,7 +9,7 @@ from typing import Any
 from ftcluster.ansible.answers import FACTS, HOSTS, NOTICES, PROBLEMS, REPORT, take
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import Check, ClusterVariables
 from ftcluster.ansible.scratch import private_folder
 from ftcluster.errors import FtclusterError, Interrupted
@@ -86,7 +86,7 @@ def collect(
 
 def _run(
     inventory: Inventory, variables: ClusterVariables, options: Sequence[str], view: View
-) -> tuple[Found, Outcome]:
+) -> tuple[Found, PlaybookOutcome]:
     results = Found(inventory)
     progress = SetupProgress()
     # connections of its own: Ansible would wait 15 s for one that an earlier command has left open

@@ -18,7 +18,7 @@ from ftcluster.ansible.answers import (
 )
 from ftcluster.ansible.host_keys import refused_hosts
 from ftcluster.ansible.inventory import Inventory, pattern_of, read_inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from ftcluster.ansible.playbooks import SETUP_LOCK, ClusterVariables, Stages, Unlock
 from ftcluster.ansible.settings import for_hosts
 from ftcluster.ansible.signals import Interrupts
@@ -139,7 +139,7 @@ def _run(
     variables: ClusterVariables,
     options: Sequence[str],
     view: View,
-) -> tuple[StagesResult, Outcome]:
+) -> tuple[StagesResult, PlaybookOutcome]:
     """Run a playbook once, and release the hosts' lock where it did not end well."""
     result = StagesResult(inventory)
     outcome = show_playbook(
@@ -169,7 +169,7 @@ def show_playbook(
     on_event: Callable[[TaskEvent], None],
     limit_seconds: float,
     settings: Mapping[str, str] | None = None,
-) -> Outcome:
+) -> PlaybookOutcome:
     """Run a playbook until its end, Ctrl-C or the time limit, and show its progress."""
 
     def show(event: TaskEvent) -> None:
@@ -192,7 +192,7 @@ def show_playbook(
 
 
 def raise_timeout(
-    playbook: str, outcome: Outcome, progress: SetupProgress, limit_seconds: float
+    playbook: str, outcome: PlaybookOutcome, progress: SetupProgress, limit_seconds: float
 ) -> None:
     """Raise an error that says which host was at which task when the time was over."""
     if outcome.state == "timeout":

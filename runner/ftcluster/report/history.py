@@ -13,7 +13,7 @@ SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeSpan:
     """A time in which a run did one of SPANS, in seconds since 1970."""
 
     doing: str
@@ -50,7 +50,7 @@ class History:
     steps: list[Mapping[str, Any]] = field(default_factory=list)
     evaluations: list[Mapping[str, Any]] = field(default_factory=list)
     intervals: list[Interval] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TimeSpan] = field(default_factory=list)
     restarts: list[Mapping[str, Any]] = field(default_factory=list)
     checkpoints: list[Mapping[str, Any]] = field(default_factory=list)
     notices: list[Mapping[str, Any]] = field(default_factory=list)
@@ -98,7 +98,7 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
     def now(next_doing: str, at: float) -> None:
         nonlocal doing, since
         if at > since:
-            history.spans.append(Span(doing, since, at))
+            history.spans.append(TimeSpan(doing, since, at))
         doing, since = next_doing, at
 
     for event in events:
@@ -153,9 +153,9 @@ def _drop_repeated(events: list[Mapping[str, Any]], step: int) -> None:
         events.pop()
 
 
-def _insert(spans: list[Span], doing: str, since: float, at: float, seconds: float) -> None:
+def _insert(spans: list[TimeSpan], doing: str, since: float, at: float, seconds: float) -> None:
     """Add what ended now, within what the run does."""
-    spans.append(Span(doing, max(since, at - seconds), at))
+    spans.append(TimeSpan(doing, max(since, at - seconds), at))
 
 
 def totals(intervals: Sequence[Interval]) -> Interval | None:

@@ -15,8 +15,8 @@ WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"
 
 
 @dataclass
-class Row:
-    """One run of a sweep.
+class SweepRun:
+    """A run of a sweep: its settings, its state and its hosts.
 
     Attributes:
         settings: what it is tried with.

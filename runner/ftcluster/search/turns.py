@@ -30,7 +30,7 @@ TRIAL_SECONDS = 4.0  # of training in a trial of the first round
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrialSpeed:
     """The speed that a trial has measured.
 
     Attributes:
@@ -61,7 +61,7 @@ class Trial:
 
 
 T = TypeVar("T")
-Tries = Generator["Attempt", Measured | FtclusterError, T]  # asks for attempts and gets results
+Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # asks for attempts and gets results
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Turns:
             self._asked = [next(self._attempts)]
         return self._asked
 
-    def tell(self, results: Sequence[Measured | FtclusterError]) -> None:
+    def tell(self, results: Sequence[TrialSpeed | FtclusterError]) -> None:
         """Take the speed of the last attempt, or why it failed.
 
         Raises:
@@ -205,7 +205,7 @@ class Turns:
             for settings in turn:
                 yield from self._try(settings, FINAL, steps)
 
-    def _measured(self, settings: Settings, steps: int) -> Tries[Measured]:
+    def _measured(self, settings: Settings, steps: int) -> Tries[TrialSpeed]:
         """Try once; the default once more if it fails, as a port may be taken.
 
         Raises:
@@ -245,15 +245,15 @@ class Turns:
 
 
 def attempted(
-    measure: Callable[[Settings, int], Measured], attempts: Sequence[Attempt]
-) -> list[Measured | FtclusterError]:
+    measure: Callable[[Settings, int], TrialSpeed], attempts: Sequence[Attempt]
+) -> list[TrialSpeed | FtclusterError]:
     """Measure each attempt; return its speed, or the error it failed with.
 
     Raises:
         ClusterChanged: the attempt was not made.
         FtclusterError: the user or somebody else has stopped it.
     """
-    results: list[Measured | FtclusterError] = []
+    results: list[TrialSpeed | FtclusterError] = []
     for attempt in attempts:
         try:
             results.append(measure(attempt.settings, attempt.steps))

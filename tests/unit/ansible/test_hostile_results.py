@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from ftcluster.ansible import playbook as playbook_module
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 
 PLAYBOOK = """
 - hosts: node1
@@ -22,13 +22,13 @@ PLAYBOOK = """
 """
 
 
-def answered(folder: Path, **claims: Any) -> tuple[Outcome, list[TaskEvent]]:
+def answered(folder: Path, **claims: Any) -> tuple[PlaybookOutcome, list[TaskEvent]]:
     """A playbook whose first host answers each module with these claims."""
     answer = json.dumps({"changed": True, "rc": 0, "stdout": "", "stderr": "", **claims})
     return played(folder, f"cat <<'END'\n{answer}\nEND")
 
 
-def played(folder: Path, answer: str) -> tuple[Outcome, list[TaskEvent]]:
+def played(folder: Path, answer: str) -> tuple[PlaybookOutcome, list[TaskEvent]]:
     """A playbook whose hosts run this, whatever module they are sent."""
     python = folder / "python"
     python.write_text(f"#!/bin/sh\n{answer}\n")

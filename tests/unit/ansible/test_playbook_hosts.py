@@ -10,7 +10,7 @@ from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 
 from ftcluster.ansible.inventory import pattern_of, read_inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent, run_playbook
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent, run_playbook
 from tests.programs import ROOT
 
 PLAYBOOKS = ROOT / "playbooks"
@@ -56,7 +56,7 @@ def test_every_play_addresses_the_cluster_alone() -> None:
 
 def addressed(
     folder: Path, inventory: str, *options: str
-) -> tuple[Outcome, list[str], dict[str, Any]]:
+) -> tuple[PlaybookOutcome, list[str], dict[str, Any]]:
     """Return how a play like setup's ends, whom it addresses, and what it knows of the cluster."""
     (folder / "inventory.ini").write_text(inventory)
     tasks = yaml.safe_load((PLAYBOOKS / "tasks/facts.yml").read_text())

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftcluster.ansible.playbook import Outcome
-from ftcluster.benchmark.all_reduce import Bench, Measured, prepare, read_size
+from ftcluster.ansible.playbook import PlaybookOutcome
+from ftcluster.benchmark.all_reduce import Bench, MeasurementEvents, prepare, read_size
 from ftcluster.benchmark.all_reduce_report import document, fp32_times, lines
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts
@@ -94,7 +94,7 @@ def one_host() -> Bench:
 
 def result(hosts: int, *events: dict[str, Any], **facts: Any) -> dict[str, Any]:
     bench = prepared(cluster(*(host(f"node{n}", **facts) for n in range(hosts))))
-    found = Measured()
+    found = MeasurementEvents()
     for event in events:
         found.add(event)
     return document(bench, found, 12.0)
@@ -150,7 +150,7 @@ def test_the_summary_says_what_the_rows_say(rows: list[dict[str, float]], load: 
     small = measured(4096, "fp32", gloo=0.001, impi=9.0, mpi=0.001)
     large = [measured(25 * MIB * 2**n, "fp32", **row) for n, row in enumerate(rows)]
     times = [event | {"load": load} for event in (small, *large)]
-    found = document(one_host(), Measured(times), 12.0)
+    found = document(one_host(), MeasurementEvents(times), 12.0)
     text = "\n".join(lines(found))
     shown = [{k: v["ms"] for k, v in row["times"].items()} for row in found["sizes"][1:]]
     said = re.search(r"from 25 MiB up (\w+) is the fastest in (\d) of (\d) rows?", text)
@@ -174,11 +174,11 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [*TIMES, {"event": "end", "state": "done", "exit_code": 0, "seconds": 9.0}]
     text = "".join(json.dumps({"time": 1.0, **event}) + "\n" for event in events)
 
-    def run_playbook(*_: Any, **options: Any) -> Outcome:
+    def run_playbook(*_: Any, **options: Any) -> PlaybookOutcome:
         (path,) = follow.record_dir("r").parent.glob("*/events.jsonl")
         path.write_text(text)
         options["on_tick"]()
-        return Outcome("done", "")
+        return PlaybookOutcome("done", "")
 
     monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
 
@@ -209,6 +209,8 @@ def test_a_part_of_the_hosts_says_nothing_of_all(shell: Shell) -> None:
 
 
 def test_a_failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "no Python"))
+    monkeypatch.setattr(
+        run_hosts, "run_playbook", lambda *_, **__: PlaybookOutcome("failed", "no Python")
+    )
     remember(Cluster((Path("/inventory.ini"),), cluster(VM)))
     assert main(["bench", "allreduce", "--ranks-per-host", "2"]) == 1

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.launch.run import Followed
 from ftcluster.operations.runs import attach
 from ftcluster.progress.state import RunProgress
@@ -26,7 +26,7 @@ def failed_run(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = RunProgress(RUN)
     for event in EVENTS:
         progress.add(event)
-    followed = Followed(progress, Outcome("failed", ""))
+    followed = Followed(progress, PlaybookOutcome("failed", ""))
     monkeypatch.setattr(attach, "find", lambda *_: (None, RUN))
     monkeypatch.setattr(attach.follow, "attach", lambda *_: followed)
 

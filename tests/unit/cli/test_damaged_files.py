@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import follow
@@ -51,7 +51,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "find_run", lambda *_: LISTED)
     monkeypatch.setattr(runs, "find_run", lambda *_: LISTED)
     monkeypatch.setattr(follow, "stop", lambda *_, **__: None)
-    monkeypatch.setattr(follow, "attach", lambda *_: Followed(ended, Outcome("done", "")))
+    monkeypatch.setattr(follow, "attach", lambda *_: Followed(ended, PlaybookOutcome("done", "")))
     monkeypatch.setattr(check, "collect", lambda *_: None)
     monkeypatch.setattr(check.check_report, "document", lambda _: {**CHECK, "state": "fit"})
     monkeypatch.setattr(check.check_text, "lines", lambda _: [])

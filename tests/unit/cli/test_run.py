@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.ansible.playbooks import Ask
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
@@ -202,15 +202,15 @@ class Hosts:
         monkeypatch.setattr(run_hosts, "run_playbook", self.run)
 
     def run(self, playbook: str, _inventory: Path, variables: dict[str, Any], *_: Any,
-            cancelled: Any, on_tick: Any, **__: Any) -> Outcome:  # fmt: skip
+            cancelled: Any, on_tick: Any, **__: Any) -> PlaybookOutcome:  # fmt: skip
         self.playbooks.append(playbook.rpartition(".")[2])
         self.variables = variables
         if playbook.endswith(".stop"):
-            return Outcome("done", "")
+            return PlaybookOutcome("done", "")
         path = Path(variables["train_events"])
         path.write_text("".join(json.dumps({"time": 1.0, **event}) + "\n" for event in self.events))
         on_tick()
-        return Outcome("stopped" if cancelled() else self.state, "")  # type: ignore[arg-type]
+        return PlaybookOutcome("stopped" if cancelled() else self.state, "")  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 import ftcluster
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import Detached, FtclusterError
 from ftcluster.launch import follow, training_run
@@ -24,7 +24,7 @@ from ftcluster.operations.train import prepare, sweep
 from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
-from ftcluster.search.rows import Aim, Row
+from ftcluster.search.rows import Aim, SweepRun
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
 from tests.programs import ROOT
 from tests.unit.clusters import STACKS, cluster, host
@@ -91,7 +91,7 @@ class Hosts:
                 {"event": "error", "message": str(loss), "hint": "", "rank": 0, "host": ""}
             )
         progress.add({"event": "end", "state": state.state, "seconds": 60.0, "exit_code": 0})
-        return Followed(progress, Outcome("done", ()))
+        return Followed(progress, PlaybookOutcome("done", ()))
 
 
 @pytest.fixture(autouse=True)
@@ -305,10 +305,10 @@ def test_the_best_is_brought_here(
 def test_which_one_is_best(aim: Aim, best: int | None) -> None:
     names = ("accuracy", "perplexity", "loss_matched", "loss")
     rows = [
-        Row({}, state="done", metrics={f"eval_{name}": value for name in names})
+        SweepRun({}, state="done", metrics={f"eval_{name}": value for name in names})
         for value in (1.0, 2.0, 2.0)
     ]
-    result = SweepResult([*rows, Row({}, state="failed")], aim)
+    result = SweepResult([*rows, SweepRun({}, state="failed")], aim)
     assert result.best is (None if best is None else rows[best])
     best = ["metric_for_best_model=eval_f1", "save_strategy=best"]
     recipe = load_recipe("mrpc", best)
@@ -344,7 +344,7 @@ def test_losses_that_a_field_scales_are_not_compared(
 def test_the_first_other_metric_that_is_measured_is_compared() -> None:
     """Without labels a distilled classifier has no accuracy."""
     rows = [
-        Row({}, state="done", metrics={"agreement": value, "loss": 1 - value})
+        SweepRun({}, state="done", metrics={"agreement": value, "loss": 1 - value})
         for value in (0.9, 0.5)
     ]
     result = SweepResult(rows, Aim(others=DISTILLED))

@@ -20,7 +20,7 @@ from ansible_collections.ftcluster.cluster.plugins.modules import cluster_record
 
 from ftcluster.ansible.answers import CLUSTER_CHANGED
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import Record
 from ftcluster.cli.main import main
 from ftcluster.cluster.facts import BENCH, SETUP
@@ -249,12 +249,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[dict[str,
     def run_playbook(
         _: str, __: object, variables: dict[str, Any], on_event: Callable[[TaskEvent], None],
         **___: object,
-    ) -> Outcome:  # fmt: skip
+    ) -> PlaybookOutcome:  # fmt: skip
         launches.append(variables)
         if not says:
-            return Outcome("done", "")
+            return PlaybookOutcome("done", "")
         on_event(answer_event(CLUSTER_CHANGED, says.pop(0), host="xeon1"))
-        return Outcome("failed", "", (TaskEvent("failed", "prepare", host="xeon1"),))
+        return PlaybookOutcome("failed", "", (TaskEvent("failed", "prepare", host="xeon1"),))
 
     monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     remember(known())

@@ -11,7 +11,7 @@ from ftcluster_train.health.host_benchmark import kernel_of
 from ftcluster_train.health.probe import (
     MARK,
     PIECE,
-    Request,
+    ProbeRequest,
     has_address,
     mpi_variables,
     name_and_version,
@@ -72,7 +72,7 @@ def test_mpi_uses_the_network_of_a_run() -> None:
     hosts = (Host("a", "10.0.0.1"), Host("b", "10.0.0.2"))
 
     def variables(**networks: dict[str, Any]) -> dict[str, str]:
-        return mpi_variables(Request(hosts, "", "", networks=networks), 1, "eth7")
+        return mpi_variables(ProbeRequest(hosts, "", "", networks=networks), 1, "eth7")
 
     verbs = {"FI_PROVIDER": "verbs;ofi_rxm", "FI_VERBS_IFACE": "eth1"}
     assert variables(a=facts("eth0"), b=facts("eth1")) == verbs
@@ -149,4 +149,4 @@ def test_a_rank_that_cannot_do_it_says_so_and_ends_well(tmp_path: Path) -> None:
 def test_a_request_of_a_later_version_is_understood() -> None:
     text = json.dumps({"hosts": [{"name": "a", "address": "10.0.0.1"}], "ssh_config": "",
                        "interface": "", "later": 1})  # fmt: skip
-    assert Request.read(text).hosts == (Host("a", "10.0.0.1"),)
+    assert ProbeRequest.read(text).hosts == (Host("a", "10.0.0.1"),)

@@ -13,14 +13,14 @@ import pytest
 from ftcluster_common.protocol.finding import Finding
 from ftcluster_common.protocol.launch import Host
 from ftcluster_train.health import probe, verify
-from ftcluster_train.health.probe import Request
+from ftcluster_train.health.probe import ProbeRequest
 from ftcluster_train.health.verify import launch, unreachable_hosts
 from ftcluster_train.supervisor import rank_environment
-from ftcluster_train.supervisor.ssh_check import Refusal
+from ftcluster_train.supervisor.ssh_check import HostFailure
 from tests.programs import NODE_PATH
 
 HOSTS = (Host("node1", "127.0.0.1"), Host("node2", "10.0.0.2"), Host("node3", "10.0.0.3"))
-REQUEST = Request(hosts=HOSTS, ssh_config="/opt/ftcluster/mesh/ssh_config", interface="eth0")
+REQUEST = ProbeRequest(hosts=HOSTS, ssh_config="/opt/ftcluster/mesh/ssh_config", interface="eth0")
 # mpirun, as far as launch() knows it: rank 1 says nothing
 MPIRUN = """\
 #!/bin/sh
@@ -53,14 +53,14 @@ def test_a_request_comes_as_json() -> None:
         "hosts": [{"name": host.name, "address": host.address} for host in HOSTS],
         "ssh_config": REQUEST.ssh_config, "interface": "eth0",
     }  # fmt: skip
-    assert Request.read(json.dumps(text)) == REQUEST
+    assert ProbeRequest.read(json.dumps(text)) == REQUEST
     firewalls = {"node2": {"program": "ufw", "ports": ["29500-29999"]}}
-    more = Request.read(
+    more = ProbeRequest.read(
         json.dumps({**text, "measure": True, "cores": {"node1": 32}, "firewalls": firewalls})
     )
     assert (more.measure, more.cores) == (True, {"node1": 32})
     assert more.firewalls["node2"].ports == ("29500-29999",)
-    assert Request.read(json.dumps(asdict(more))) == more
+    assert ProbeRequest.read(json.dumps(asdict(more))) == more
 
 
 def test_a_rank_that_says_nothing_is_named_with_mpiruns_words(bin_dir: Path) -> None:
@@ -112,12 +112,14 @@ def test_ranks_write_no_compiled_files_where_verify_does_not(
 def test_hosts_that_cannot_take_part_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     called = []
 
-    def refuse(hosts: list[Host], ssh_config: str, command: str) -> list[Refusal]:
+    def refuse(hosts: list[Host], ssh_config: str, command: str) -> list[HostFailure]:
         called.append((hosts, ssh_config, command))
         return [
-            Refusal(HOSTS[1], "ssh from the head fails: No route to host", True),
-            Refusal(HOSTS[2], "no TCP connection to the head at 127.0.0.1", False),
-            Refusal(HOSTS[2], "ssh from the head fails: a@b: Permission denied (publickey).", True),
+            HostFailure(HOSTS[1], "ssh from the head fails: No route to host", True),
+            HostFailure(HOSTS[2], "no TCP connection to the head at 127.0.0.1", False),
+            HostFailure(
+                HOSTS[2], "ssh from the head fails: a@b: Permission denied (publickey).", True
+            ),
         ]
 
     monkeypatch.setattr(verify, "refusals", refuse)
@@ -139,7 +141,7 @@ def test_the_others_go_on_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = Finding("node2", "at 10.0.0.2: off", "", "ssh")
     asked = []
 
-    def answers(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
+    def answers(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:
         asked.append(request)
         return [{"rank": rank, "error": "", "packages": {"torch": "2"}} for rank in (0, 1)], []
 
@@ -156,7 +158,7 @@ def test_one_host_is_not_asked_over_ssh(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(verify, "unreachable_hosts", lambda _: pytest.fail("nobody to ask"))
     answer = {"rank": 0, "error": "", "packages": {"torch": "2"}, "all_reduce_ms": None}
     monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
-    report = verify.verify(Request(HOSTS[:1], "", ""))
+    report = verify.verify(ProbeRequest(HOSTS[:1], "", ""))
     assert (report.problems, report.packages, report.all_reduce_ms) == ([], 1, None)
 
 
@@ -204,7 +206,7 @@ def test_a_run_that_disturbs_is_named_where_something_is_measured(
     monkeypatch.setattr(probe, "other_runs", lambda: ["mrpc-1"])
     answer = {"rank": 0, "error": "", **probe.describe_host("127.0.0.1"), "packages": {}}
     monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
-    report = verify.verify(Request(HOSTS[:1], "", "", measure=measure))
+    report = verify.verify(ProbeRequest(HOSTS[:1], "", "", measure=measure))
     assert [(one.kind, one.host) for one in report.warnings] == [("busy", "node1")] * measure
     assert all("mrpc-1" in one.what for one in report.warnings)
 
@@ -216,7 +218,7 @@ def test_a_host_that_lets_others_in_is_a_problem_where_the_firewall_is_required(
     calls = {"seconds": 3.0, "came": {"29900": ["198.51.100.7"]}}
     answer = {"rank": 0, "error": "", "packages": {}, "calls": calls}
     monkeypatch.setattr(verify, "launch", lambda _: ([answer], []))
-    report = verify.verify(Request(HOSTS[:1], "", "", firewall=required))
+    report = verify.verify(ProbeRequest(HOSTS[:1], "", "", firewall=required))
     found, others = report.problems, report.warnings
     if not required:
         found, others = others, found

@@ -12,7 +12,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.answers import SUPERVISOR_GONE
 from rich.console import Console
 
-from ftcluster.ansible.playbook import REFUSE, Outcome, TaskEvent
+from ftcluster.ansible.playbook import REFUSE, PlaybookOutcome, TaskEvent
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.cli.ansible_options import extra_variables
 from ftcluster.cli.commands import read_arguments
@@ -72,14 +72,14 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
 def play(
     monkeypatch: pytest.MonkeyPatch,
     played: list[tuple[str, dict[str, Any]]],
-    *scenes: tuple[str, list[TaskEvent], Outcome],
+    *scenes: tuple[str, list[TaskEvent], PlaybookOutcome],
 ) -> None:
     remaining = list(scenes)
 
     def run_playbook(
         playbook: str, _inventories: object, variables: dict[str, Any],
         on_event: Callable[[TaskEvent], None], **_options: object,
-    ) -> Outcome:  # fmt: skip
+    ) -> PlaybookOutcome:  # fmt: skip
         played.append((playbook.rpartition(".")[2], variables))
         text, events, outcome = remaining.pop(0)
         with follow.events_file(RUN).open("r+") as file:
@@ -95,14 +95,14 @@ def play(
 def test_a_lost_connection_is_taken_up_again(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    lost = Outcome("failed", "")
+    lost = PlaybookOutcome("failed", "")
     step = event("checkpoint", step=1, folder="/x", seconds=1.0)
     end = event("end", state="done", seconds=9.0, exit_code=0)
     play(
         monkeypatch, played,
         (event("phase", doing="starting the ranks"), [UNREACHABLE], lost),
         ("", [GONE], lost),
-        (step + end, [], Outcome("done", "")),
+        (step + end, [], PlaybookOutcome("done", "")),
     )  # fmt: skip
     view = Said()
     begin_record(RUN, {})
@@ -124,7 +124,7 @@ def test_what_fails_on_this_machine_starts_no_supervisor(
 ) -> None:
     """The disk is full, or the host sends something unexpected."""
     phase = event("phase", doing="starting the ranks")
-    play(monkeypatch, played, (phase, [NO_ROOM], Outcome("failed", "")))
+    play(monkeypatch, played, (phase, [NO_ROOM], PlaybookOutcome("failed", "")))
     begin_record(RUN, {})
     view = Said()
     followed = follow.attach(RUN_HOSTS, RUN, view)
@@ -138,7 +138,7 @@ def test_a_head_that_stays_away_is_lost(
 ) -> None:
     monkeypatch.setattr(follow, "RECONNECT_LIMIT_SECONDS", 0.0)
     phase = event("phase", doing="starting the ranks")
-    play(monkeypatch, played, (phase, [UNREACHABLE], Outcome("failed", "")))
+    play(monkeypatch, played, (phase, [UNREACHABLE], PlaybookOutcome("failed", "")))
     assert follow.attach(RUN_HOSTS, RUN, Said()).head_lost
     assert len(played) == 1
 
@@ -150,17 +150,17 @@ def test_a_task_is_shown_if_it_takes_long(
         TaskEvent("task", "prepare", "Copy"), TaskEvent("changed", "prepare", "Copy", "head"),
         TaskEvent("task", "prepare", "Stop if", action=REFUSE),
     ]  # fmt: skip
-    play(monkeypatch, played, ("", tasks, Outcome("done", "")))
+    play(monkeypatch, played, ("", tasks, PlaybookOutcome("done", "")))
     shown: list[str] = []
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
     assert shown == []
     monkeypatch.setattr(follow, "SHOWN_SECONDS", 0.0)
 
-    def run_playbook(*arguments: Any, on_tick: Callable[[], None], **_: object) -> Outcome:
+    def run_playbook(*arguments: Any, on_tick: Callable[[], None], **_: object) -> PlaybookOutcome:
         for task in tasks:
             arguments[3](task)
             on_tick()
-        return Outcome("failed", "")
+        return PlaybookOutcome("failed", "")
 
     monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     follow.attach(RUN_HOSTS, RUN, Said(), lambda event: shown.append(event["doing"]))
@@ -177,7 +177,7 @@ def test_what_refuses_needs_no_name() -> None:
 def test_what_was_not_launched_or_has_ended_is_not_taken_up(
     monkeypatch: pytest.MonkeyPatch, played: list[tuple[str, dict[str, Any]]], text: str
 ) -> None:
-    play(monkeypatch, played, (text, [UNREACHABLE], Outcome("failed", "")))
+    play(monkeypatch, played, (text, [UNREACHABLE], PlaybookOutcome("failed", "")))
     assert follow.attach(RUN_HOSTS, RUN, Said()).outcome.state == "failed"
     assert len(played) == 1
 
@@ -187,8 +187,8 @@ def test_a_run_of_another_control_node_is_stopped(
 ) -> None:
     refused = TaskEvent("failed", "stop", "End the ranks", "head", "the supervisor does not end")
     end = event("end", state="stopped", seconds=1.0, exit_code=143)
-    failed = ("", [refused], Outcome("failed", ""))
-    play(monkeypatch, played, (end, [], Outcome("done", "")), failed, failed)
+    failed = ("", [refused], PlaybookOutcome("failed", ""))
+    play(monkeypatch, played, (end, [], PlaybookOutcome("done", "")), failed, failed)
     follow.stop(RUN_HOSTS, RUN)
     with pytest.raises(FtclusterError, match="\n  head: the supervisor does not end") as caught:
         follow.stop(RUN_HOSTS, RUN)
@@ -207,7 +207,7 @@ def test_what_a_launch_says_of_a_host_is_shown(
         for host in ("node1", "node2")
     ]
     end = event("end", state="done", seconds=9.0, exit_code=0)
-    play(monkeypatch, played, (end, notes, Outcome("done", "")))
+    play(monkeypatch, played, (end, notes, PlaybookOutcome("done", "")))
     view = Said()
     begin_record(RUN, {})
     follow.attach(RUN_HOSTS, RUN, view)
@@ -249,16 +249,16 @@ def signalled(
     def run_playbook(
         playbook: str, _inventories: object, _variables: object,
         on_event: Callable[[TaskEvent], None], **_options: object,
-    ) -> Outcome:  # fmt: skip
+    ) -> PlaybookOutcome:  # fmt: skip
         played.append(playbook.rpartition(".")[2])
         if len(played) > 1:
-            return Outcome("done", "")
+            return PlaybookOutcome("done", "")
         if seen:
             on_event(TaskEvent("task", "launch", "Follow the run", action=follow.FOLLOW))
         with follow.events_file(RUN).open("a") as file:
             file.write(seen)
         os.kill(os.getpid(), number)
-        return Outcome(state, "")
+        return PlaybookOutcome(state, "")
 
     monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
     return played

@@ -6,28 +6,35 @@ from typing import Literal
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.launch import follow_states
-from ftcluster.launch.follow_states import FINAL, Event, State, after, outcome_event, request_of
+from ftcluster.launch.follow_states import (
+    FINAL,
+    Event,
+    FollowState,
+    after,
+    outcome_event,
+    request_of,
+)
 from tests.unit.drawn_tables import drawn_table
 
 DRAWN = drawn_table(follow_states.__doc__ or "")
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
-def test_each_event_leads_where_the_table_says(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(product(FollowState, Event)))
+def test_each_event_leads_where_the_table_says(state: FollowState, event: Event) -> None:
     if then := DRAWN.get((state.value, event.value)):
-        assert after(state, event) is State(then)
+        assert after(state, event) is FollowState(then)
     else:
         with pytest.raises(ValueError, match=f"{state.value} has no event {event.value}"):
             after(state, event)
 
 
 def test_the_table_draws_known_states_and_events_and_ends_in_the_final_states() -> None:
-    names = {state.value for state in State}
+    names = {state.value for state in FollowState}
     assert {state for state, _ in DRAWN} == names - {state.value for state in FINAL}
     assert {event for _, event in DRAWN} == {event.value for event in Event}
-    assert set(DRAWN.values()) | {State.LAUNCHING.value} == names
+    assert set(DRAWN.values()) | {FollowState.LAUNCHING.value} == names
     ends = {state.value for state in FINAL}
     for _ in names:  # a state that leads to one of these ends too
         ends |= {state for (state, _), then in DRAWN.items() if then in ends}
@@ -35,10 +42,15 @@ def test_the_table_draws_known_states_and_events_and_ends_in_the_final_states() 
 
 
 def test_a_run_that_has_ended_never_runs_again() -> None:
-    later = {State.ENDED}
-    for _ in State:
-        later |= {State(DRAWN[key]) for key in DRAWN if State(key[0]) in later}
-    assert later == {State.ENDED, State.ASKING, State.STOPPING, *FINAL - {State.LOST}}
+    later = {FollowState.ENDED}
+    for _ in FollowState:
+        later |= {FollowState(DRAWN[key]) for key in DRAWN if FollowState(key[0]) in later}
+    assert later == {
+        FollowState.ENDED,
+        FollowState.ASKING,
+        FollowState.STOPPING,
+        *FINAL - {FollowState.LOST},
+    }
 
 
 OUTCOMES: tuple[Literal["done", "failed", "stopped", "timeout"], ...] = (
@@ -52,14 +64,14 @@ OUTCOMES: tuple[Literal["done", "failed", "stopped", "timeout"], ...] = (
 @pytest.mark.parametrize("gone", [False, True])
 @pytest.mark.parametrize("signalled", [False, True])
 def test_how_a_playbook_ended(
-    state: State,
+    state: FollowState,
     outcome: Literal["done", "failed", "stopped", "timeout"],
     off: bool,
     gone: bool,
     signalled: bool,
 ) -> None:
-    event = outcome_event(state, Outcome(outcome, ""), off, gone, signalled)
-    follows = state in (State.SUPERVISED, State.RUNNING)
+    event = outcome_event(state, PlaybookOutcome(outcome, ""), off, gone, signalled)
+    follows = state in (FollowState.SUPERVISED, FollowState.RUNNING)
     if outcome == "stopped" or (outcome == "failed" and signalled and follows):
         assert event is None
     elif outcome == "failed":

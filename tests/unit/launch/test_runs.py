@@ -11,7 +11,7 @@ import pytest
 
 from ftcluster.ansible.answers import JOBS_FOUND, SET_FACT
 from ftcluster.ansible.inventory import BUNDLED_LOCALHOST
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import Clean
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import run_hosts, runs
@@ -37,14 +37,14 @@ def answers(monkeypatch: pytest.MonkeyPatch, **jobs: dict[str, Any]) -> None:
     def run_playbook(
         _name: str, _inventories: object, _variables: object,
         on_event: Callable[[TaskEvent], None], **_options: object,
-    ) -> Outcome:  # fmt: skip
+    ) -> PlaybookOutcome:  # fmt: skip
         for host in RUN_HOSTS.hosts:
             if host in jobs:
                 facts = {"ansible_facts": {"jobs_found": jobs[host]}}
                 on_event(TaskEvent(
                     "ok", "jobs", JOBS_FOUND.task, host, action=SET_FACT, result=facts
                 ))  # fmt: skip
-        return Outcome("done", "")
+        return PlaybookOutcome("done", "")
 
     monkeypatch.setattr(run_hosts, "run_playbook", run_playbook)
 
@@ -75,7 +75,9 @@ def test_a_head_that_is_off_is_named_with_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: Said
 ) -> None:
     off = TaskEvent("unreachable", "logs", "Copy the log", "head", "timed out")
-    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "", (off,)))
+    monkeypatch.setattr(
+        run_hosts, "run_playbook", lambda *_, **__: PlaybookOutcome("failed", "", (off,))
+    )
     with pytest.raises(FtclusterError) as caught:
         runs.copy_logs(RUN_HOSTS, "r-1", {"ranks.log": tmp_path})
     said(caught.value)
@@ -85,7 +87,9 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
     asks = TaskEvent(
         "failed", "runs", "List the runs", "head", "Task failed: Missing sudo password"
     )
-    monkeypatch.setattr(run_hosts, "run_playbook", lambda *_, **__: Outcome("failed", "", (asks,)))
+    monkeypatch.setattr(
+        run_hosts, "run_playbook", lambda *_, **__: PlaybookOutcome("failed", "", (asks,))
+    )
     with pytest.raises(FtclusterError) as caught:
         runs.list_runs(RUN_HOSTS)
     assert caught.value.hint == "sudo asks for a password there: give -K"

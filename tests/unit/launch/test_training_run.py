@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import training_run
@@ -70,7 +70,7 @@ def test_a_run_is_not_done_by_its_word_alone(
     where = Cluster((Path("/i.ini"),), facts)
     run = TrainingRun("r-1", where, decided, render(decided, "r-1"), recipe, purpose=purpose)
     progress = RunProgress("r-1", state="done", **told)
-    followed = Followed(progress, Outcome("done", ""))
+    followed = Followed(progress, PlaybookOutcome("done", ""))
     monkeypatch.setattr(training_run, "launch_and_follow", lambda *_, **__: followed)
     view: Any = None
     if not missing:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ftcluster.planning.batch import Batch
+from ftcluster.planning.batch import StepWorkload
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.recipe.recipe import load_recipe
@@ -81,12 +81,12 @@ def test_of_a_masked_language_model_masked_tokens_alone_have_logits() -> None:
     """The peak of 8 texts with a vocabulary of 250,002 (bench.evaluation_memory --masked)."""
     size = ModelSize(32_729_618, 2, 128, 2, 250_002)
     fields = ["batch_size=8", "max_length=128"]
-    found = Batch.of(load_recipe("mlm", fields), "bf16", size, ipex=False).need(1)
+    found = StepWorkload.of(load_recipe("mlm", fields), "bf16", size, ipex=False).need(1)
     assert found
     assert found.total / 1e6 == pytest.approx(1493, rel=0.1)
     # the whole vocabulary for each token, where the last layer is not fused with the loss
     smoothed = [*fields, "label_smoothing_factor=0.1"]
-    more = Batch.of(load_recipe("mlm", smoothed), "bf16", size, ipex=False).need(1)
+    more = StepWorkload.of(load_recipe("mlm", smoothed), "bf16", size, ipex=False).need(1)
     assert more
     assert more.activations > 2 * found.activations
 
@@ -94,9 +94,9 @@ def test_of_a_masked_language_model_masked_tokens_alone_have_logits() -> None:
 def test_each_text_of_a_sample_has_activations() -> None:
     size = ModelSize(*MINI, HEADS)
 
-    def batch_of(*overrides: str) -> Batch:
+    def batch_of(*overrides: str) -> StepWorkload:
         recipe = load_recipe("embed", ["batch_size=16", "max_length=128", *overrides])
-        return Batch.of(recipe, "bf16", size, ipex=False)
+        return StepWorkload.of(recipe, "bf16", size, ipex=False)
 
     pairs, triplets = batch_of(), batch_of("negative_columns=[wrong]")
     assert pairs.need(1) == need(size, "bf16", 32, 128, predicts_tokens=False, evaluated=8192)
@@ -108,7 +108,7 @@ def test_each_text_of_a_sample_has_activations() -> None:
 def test_samples_are_no_longer_than_the_model_takes() -> None:
     recipe = load_recipe("embed", ["max_length=5000"])
     sizes = [ModelSize(*MINI, HEADS, positions=tokens) for tokens in (0, 512, 8192)]
-    found = [Batch.of(recipe, "bf16", size, False).tokens for size in (None, *sizes)]
+    found = [StepWorkload.of(recipe, "bf16", size, False).tokens for size in (None, *sizes)]
     assert found == [5000, 5000, 512, 5000]
 
 
@@ -116,7 +116,7 @@ def test_of_adapters_only_these_are_trained() -> None:
     """A model with 8 billion weights fits into 20 GB if only adapters are trained."""
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256)
     recipe = load_recipe("sft", ["lora_r=16", "batch_size=1", "gradient_accumulation_steps=1"])
-    batch = Batch.of(recipe, "bf16", size, ipex=False)
+    batch = StepWorkload.of(recipe, "bf16", size, ipex=False)
     found = batch.need(1)
     assert found
     assert found.states == pytest.approx(2 * size.parameters + 18 * 42e6, rel=0.02)  # Llama 3's
@@ -130,10 +130,10 @@ def test_weights_in_nf4_take_a_quarter() -> None:
     embeddings = 2 * 4096 * 128_256
     size = ModelSize(8_030 * 10**6, 32, 4096, 32, 128_256, embeddings=embeddings)
 
-    def batch_of(*overrides: str) -> Batch:
+    def batch_of(*overrides: str) -> StepWorkload:
         fields = ["lora_r=16", "load_in_4bit=true", "batch_size=1", *overrides]
         fields += ["gradient_accumulation_steps=1", "gradient_checkpointing=true"]
-        return Batch.of(load_recipe("sft", fields), "bf16", size, ipex=False)
+        return StepWorkload.of(load_recipe("sft", fields), "bf16", size, ipex=False)
 
     batch, merged = batch_of(), batch_of("merge_adapters=true")
     found, more = batch.need(1), merged.need(1)

@@ -6,7 +6,7 @@ import pytest
 
 from ftcluster.cluster.facts import SETUP, AllReduce, ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
-from ftcluster.planning.batch import Batch
+from ftcluster.planning.batch import StepWorkload
 from ftcluster.planning.memory import ModelSize, need
 from ftcluster.planning.plan import LaunchPlan, plan
 from ftcluster.planning.sharding import bytes_share
@@ -88,7 +88,7 @@ def test_it_is_chosen_for_its_speed_on_slow_networks_only(model: ModelSize | Non
 def test_the_share_of_the_bytes(
     model: ModelSize | None, predicts_tokens: bool, share: float
 ) -> None:
-    batch = Batch(precision="bf16", model=model, predicts_tokens=predicts_tokens)
+    batch = StepWorkload(precision="bf16", model=model, predicts_tokens=predicts_tokens)
     assert bytes_share(batch) == pytest.approx(share, abs=0.01)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from ftcluster.ansible.playbook import Outcome
+from ftcluster.ansible.playbook import PlaybookOutcome
 from ftcluster.cluster.facts import HostFacts
 from ftcluster.cluster.saved import Cluster
 from ftcluster.errors import PlanError, UsageError
@@ -87,7 +87,7 @@ def test_a_rank_that_failed_on_a_spare_is_named_with_it(named: str, host_name: s
     run = TrainingRun("r-1", Cluster((), RUN), found, render(found, "r-1"), RECIPE)
     progress = RunProgress(run="r-1")
     progress.add({"event": "error", "message": "m", "hint": "", "host": named, "rank": 2})
-    error = failure(run, Followed(progress, Outcome("failed", "")))
+    error = failure(run, Followed(progress, PlaybookOutcome("failed", "")))
     assert str(error) == f"run r-1 failed: rank 2 on {host_name}: m"
     assert run.job["nodes"] == 2
     for event in (
@@ -95,6 +95,6 @@ def test_a_rank_that_failed_on_a_spare_is_named_with_it(named: str, host_name: s
         {"event": "checkpoint", "step": 8, "folder": "/c", "seconds": 1.0},
     ):
         progress.add(event)
-    error = failure(run, Followed(progress, Outcome("failed", "")))
+    error = failure(run, Followed(progress, PlaybookOutcome("failed", "")))
     assert error.message == f"run r-1 failed after 2 restarts: rank 2 on {host_name}: m"
     assert error.hint == "continue it: ftcluster train --resume r-1"

@@ -14,7 +14,7 @@ import pytest
 from ansible_collections.ftcluster.cluster.plugins.module_utils.acl import (
     ACCESS,
     DEFAULT,
-    Entry,
+    AclEntry,
     has_acl,
     parse_acl,
     remove_acl,
@@ -156,7 +156,7 @@ def test_a_list_is_read_as_setfacl_writes_it() -> None:
         "10000600ffffffff 20000400ffffffff"
     )
     assert parse_acl(bytes.fromhex(value))[1:4] == [
-        Entry(2, 6, 1001), Entry(4, 4, NUMBERLESS), Entry(8, 4, 1002),
+        AclEntry(2, 6, 1001), AclEntry(4, 4, NUMBERLESS), AclEntry(8, 4, 1002),
     ]  # fmt: skip
 
 

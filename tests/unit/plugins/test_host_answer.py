@@ -13,15 +13,15 @@ from ansible_collections.ftcluster.cluster.plugins.modules import host_facts, me
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer import known_facts
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_schema import (
-    HostFacts,
-    MeasuredFacts,
+    HostFactsSchema,
+    MeasuredFactsSchema,
 )
 
 from ftcluster.cluster import facts as planned
 from tests.programs import ROOT
 
 DOCUMENTED = yaml.safe_load(host_facts.RETURN)["facts"]["contains"]
-PROMISED = get_type_hints(HostFacts)
+PROMISED = get_type_hints(HostFactsSchema)
 GOOD = {name: DOCUMENTED[name]["sample"] for name in PROMISED}
 PREFLIGHT = ROOT / "roles/preflight/vars/main.yml"
 TEMPLATE = '{{ lookup("pipe", "touch planted") }}'
@@ -77,7 +77,7 @@ def form(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_documentation_has_the_schema() -> None:
-    schema = PROMISED | get_type_hints(MeasuredFacts)
+    schema = PROMISED | get_type_hints(MeasuredFactsSchema)
     assert {name: documented(kind) for name, kind in schema.items()} == {
         name: form(spec) for name, spec in DOCUMENTED.items()
     }
@@ -87,7 +87,7 @@ def test_the_documentation_has_the_schema() -> None:
 def test_a_plan_is_made_of_facts_that_there_are() -> None:
     """Beside them it has what the role preflight decides."""
     decided = set(yaml.safe_load(PREFLIGHT.read_text("utf-8"))["preflight__decided"])
-    schema = PROMISED.keys() | get_type_hints(MeasuredFacts).keys() | decided | {"stack"}
+    schema = PROMISED.keys() | get_type_hints(MeasuredFactsSchema).keys() | decided | {"stack"}
     assert {field.name for field in fields(planned.HostFacts)} <= schema
     (numa,) = get_args(PROMISED["numa"])
     assert {one.name for one in fields(planned.NumaNode)} == {one.name for one in fields(numa)}

@@ -19,7 +19,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import read_lock
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     Lists,
-    StacksError,
+    StacksFileError,
     lists_of,
     read_stacks,
 )
@@ -99,14 +99,14 @@ def test_the_lists_of_a_stack_with_a_lock(folder: Path, tmp_path: Path) -> None:
 
 def test_lists_that_cannot_be_read_or_written_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(StacksError, match="taken: File exists"):
+    with pytest.raises(StacksFileError, match="taken: File exists"):
         lists_of(folder, read_stacks(folder), "old", tmp_path / "taken")
-    with pytest.raises(StacksError, match=r"none\.txt: No such file"):
+    with pytest.raises(StacksFileError, match=r"none\.txt: No such file"):
         _ = Lists(folder / "none.txt").wanted
     (folder / "stacks.yml").write_text("{")
-    with pytest.raises(StacksError, match=r"files/stacks\.yml: "):
+    with pytest.raises(StacksFileError, match=r"files/stacks\.yml: "):
         read_stacks(folder)
-    with pytest.raises(StacksError, match=r"none/stacks\.yml: "):
+    with pytest.raises(StacksFileError, match=r"none/stacks\.yml: "):
         read_stacks(folder / "none")
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ftcluster.ansible.answers import FACTS, NOTICES, PROBLEMS, REPORT
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import ClusterVariables
 from ftcluster.cli.main import main
 from ftcluster.cluster.saved import Cluster, remember
@@ -34,12 +34,12 @@ def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
         def run_playbook(
             name: str, path: Path, _: object, on_event: Callable[[TaskEvent], None], **options: Any
-        ) -> Outcome:
+        ) -> PlaybookOutcome:
             folder = Path(options["settings"]["ANSIBLE_SSH_CONTROL_PATH_DIR"])
             ran.update(name=name, path=path, **options, folder=folder, was_there=folder.is_dir())
             for event in events:
                 on_event(event)
-            return Outcome(state, "said")
+            return PlaybookOutcome(state, "said")
 
         monkeypatch.setattr(stages, "run_playbook", run_playbook)
         return ran

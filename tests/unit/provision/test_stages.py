@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ftcluster.ansible.answers import CHOICE, CURRENT, HOSTS
 from ftcluster.ansible.inventory import Inventory
-from ftcluster.ansible.playbook import Outcome, TaskEvent
+from ftcluster.ansible.playbook import PlaybookOutcome, TaskEvent
 from ftcluster.ansible.playbooks import Setup, Teardown
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError, Interrupted
@@ -40,11 +40,11 @@ def playbooks(monkeypatch: pytest.MonkeyPatch) -> Playbooks:
             playbook: str, _paths: object, variables: dict[str, Any],
             on_event: Callable[[TaskEvent], None],
             *, options: list[str], **_: object,
-        ) -> Outcome:  # fmt: skip
+        ) -> PlaybookOutcome:  # fmt: skip
             ran.append((playbook.rpartition(".")[2], list(options), variables))
             for event in events if len(ran) == 1 else ():
                 on_event(event)
-            return Outcome(state if len(ran) == 1 else "failed", "said")
+            return PlaybookOutcome(state if len(ran) == 1 else "failed", "said")
 
         monkeypatch.setattr(stages, "run_playbook", run_playbook)
         return ran

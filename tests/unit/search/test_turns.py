@@ -16,9 +16,9 @@ from ftcluster.search.candidates import candidates
 from ftcluster.search.engine import search
 from ftcluster.search.turns import (
     FINAL,
-    Measured,
     Settings,
     Trial,
+    TrialSpeed,
     Turns,
     attempted,
     decide,
@@ -44,14 +44,14 @@ class Hosts:
         self.clock = 0.0
         self.said: list[str] = []
 
-    def measure(self, settings: Settings, steps: int) -> Measured:
+    def measure(self, settings: Settings, steps: int) -> TrialSpeed:
         speed = 100.0 * (1 - self.drift) ** (self.clock / 60)
         for name, value in settings.items():
             speed *= self.worth.get(f"{name}={value}", 1.0)
         speed *= 1 + self.noise * self.random.uniform(-1, 1)
         step = 10 / speed
         self.clock += 8 + steps * step
-        return Measured(speed, step, 8 + steps * step)
+        return TrialSpeed(speed, step, 8 + steps * step)
 
     def search(self, budget: float = 3600) -> Turns:
         turns = Turns(POOL, lambda: budget - self.clock, self.said.append)
@@ -98,7 +98,7 @@ def test_the_time_is_kept_and_the_last_round_has_its_part(budget: int) -> None:
 def test_a_candidate_that_fails_is_left_out() -> None:
     hosts = Hosts({"allocator=libc": 1.2})
 
-    def measure(settings: Settings, steps: int) -> Measured:
+    def measure(settings: Settings, steps: int) -> TrialSpeed:
         if settings.get("ranks_per_host"):
             raise FtclusterError("not enough memory")
         return hosts.measure(settings, steps)
@@ -112,7 +112,7 @@ def test_a_candidate_that_fails_is_left_out() -> None:
 def test_a_default_that_fails_once_is_tried_again() -> None:
     hosts, failed = Hosts({}), []
 
-    def measure(settings: Settings, steps: int) -> Measured:
+    def measure(settings: Settings, steps: int) -> TrialSpeed:
         if not settings and len(failed) < 1:
             failed.append(steps)
             raise FtclusterError("the port is taken")
@@ -125,7 +125,7 @@ def test_a_default_that_fails_once_is_tried_again() -> None:
 
 
 def test_the_default_must_not_fail() -> None:
-    def measure(*_: Any) -> Measured:
+    def measure(*_: Any) -> TrialSpeed:
         raise FtclusterError("no host answers")
 
     with pytest.raises(FtclusterError, match="no host answers"):
@@ -138,7 +138,7 @@ def test_what_is_known_when_it_is_stopped() -> None:
     for stop in range(1, whole + 1):
         hosts.clock, count = 0.0, 0
 
-        def measure(settings: Settings, steps: int, stop: int = stop) -> Measured:
+        def measure(settings: Settings, steps: int, stop: int = stop) -> TrialSpeed:
             nonlocal count
             count += 1
             if count > stop:

@@ -17,7 +17,7 @@ from ftcluster_train.supervisor.monitors import Ending
 from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import change_notice, hosts_of_restart
 from ftcluster_train.supervisor.runs import read_run
-from ftcluster_train.supervisor.ssh_check import Refusal
+from ftcluster_train.supervisor.ssh_check import HostFailure
 from tests.unit.supervisor.test_supervisor import (
     NODES,
     events,
@@ -101,7 +101,7 @@ def test_a_spare_at_once_then_the_host_that_is_back_and_else_fewer(
 
     def run_ranks(launch: Launch, _run: SupervisedRun, notice: str = "") -> Ending:
         tried.append("".join(host.name[-1] for host in launch.hosts))
-        if refused := [Refusal(host, "off", True) for host in launch.hosts if host in off]:
+        if refused := [HostFailure(host, "off", True) for host in launch.hosts if host in off]:
             raise HostsRefused(refused)
         announced.append(notice)
         assert read_launch(tmp_path).hosts == launch.hosts
@@ -139,7 +139,7 @@ def test_who_is_waited_for_is_said_until_it_is_back(
 
     def run_ranks(_launch: Launch, _run: SupervisedRun, _notice: str = "") -> Ending:
         if clock.now < 1062:
-            raise HostsRefused([Refusal(HOSTS[1], "off", True)])
+            raise HostsRefused([HostFailure(HOSTS[1], "off", True)])
         return Ending("done", 0, [])
 
     monkeypatch.setattr(restarts, "run_ranks", run_ranks)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ftcluster_common.protocol.launch import Host
-from ftcluster_train.supervisor.ssh_check import Refusal, refusals, same_stack
+from ftcluster_train.supervisor.ssh_check import HostFailure, refusals, same_stack
 
 CHANGED = """\
 @@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@
@@ -64,8 +64,8 @@ def test_all_hosts_that_fail_come_together_in_their_order(ssh: Path) -> None:
     assert "run ftcluster setup" in changed.reason
     assert (late.host, "0.5 s" in late.reason) == (everyone[1], True)
     assert others == [
-        Refusal(everyone[2], f"ssh from the head fails: {refused}", True),
-        Refusal(everyone[3], "ssh from the head fails: without output", True),
+        HostFailure(everyone[2], f"ssh from the head fails: {refused}", True),
+        HostFailure(everyone[3], "ssh from the head fails: without output", True),
     ]
 
 
@@ -100,5 +100,5 @@ def test_another_node_package_is_told(tmp_path: Path) -> None:
 def test_a_head_without_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert refusals(hosts(1), "c") == [
-        Refusal(hosts(1)[0], "the head has no ssh; install an SSH client there", True)
+        HostFailure(hosts(1)[0], "the head has no ssh; install an SSH client there", True)
     ]

@@ -2,9 +2,9 @@
 
     python -m ftcluster_train.health.bench_all_reduce RUN_DIR REQUEST
 
-REQUEST is JSON, see `Request`. Rank 0 reports by events. gloo is the default group, which also
-keeps the ranks together; the other backends and MPI itself are measured beside it, in the same
-processes.
+REQUEST is an `AllReduceMeasurement` in JSON. Rank 0 reports the times as events. gloo is the default
+process group, which also synchronizes the ranks. The other backends and MPI itself are measured in
+the same processes.
 """
 
 import itertools
@@ -147,8 +147,8 @@ def one_turn(backends: Mapping[str, Reduce], tensor: Any, check: bool = False) -
 
 
 @dataclass(frozen=True)
-class Request:
-    """What to measure.
+class AllReduceMeasurement:
+    """The all-reduces to measure.
 
     Attributes:
         sizes: in bytes.
@@ -161,7 +161,7 @@ class Request:
     seconds: float
 
 
-def run(run_dir: Path, request: Request) -> None:
+def run(run_dir: Path, request: AllReduceMeasurement) -> None:
     """Measure the network between the hosts, and all sizes; every rank calls it.
 
     Raises:
@@ -225,7 +225,7 @@ def main() -> int:
     run_dir, request = sys.argv[1:]
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
-        run(Path(run_dir), Request(**json.loads(request)))
+        run(Path(run_dir), AllReduceMeasurement(**json.loads(request)))
     except TrainError as error:
         print(error_line(error), flush=True)
         return 1

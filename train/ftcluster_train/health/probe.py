@@ -55,7 +55,7 @@ PRINT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Request:
+class ProbeRequest:
     """What to check.
 
     Attributes:
@@ -85,7 +85,7 @@ class Request:
     guarded: tuple[str, ...] = ()
 
     @classmethod
-    def read(cls, text: str) -> "Request":
+    def read(cls, text: str) -> "ProbeRequest":
         """From JSON; what only a later version of the control node knows is left out."""
         names = {one.name for one in fields(cls)}
         data = {key: value for key, value in json.loads(text).items() if key in names}
@@ -98,7 +98,7 @@ class Request:
         return cls(**{**data, "hosts": hosts, "firewalls": firewalls, "guarded": guarded})
 
 
-def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
+def examine(request: ProbeRequest, rank: int, answer: dict[str, Any]) -> None:
     """Fill the answer step by step, so that an error leaves what is known so far."""
     addresses = [host.address for host in request.hosts]
     cores = request.cores.get(request.hosts[rank].name, 0)
@@ -142,7 +142,7 @@ def examine(request: Request, rank: int, answer: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:
+def networks_of(request: ProbeRequest, interface: str = "") -> list[HostNetwork]:
     """What each host has for MPI; those whose facts are not known have this interface alone."""
     return [
         HostNetwork.from_dict(request.networks[host.name])
@@ -152,7 +152,7 @@ def networks_of(request: Request, interface: str = "") -> list[HostNetwork]:
     ]
 
 
-def mpi_variables(request: Request, rank: int, interface: str) -> dict[str, str]:
+def mpi_variables(request: ProbeRequest, rank: int, interface: str) -> dict[str, str]:
     """Variables that make MPI use the same network as in a run."""
     networks = networks_of(request, interface)
     provider = choose_provider(networks)
@@ -301,7 +301,7 @@ def main() -> int:
     gc.disable()  # collections in between are a tenth to a fifth of the import of torch
     rank = int(os.environ["PMI_RANK"])
     answer: dict[str, Any] = {"rank": rank, "error": ""}
-    request = Request.read(os.environ[REQUEST_VARIABLE])
+    request = ProbeRequest.read(os.environ[REQUEST_VARIABLE])
     try:
         ports = request.ports.get(request.hosts[rank].name, [])
         with accept_connections(ports) as connections:

@@ -44,7 +44,7 @@ from ftcluster_train.health.probe import (
     MARK,
     REQUEST_VARIABLE,
     RUN_PREFIX,
-    Request,
+    ProbeRequest,
     networks_of,
     read_answers,
 )
@@ -60,7 +60,7 @@ LAST_LINES = 12
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """The result, printed as JSON.
 
     Attributes:
@@ -87,9 +87,9 @@ class Report:
     links: list[dict[str, Any]] = field(default_factory=list)
 
 
-def verify(request: Request) -> Report:
+def verify(request: ProbeRequest) -> VerifyReport:
     """Check all hosts that can be reached."""
-    report = Report()
+    report = VerifyReport()
     if request.ssh_config:
         report.problems = unreachable_hosts(request)
         failed = {problem.host for problem in report.problems}
@@ -119,7 +119,7 @@ def verify(request: Request) -> Report:
     return report
 
 
-def unreachable_hosts(request: Request) -> list[Finding]:
+def unreachable_hosts(request: ProbeRequest) -> list[Finding]:
     """Hosts that the head does not reach, or that do not reach the head.
 
     mpirun and the ranks connect to ports of the head. If a firewall dropped their packets, all
@@ -159,7 +159,7 @@ def _ssh_hint(reason: str) -> str:
     return "check that it is on and that the head reaches it; ftcluster setup renews the SSH mesh"
 
 
-def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
+def launch(request: ProbeRequest) -> tuple[list[dict[str, Any]], list[Finding]]:
     """Start one rank on each host; returns their answers, in the hosts' order, and problems."""
     bin_dir = Path(sys.executable).parent
     run = RUN_PREFIX + secrets.token_hex(4)
@@ -217,12 +217,12 @@ def launch(request: Request) -> tuple[list[dict[str, Any]], list[Finding]]:
 
 def main() -> int:
     """Entry point; returns the exit code."""
-    request = Request.read(sys.stdin.read())
+    request = ProbeRequest.read(sys.stdin.read())
     try:
         report = verify(request)
     except TrainError as error:  # this host, the head, has no port left
         finding = Finding(request.hosts[0].name, error.message, error.hint, "network")
-        report = Report(problems=[finding])
+        report = VerifyReport(problems=[finding])
     print(json.dumps(asdict(report)))
     return 1 if report.problems else 0
 

@@ -75,8 +75,8 @@ class EventWriter:
         self._also(event, fields)
 
 
-class EventReader:
-    """Reads the events of a run that goes on; of many that are there already the first and last.
+class EventTail:
+    """Reads the events that a run appends; of many new ones only the first and the last.
 
     Args:
         from_end: leave out those that are there already.

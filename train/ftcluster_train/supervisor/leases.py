@@ -17,7 +17,7 @@ from ftcluster_common.protocol.launch import RUN_VARIABLE, Host, Launch
 from ftcluster_common.protocol.timeouts import BEAT_SECONDS, Timeouts
 from ftcluster_train.supervisor.lease import HELD, OPEN, TAKEN, UNIT
 from ftcluster_train.supervisor.ssh_check import (
-    Refusal,
+    HostFailure,
     ask_all,
     failed,
     no_answer,
@@ -48,7 +48,7 @@ class Leases:
 
     def take(
         self, launch: Launch, stack: Path, waiting: Callable[[str], None] | None = None
-    ) -> list[Refusal]:
+    ) -> list[HostFailure]:
         """Hold the leases of a launch's hosts, of all or of none that was not held before.
 
         The head comes first: of two runs that wait for the same hosts, one goes on. The first time
@@ -96,8 +96,8 @@ class Leases:
             except subprocess.TimeoutExpired:
                 holder.process.kill()
 
-    def _ask(self, launch: Launch, hosts: Sequence[Host], stack: Path) -> list[Refusal]:
-        def ask(host: Host) -> Refusal | None:
+    def _ask(self, launch: Launch, hosts: Sequence[Host], stack: Path) -> list[HostFailure]:
+        def ask(host: Host) -> HostFailure | None:
             try:
                 holder = self._holders.get(host)
                 if holder is None or holder.process.poll() is not None:
@@ -162,7 +162,7 @@ class _Holder:
         with contextlib.suppress(OSError, ValueError):  # it has ended, or is closed
             self.process.stdin.write(line)
 
-    def ask(self) -> Refusal | None:
+    def ask(self) -> HostFailure | None:
         """Why the run does not have the host."""
         self.send(b"ask\n")
         seconds = self._timeouts.ssh_again if self.held else self._timeouts.ssh
@@ -171,7 +171,7 @@ class _Holder:
         if self.held:
             return None
         if answer:
-            return Refusal(self._host, answer.removeprefix(TAKEN), False, in_use=True)
+            return HostFailure(self._host, answer.removeprefix(TAKEN), False, in_use=True)
         try:
             _, words = self.process.communicate(timeout=1)
         except subprocess.TimeoutExpired:

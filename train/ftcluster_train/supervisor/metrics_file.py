@@ -16,7 +16,7 @@ from ftcluster_common.protocol.events import EVENTS, is_event
 from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.protocol.rank_times import Interval, interval_between, straggler_scores
 from ftcluster_common.protocol.run_state import WAITS
-from ftcluster_train.io.events import EventReader
+from ftcluster_train.io.events import EventTail
 
 FOLDER = "metrics"
 SECONDS = 5.0  # between two writes
@@ -180,7 +180,7 @@ class MetricsFile:
     """The file of one run, which is written anew every few seconds. It never fails a run."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._events, self._run = EventReader(run_dir), run_dir.name
+        self._events, self._run = EventTail(run_dir), run_dir.name
         self.path = run_dir.parent.parent / FOLDER / f"{run_dir.name}.prom"
         self._numbers, self._written = RunNumbers(), 0.0
         self._recipe = _recipe_of(run_dir)

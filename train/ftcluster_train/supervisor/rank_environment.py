@@ -31,7 +31,7 @@ from ftcluster_common.protocol.launch import (
 )
 from ftcluster_train.errors import TrainError
 from ftcluster_train.supervisor.heartbeats import StopRequest
-from ftcluster_train.supervisor.ssh_check import Refusal, refusals
+from ftcluster_train.supervisor.ssh_check import HostFailure, refusals
 
 # of the host's environment, the ranks get only what they may need
 INHERITED = (
@@ -206,7 +206,7 @@ def take_secrets(launch: Launch, request: StopRequest) -> dict[str, str]:
     return found
 
 
-def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[Refusal]:
+def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[HostFailure]:
     """Write the secret files on all hosts; where one fails, on none. Returns those that failed."""
     for name, content in secrets.items():
         if failed := _give(Path(launch.run_dir, name), content, launch):
@@ -216,14 +216,14 @@ def give_secrets(secrets: Mapping[str, str], launch: Launch) -> list[Refusal]:
     return []
 
 
-def _give(path: Path, content: str, launch: Launch) -> list[Refusal]:
+def _give(path: Path, content: str, launch: Launch) -> list[HostFailure]:
     try:
         path.unlink(missing_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(content)
     except OSError as error:
-        return [Refusal(launch.hosts[0], str(error.strerror), False)]
+        return [HostFailure(launch.hosts[0], str(error.strerror), False)]
     command = f"umask 077 && cat > {shlex.quote(str(path))}"
     others = () if launch.slurm_job else launch.hosts[1:]  # which share the folder
     return refusals(others, launch.ssh_config, command, content, launch.timeouts.ssh)

@@ -52,7 +52,7 @@ from ftcluster_train.supervisor.rank_environment import (
 )
 from ftcluster_train.supervisor.rank_life import RankLife, Trouble
 from ftcluster_train.supervisor.slow_hosts import SlowHostWatch
-from ftcluster_train.supervisor.ssh_check import Refusal
+from ftcluster_train.supervisor.ssh_check import HostFailure
 
 PAUSE_SECONDS = 0.2
 FILES_A_HOST = 4  # pipes to the ssh of its lease; mpirun has as many to its own
@@ -62,7 +62,7 @@ OTHER_FILES = 128 + UNGREETED
 class HostsRefused(Exception):
     """Hosts on which no rank can be started."""
 
-    def __init__(self, refused: list[Refusal]) -> None:
+    def __init__(self, refused: list[HostFailure]) -> None:
         super().__init__()
         self.refused = refused
 
@@ -176,7 +176,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     return ending
 
 
-def _refuse(refused: list[Refusal]) -> None:
+def _refuse(refused: list[HostFailure]) -> None:
     if refused:
         raise HostsRefused(refused)
 

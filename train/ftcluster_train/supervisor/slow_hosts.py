@@ -13,7 +13,7 @@ from statistics import median, median_low
 from typing import Any
 
 from ftcluster_common.protocol.rank_times import Interval, interval_between
-from ftcluster_train.io.events import EventReader, EventWriter
+from ftcluster_train.io.events import EventTail, EventWriter
 from ftcluster_train.supervisor.rank_life import RankLife
 
 SLOWER = 1 / 0.85  # 15 % fewer steps a second than the others, or than itself before
@@ -153,7 +153,7 @@ class SlowHostWatch:
     """
 
     def __init__(self, run_dir: Path, events: EventWriter, lives: Sequence[RankLife]) -> None:
-        self._reader, self._events, self._lives = EventReader(run_dir, from_end=True), events, lives
+        self._reader, self._events, self._lives = EventTail(run_dir, from_end=True), events, lives
         self._slow = SlowHosts([live.host for live in lives])
         self._before: Mapping[str, Any] | None = None
         self._looked = time.monotonic()

@@ -21,7 +21,7 @@ SSH_FAILED = 255  # its exit code for a failure of its own, ssh(1)
 
 
 @dataclass(frozen=True)
-class Refusal:
+class HostFailure:
     """A host on which a command over the mesh failed.
 
     Attributes:
@@ -67,7 +67,7 @@ def refusals(
     command: str = "",
     data: str = "",
     limit_seconds: float = Timeouts().ssh,
-) -> list[Refusal]:
+) -> list[HostFailure]:
     """Run a command on hosts over the mesh, on all at the same time; returns where it failed.
 
     Args:
@@ -76,7 +76,7 @@ def refusals(
         data: the command's stdin.
     """
 
-    def probe(host: Host) -> Refusal | None:
+    def probe(host: Host) -> HostFailure | None:
         argv = ["ssh", "-F", ssh_config, host.address, command or "true"]
         try:
             done = subprocess.run(
@@ -92,7 +92,7 @@ def refusals(
     return ask_all(hosts, probe)
 
 
-def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Refusal | None]) -> list[Refusal]:
+def ask_all(hosts: Sequence[Host], ask: Callable[[Host], HostFailure | None]) -> list[HostFailure]:
     """Call a function with each host, for many at the same time; returns the refusals."""
     pool = ThreadPoolExecutor(max_workers=AT_ONCE)
     try:
@@ -101,21 +101,21 @@ def ask_all(hosts: Sequence[Host], ask: Callable[[Host], Refusal | None]) -> lis
         pool.shutdown(wait=False, cancel_futures=True)  # a signal need not wait for ssh
 
 
-def no_answer(host: Host, seconds: float) -> Refusal:
+def no_answer(host: Host, seconds: float) -> HostFailure:
     """The host does not answer."""
-    return Refusal(host, f"ssh from the head got no answer within {seconds:g} s", True)
+    return HostFailure(host, f"ssh from the head got no answer within {seconds:g} s", True)
 
 
-def no_ssh(host: Host) -> Refusal:
+def no_ssh(host: Host) -> HostFailure:
     """No host can be reached."""
-    return Refusal(host, "the head has no ssh; install an SSH client there", True)
+    return HostFailure(host, "the head has no ssh; install an SSH client there", True)
 
 
-def failed(host: Host, code: int, stderr: str) -> Refusal:
+def failed(host: Host, code: int, stderr: str) -> HostFailure:
     """The command failed on the host, or ssh did before it."""
     if code == SSH_FAILED:
-        return Refusal(host, f"ssh from the head fails: {_words(stderr)}", True)
-    return Refusal(host, _words(stderr), False)
+        return HostFailure(host, f"ssh from the head fails: {_words(stderr)}", True)
+    return HostFailure(host, _words(stderr), False)
 
 
 def _words(stderr: str) -> str:

@@ -54,7 +54,7 @@ from ftcluster_train.supervisor.rank_environment import (
 )
 from ftcluster_train.supervisor.rank_launch import HostsRefused, SupervisedRun
 from ftcluster_train.supervisor.restarts import run_with_restarts
-from ftcluster_train.supervisor.ssh_check import Refusal
+from ftcluster_train.supervisor.ssh_check import HostFailure
 
 NO_UNIT = 3  # exit code of `start`
 SUPERVISED, UNSUPERVISED = 0, 4  # exit codes of the process of `as_account`
@@ -99,7 +99,7 @@ def supervise(run_dir: Path, request: StopRequest, again: bool = False) -> int:
     return ending.exit_code
 
 
-def _not_started(refusal: Refusal) -> dict[str, str | None]:
+def _not_started(refusal: HostFailure) -> dict[str, str | None]:
     """The fields of an event `error`."""
     host = refusal.host
     if refusal.in_use:

@@ -13,7 +13,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import (
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import (
     Lists,
-    StacksError,
+    StacksFileError,
     lists_of,
     read_stacks,
 )
@@ -95,7 +95,7 @@ def bundle(request: BundleRequest) -> Result:
         sources = Sources(request.index_url, request.find_links, indexes)
         house: Wheelhouse = get_wheels(lists.wanted, target, sources, cache_dir())
         write_bundle(Bundle(stack.name, lists.wanted.digest, target, house), output)
-    except (BundleError, StacksError, WheelhouseError) as error:
+    except (BundleError, StacksFileError, WheelhouseError) as error:
         raise FtclusterError(str(error)) from error
     size, seconds = output.stat().st_size, time.monotonic() - began
     document = {

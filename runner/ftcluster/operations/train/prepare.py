@@ -13,7 +13,7 @@ from ftcluster.launch.environment import with_user_variables
 from ftcluster.launch.follow import new_run_id
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.preview import headline
-from ftcluster.launch.run import Run
+from ftcluster.launch.run import ClusterRun
 from ftcluster.launch.runs import FoundJob
 from ftcluster.launch.tags import read_tags
 from ftcluster.launch.training_run import TrainingRun
@@ -42,7 +42,7 @@ from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.protocol.run_state import name_of_run
 from ftcluster_common.recipe import Recipe
 
-AnyRun = TypeVar("AnyRun", bound=Run)
+AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
 
 @dataclass(frozen=True)

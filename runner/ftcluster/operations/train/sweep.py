@@ -26,7 +26,7 @@ from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
 from ftcluster.search.engine import search
-from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, Row, aim_of
+from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, SweepRun, aim_of
 from ftcluster.search.space import Settings
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState, name_of_run
@@ -87,20 +87,20 @@ class _Sweep:
         self._steps_view = steps_view if len(self._parts) == 1 else View()
         self._token = find_token() if request.hub_token else ""
         self._strategy = request.strategy(len(self._parts))
-        self.rows: list[Row] = []
+        self.rows: list[SweepRun] = []
         self._contents: dict[str, str] = {}
         prepared, _ = self._add(self._strategy.ask())
         first = prepared[0].recipe
         self._aim = aim_of(first, request.metric, request.fields)
         self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
-        self._running: dict[int, Row] = {}  # by the part's place
+        self._running: dict[int, SweepRun] = {}  # by the part's place
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
         count = len(self._parts)
         where = f"{count} at once" if count > 1 else "one after the other"
         runs = counted(request.tpe or len(self.rows), "run")
         view.say(f"{runs} of {first.name}, {where}, {shape}")
 
-    def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[Row]]:
+    def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[SweepRun]]:
         """Add a row for each of these that has none yet.
 
         Returns:
@@ -110,7 +110,7 @@ class _Sweep:
             FtclusterError: some cannot be; has the reasons of all.
         """
         known = {row.label: row for row in self.rows}
-        rows = [known.setdefault(row.label, row) for row in map(Row, settings)]
+        rows = [known.setdefault(row.label, row) for row in map(SweepRun, settings)]
         new = [row for row in known.values() if row not in self.rows]
         prepared = self._checked(new)
         for row in new:
@@ -118,7 +118,7 @@ class _Sweep:
         self.rows += new
         return prepared, rows
 
-    def _checked(self, rows: Sequence[Row]) -> list[TrainingRun]:
+    def _checked(self, rows: Sequence[SweepRun]) -> list[TrainingRun]:
         """Each run as it would be launched.
 
         Raises:
@@ -176,7 +176,7 @@ class _Sweep:
         was_launched = bool(state.hosts) and (state.state != "stopped" or bool(state.step))
         return state.state == "done" or (was_launched and not self._request.retry)
 
-    def _take(self, row: Row, state: RunState, part: Part) -> None:
+    def _take(self, row: SweepRun, state: RunState, part: Part) -> None:
         """Take what the head says of a run."""
         row.run, row.state, row.hosts = state.run, state.state, state.hosts
         row.seconds = state.seconds
@@ -188,7 +188,7 @@ class _Sweep:
         else:
             self._end(row, part)
 
-    def _end(self, row: Row, part: Part, view: View | None = None) -> None:
+    def _end(self, row: SweepRun, part: Part, view: View | None = None) -> None:
         """Follow a run to its end, unless that is known here, and take its metrics."""
         end = (read_record(row.run) or {}).get("end", {})
         if "metrics" not in end:
@@ -235,13 +235,13 @@ class _Sweep:
             return None
         return [self._cost(row) for row in rows]
 
-    def _cost(self, row: Row) -> float | None:
+    def _cost(self, row: SweepRun) -> float | None:
         name, value = self._aim.of(row.metrics)
         if value is None or row.state != "done":
             return None
         return -value if self._aim.more_is_better(name) else value
 
-    def _launch(self, row: Row, number: int) -> None:
+    def _launch(self, row: SweepRun, number: int) -> None:
         """Start a run; one that cannot be started is a row with its reason."""
         part = self._parts[number]
         request = self._request.with_settings(row.settings, row.name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftcluster.progress.format import duration
-from ftcluster.search.rows import NOT_STARTED, WAITING, Aim, Row
+from ftcluster.search.rows import NOT_STARTED, WAITING, Aim, SweepRun
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
@@ -25,7 +25,7 @@ class SweepResult:
         planned: whether it is not to begin.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[SweepRun]
     aim: Aim
     at_once: int = 1
     fetched: str = ""
@@ -38,7 +38,7 @@ class SweepResult:
         return next((name for row in self.rows if (name := self.aim.of(row.metrics)[0])), "")
 
     @property
-    def ranked(self) -> list[Row]:
+    def ranked(self) -> list[SweepRun]:
         """Return the rows that have the metric, best first; equal rows keep their order."""
         sign = -1 if self.aim.more_is_better(self.metric) else 1
         valued = [
@@ -49,7 +49,7 @@ class SweepResult:
         return [row for _, row in sorted(valued, key=lambda pair: sign * pair[0])]
 
     @property
-    def best(self) -> Row | None:
+    def best(self) -> SweepRun | None:
         """The best one, if there is any."""
         return next(iter(self.ranked), None)
 
@@ -101,7 +101,7 @@ class SweepResult:
             said.append(f"report: {self.report}")
         return said
 
-    def _cells(self, row: Row, names: Sequence[str]) -> tuple[str, ...]:
+    def _cells(self, row: SweepRun, names: Sequence[str]) -> tuple[str, ...]:
         value = self.aim.of(row.metrics)[1] if row.state == "done" else None
         shown = f"{value:.4g}" if value is not None else row.state
         why = f"{row.run}  {row.reason[:REASON_LENGTH]}".strip() if row.reason else row.run

@@ -29,7 +29,7 @@ from ftcluster.progress.view import View
 from ftcluster.provision.shared import change_record
 from ftcluster.search.candidates import RANKS, candidates
 from ftcluster.search.engine import search
-from ftcluster.search.turns import DEFAULT, Measured, Settings, Turns, attempted, decide
+from ftcluster.search.turns import DEFAULT, Settings, TrialSpeed, Turns, attempted, decide
 from ftcluster.stacks.catalog import load_stacks
 
 BUDGET_SECONDS = 600.0
@@ -194,7 +194,7 @@ class _Trials:
             if value != default
         ]
 
-    def measure(self, settings: Settings, steps: int) -> Measured:
+    def measure(self, settings: Settings, steps: int) -> TrialSpeed:
         """Train so many steps.
 
         Raises:
@@ -213,7 +213,7 @@ class _Trials:
         )
         measured = measure([event for event in events if event["event"] == "communication"])
         each = measured["seconds"]
-        return Measured(one.recipe.batch_size / each, each, time.monotonic() - began)
+        return TrialSpeed(one.recipe.batch_size / each, each, time.monotonic() - began)
 
     def keep(self, changes: dict[str, Any]) -> None:
         """Change the cluster's record.

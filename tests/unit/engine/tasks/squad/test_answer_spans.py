@@ -5,8 +5,8 @@ import re
 import pytest
 
 from ftcluster_train.engine.tasks.squad.answer_spans import (
+    AnswerSpan,
     FeatureAnswer,
-    Span,
     best_span,
     choose_answers,
     tokens_of_answer,
@@ -52,24 +52,24 @@ def test_the_best_span_ends_after_its_start_and_is_not_too_long() -> None:
     ends = [8.0, 0.0, 0.0, 7.0]
     offsets = WORDS[:4]
     best = best_span(starts, ends, offsets, 20, 30)
-    assert best == Span(16.0, WORDS[1][0], WORDS[3][1])
+    assert best == AnswerSpan(16.0, WORDS[1][0], WORDS[3][1])
     short = best_span(starts, ends, offsets, 20, 2)
-    assert short == Span(12.0, WORDS[3][0], WORDS[3][1])
+    assert short == AnswerSpan(12.0, WORDS[3][0], WORDS[3][1])
     assert best_span(starts, ends, offsets, 1, 2) is None  # the best start with the best end only
     assert best_span([], [], [], 20, 30) is None
 
 
-def features_of(scores: list[tuple[int, float, Span | None]]) -> list[FeatureAnswer]:
+def features_of(scores: list[tuple[int, float, AnswerSpan | None]]) -> list[FeatureAnswer]:
     return [FeatureAnswer(example, null, span) for example, null, span in scores]
 
 
 def test_the_best_span_of_all_features_of_a_context_is_the_answer() -> None:
-    one, other = Span(3.0, *place("October 1973")), Span(7.0, *place("March 1974"))
+    one, other = AnswerSpan(3.0, *place("October 1973")), AnswerSpan(7.0, *place("March 1974"))
     found = features_of([(0, 9.0, one), (0, 9.0, other), (1, 0.0, None)])
     assert choose_answers(found, [CONTEXT, CONTEXT], None) == ["March 1974", ""]
     assert choose_answers(found[::-1], [CONTEXT, CONTEXT], None) == ["March 1974", ""]
     # no answer where every feature says so
-    span = Span(3.0, *place("1974"))
+    span = AnswerSpan(3.0, *place("1974"))
     sure, unsure = features_of([(0, 5.0, span)]), features_of([(0, 5.0, span), (0, 1.0, None)])
     assert choose_answers(sure, [CONTEXT], None) == ["1974"]
     assert choose_answers(sure, [CONTEXT], 0.0) == [""]

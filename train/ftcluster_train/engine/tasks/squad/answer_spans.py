@@ -13,7 +13,7 @@ Offsets = Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Span:
+class AnswerSpan:
     """A part of a context.
 
     Attributes:
@@ -45,7 +45,7 @@ def best_span(
     offsets: Offsets,
     n_best: int,
     max_answer_length: int,
-) -> Span | None:
+) -> AnswerSpan | None:
     """The best span of a feature, of the `n_best` best starts and ends, as in run_qa.
 
     Args:
@@ -56,7 +56,7 @@ def best_span(
     best_starts = heapq.nlargest(n_best, places, key=starts.__getitem__)
     best_ends = heapq.nlargest(n_best, places, key=ends.__getitem__)
     spans = (
-        Span(starts[start] + ends[end], offsets[start][0], offsets[end][1])
+        AnswerSpan(starts[start] + ends[end], offsets[start][0], offsets[end][1])
         for start in best_starts
         for end in best_ends
         if start <= end < start + max_answer_length and offsets[start][0] < offsets[end][1]
@@ -75,7 +75,7 @@ class FeatureAnswer:
 
     example: int
     null_score: float
-    span: Span | None
+    span: AnswerSpan | None
 
 
 def choose_answers(
@@ -87,7 +87,7 @@ def choose_answers(
         threshold: the answer is empty if the lowest null score of the features exceeds the best
             span's score by more than this; None: never, as in SQuAD 1.1.
     """
-    best: dict[int, Span] = {}
+    best: dict[int, AnswerSpan] = {}
     null: dict[int, float] = {}
     for feature in features:
         example, span = feature.example, feature.span

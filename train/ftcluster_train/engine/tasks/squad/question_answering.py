@@ -22,9 +22,9 @@ from ftcluster_train.engine.tasks.base import Batch, Document, Task
 from ftcluster_train.engine.tasks.class_numbers import numbered
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.squad.answer_spans import (
+    AnswerSpan,
     FeatureAnswer,
     Offsets,
-    Span,
     best_span,
     choose_answers,
     tokens_of_answer,
@@ -287,7 +287,7 @@ class QuestionAnsweringTask(Task):
 
     def _answers(self, predictions: Sequence[Any], samples: Samples) -> list[str]:
         features = [
-            FeatureAnswer(question, null, Span(*span) if span else None)
+            FeatureAnswer(question, null, AnswerSpan(*span) if span else None)
             for question, null, span in predictions
         ]
         negative = self.options.version_2_with_negative
