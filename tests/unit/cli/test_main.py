@@ -1,5 +1,6 @@
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,15 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def remembered() -> None:
     remember(Cluster(inventories=(Path("/inventory.ini"),), facts=cluster(VM)))
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    command = [sys.executable, "-P", "-m", "ftcluster", "stop"]
+    sources = {"PYTHONPATH": f"{ROOT / 'runner'}:{ROOT / 'common'}"}
+    stopped = subprocess.run(
+        command, env={**os.environ, **sources}, capture_output=True, text=True, check=False
+    )
+    assert (stopped.returncode, stopped.stderr.splitlines()[0]) == (2, "error: name the run")
 
 
 def test_options_of_ansible_go_through_unchanged() -> None:
