@@ -10,7 +10,7 @@ import pytest
 from tests.programs import ROOT
 
 PLUGINS = "ansible_collections.ftcluster.cluster.plugins."
-SOURCES = {"common": "", "runner": "", "train": "", "plugins": PLUGINS}  # folder: begin of a name
+SOURCES = {"common": "", "runner": "", "train": "", "plugins": PLUGINS, "scripts": "scripts."}  # folder: begin of a name
 
 
 def modules_with_examples(folder: Path) -> list[str]:
