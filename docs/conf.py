@@ -19,12 +19,12 @@ root_doc = "docs/index"
 include_patterns = [
     "*.md",
     "docs/*.md",
-    "bench/README.md",
+    "bench/*.md",
     "roles/*/README.md",
     "tests/testbed/README.md",
     "tests/unit/planning/golden/README.md",
 ]
-exclude_patterns = [".*", "build", "dist"]
+exclude_patterns = [".*", "build", "dist", "AGENTS.md"]
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
@@ -33,13 +33,15 @@ nitpicky = True
 
 html_theme = "furo"
 html_title = f"ftcluster {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_extra_path = ["_site"]  # the site's first page leads to docs/
 html_show_copyright = False
 html_copy_source = False
 
 
 def add_other_pages(_app: Any, docname: str, text: list[str]) -> None:
-    """The index has all pages of docs/: those that it does not name come last."""
+    """Add the pages of docs/ that the index does not name to its end."""
     if docname == root_doc:
         named = set(re.findall(r"^([\w-]+)$", text[0], re.MULTILINE))
         others = sorted({path.stem for path in (ROOT / "docs").glob("*.md")} - named - {"index"})
@@ -47,5 +49,5 @@ def add_other_pages(_app: Any, docname: str, text: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """Called by Sphinx."""
+    """Register the functions of this module with Sphinx."""
     app.connect("source-read", add_other_pages)

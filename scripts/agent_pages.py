@@ -4,18 +4,19 @@
     python3 scripts/agent_pages.py --check    only compares; exit code 1 where one differs
 
 AGENTS.md (agents.md) has what a coding agent needs to use and to change ftcluster: sections of
-README.md and CONTRIBUTING.md. llms.txt (llmstxt.org) has a line for each page.
+docs/cli.md and CONTRIBUTING.md. llms.txt (llmstxt.org) has a line for each page.
 """
 
+import posixpath
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MARK = "<!-- Written by scripts/agent_pages.py from README.md and CONTRIBUTING.md. -->"
+MARK = "<!-- Written by scripts/agent_pages.py from docs/cli.md and CONTRIBUTING.md. -->"
 SECTIONS = {
-    "README.md": ("Commands",),
+    "docs/cli.md": ("Commands", "Output and exit codes", "Where files are"),
     "CONTRIBUTING.md": ("Where things are", "Where a change goes", "House rules"),
 }
 TESTS = """## Run the tests
@@ -65,6 +66,21 @@ def first_sentence(text: str) -> str:
     return (sentence[0] if sentence else plain)[:MOST].rstrip(":")
 
 
+def from_root(text: str, page: str) -> str:
+    """Return a part of a page with its links changed so that they work in the top folder.
+
+    >>> from_root("[a](#b), [c](d.md#e), [f](../g.md), [h](https://i)", "docs/cli.md")
+    '[a](docs/cli.md#b), [c](docs/d.md#e), [f](g.md), [h](https://i)'
+    """
+
+    def moved(link: re.Match[str]) -> str:
+        name, hash_sign, anchor = link[1].partition("#")
+        path = posixpath.join(posixpath.dirname(page), name) if name else page
+        return f"]({posixpath.normpath(path)}{hash_sign}{anchor})"
+
+    return re.sub(r"\]\((?!https?:)([^)\s]+)\)", moved, text)
+
+
 def agents(pages: dict[str, str]) -> str:
     """AGENTS.md, from the texts of pages by their names."""
     parts = [
@@ -74,7 +90,7 @@ def agents(pages: dict[str, str]) -> str:
     ]
     for page, titles in SECTIONS.items():
         texts = (section(pages[page], title) for title in titles)
-        parts += [text.replace("](#", f"]({page}#") for text in texts]
+        parts += [from_root(text, page) for text in texts]
     parts.insert(-1, TESTS.strip())
     return "\n\n".join(parts) + "\n"
 

@@ -10,7 +10,13 @@ import pytest
 from tests.programs import ROOT
 
 PLUGINS = "ansible_collections.ftcluster.cluster.plugins."
-SOURCES = {"common": "", "runner": "", "train": "", "plugins": PLUGINS}  # folder: begin of a name
+SOURCES = {  # folder: begin of a name
+    "common": "",
+    "runner": "",
+    "train": "",
+    "plugins": PLUGINS,
+    "scripts": "scripts.",
+}
 
 
 def modules_with_examples(folder: Path) -> list[str]:

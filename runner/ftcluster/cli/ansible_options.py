@@ -7,13 +7,44 @@ from typing import Any
 from ftcluster.errors import UsageError
 from ftcluster.operations.connection import SETUP
 
-SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# option: its short form, what is asked for, and the option for a file with the answer
-ASKED = {
-    "--ask-become-pass": ("-K", "BECOME password", "--become-password-file"),
-    "--ask-pass": ("-k", "SSH password", "--connection-password-file"),
-    "--ask-vault-pass": ("-J", "Vault password", "--vault-password-file"),
+GROUP = "passed on to ansible-playbook"
+# option: its value and its meaning, for --help and docs/cli.md
+WITH_VALUE = {
+    "--limit": ("HOSTS", "only these hosts of the inventory, as names, groups or patterns"),
+    "--tags": ("STAGES", "only these stages, such as preflight or preflight,system"),
+    "--skip-tags": ("STAGES", "all stages except these"),
+    "--extra-vars": (
+        "VARIABLES",
+        "variables that override the inventory's: key=value, JSON, or @FILE with YAML",
+    ),
+    "--forks": ("N", "the number of hosts that Ansible works on at the same time"),
+    "--user": ("NAME", "the user that logs in to the hosts"),
+    "--private-key": ("FILE", "the private SSH key that logs in to the hosts"),
+    "--become-password-file": ("FILE", "a file with the password that sudo asks for"),
+    "--connection-password-file": ("FILE", "a file with the password that SSH asks for"),
+    "--vault-password-file": (
+        "FILE",
+        "a file with the password of the inventory's Ansible Vault, or a program that prints it",
+    ),
+    "--vault-id": ("ID@FILE", "a Vault password under a name: several vaults have one each"),
 }
+FLAGS = {
+    "--check": "change nothing, and report what would change",
+    "--diff": "show the text that files get and lose",
+}
+SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
+# option: its short form, the prompt, the option for a file with the answer, and its meaning
+ASKED = {
+    "--ask-become-pass": (
+        "-K", "BECOME password", "--become-password-file", "ask here for the password of sudo"
+    ),
+    "--ask-pass": (
+        "-k", "SSH password", "--connection-password-file", "ask here for the password of SSH"
+    ),
+    "--ask-vault-pass": (
+        "-J", "Vault password", "--vault-password-file", "ask here for the password of the vault"
+    ),
+}  # fmt: skip
 
 
 def add_options(
@@ -22,18 +53,20 @@ def add_options(
     """Add options of ansible-playbook to a verb.
 
     Args:
-        with_value: those that take a value; may be given several times.
+        with_value: options that take a value; a command line may repeat them.
+        flags: options without a value.
     """
-    group = parser.add_argument_group("passed on to ansible-playbook")
+    group = parser.add_argument_group(GROUP)
     for name in with_value:
         names = [SHORT[name], name] if name in SHORT else [name]
-        group.add_argument(*names, action="append", default=[], metavar="X", dest=name)
-    for name in flags:
-        group.add_argument(name, action="store_true", dest=name)
-    for name, (short, what, _) in ASKED.items():
+        metavar, meaning = WITH_VALUE[name]
         group.add_argument(
-            short, name, action="store_true", dest=name, help=f"ask for the {what} here"
+            *names, action="append", default=[], metavar=metavar, dest=name, help=meaning
         )
+    for name in flags:
+        group.add_argument(name, action="store_true", dest=name, help=FLAGS[name])
+    for name, (short, _, _, meaning) in ASKED.items():
+        group.add_argument(short, name, action="store_true", dest=name, help=meaning)
 
 
 def extra_variables(words: Sequence[str]) -> tuple[str, ...]:

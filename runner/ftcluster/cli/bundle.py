@@ -18,9 +18,18 @@ def add_parser(commands: Any) -> None:
         "`ftcluster setup --bundle FILE`.",
         usage="ftcluster bundle [--stack NAME] [-o FILE] [options]",
     )
-    parser.add_argument("--stack", metavar="NAME", default="", help="default: the default stack")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="", help="default: NAME-pyVERSION.ftbundle"
+        "--stack",
+        metavar="NAME",
+        default="",
+        help="the stack to download (default: the default stack)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="",
+        help="the file to write (default: NAME-pyVERSION.ftbundle)",
     )
     parser.add_argument(
         "--python", metavar="X.Y", default=DEFAULT_PYTHON,
@@ -31,9 +40,18 @@ def add_parser(commands: Any) -> None:
         help=f"the oldest C library among the hosts (default: {OLDEST_GLIBC})",
     )  # fmt: skip
     parser.add_argument(
-        "--index-url", metavar="URL", default="", help="default: as pip is configured"
+        "--index-url",
+        metavar="URL",
+        default="",
+        help="the package index to download from (default: as pip is configured)",
     )
-    parser.add_argument("--find-links", metavar="DIR", action="append", default=[])
+    parser.add_argument(
+        "--find-links",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="a folder with wheels that pip may use, too; may be repeated",
+    )
     add_allowances(parser)
     add_output(parser, verbose="")
     parser.set_defaults(run=run)

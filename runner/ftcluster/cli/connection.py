@@ -34,7 +34,7 @@ def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         return
     with contextlib.ExitStack() as stack:
         arguments: list[str] = []
-        for _, what, option in wanted:
+        for _, what, option, _ in wanted:
             answer = getpass.getpass(f"{what}: ")
             descriptor = os.memfd_create("ftcluster")
             stack.callback(os.close, descriptor)

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=show)
-    kinds = parser.add_subparsers(metavar="WHAT", required=False)
+    kinds = parser.add_subparsers(metavar="WHAT", required=False, prog="ftcluster hosts")
     for name, change, what, more in (
         ("add", hosts.add, "set up hosts of the inventory and make them part of the cluster",
          "Sets up hosts that stand in the inventory and lets the others know them. Runs that are "

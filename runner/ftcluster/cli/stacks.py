@@ -23,16 +23,21 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("words", nargs="*", metavar="NAME", help="a stack")
     for option in ("--torch", "--transformers", "--accelerate"):
-        parser.add_argument(option, metavar="VERSION")
+        parser.add_argument(
+            option, metavar="VERSION", help=f"only stacks with this version of {option[2:]}"
+        )
     for option, label in (("--ipex", "IPEX"), ("--ccl", CCL)):
         parser.add_argument(
             option,
             nargs="?",
             const=True,
             metavar="VERSION",
-            help=f"with {label}; without VERSION, any; `{NONE}`: without {label}",
+            help=f"only stacks with {label}, in any version unless it is named; `{NONE}`: only "
+            "stacks without it",
         )
-    parser.add_argument("--python", metavar="VERSION", help="of the hosts")
+    parser.add_argument(
+        "--python", metavar="VERSION", help="only stacks for this Python of the hosts"
+    )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
