@@ -77,7 +77,7 @@ def _rows(keys: Iterable[Key]) -> Iterator[str]:
     for key in keys:
         if not key.description:
             raise SystemExit(f"error: {key.name} is missing in the Attributes of its dataclass")
-        default = "**required**" if key.required else code(key.default_text)
+        default = "**required**" if key.required else code(key.default_text or '""')
         meaning = key.description[0].upper() + key.description[1:]
         yield table_row(code(key.name), default, markdown(key.allowed), markdown(meaning))
 

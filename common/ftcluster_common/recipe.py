@@ -68,12 +68,12 @@ class Training:
         logging_strategy: times at which progress is logged. The last step is always logged.
         logging_steps: number of steps from one log to the next, or share of all steps if below 1.
             transformers: 500.
-        logging_first_step: log of the first step too.
+        logging_first_step: True to log the first step too.
         eval_strategy: times at which the validation set is evaluated. Unless `no`, it is also
             evaluated after the last step. transformers: no.
         eval_steps: number of steps from one evaluation to the next, or share of all steps if below
             1. Needs `eval_strategy: steps`. Default: logging_steps.
-        eval_on_start: evaluation before the first step.
+        eval_on_start: True to evaluate before the first step.
         save_strategy: times at which checkpoints are saved. The model after the last step is always
             saved. transformers: steps.
         save_steps: number of steps from one checkpoint to the next, or share of all steps if below
@@ -82,23 +82,23 @@ class Training:
             load_best_model_at_end needs it. null keeps all, as transformers does.
         resume_from_checkpoint: folder of a checkpoint, on this machine or on the head, that the
             training continues from. To continue a run, use `ftcluster train --resume RUN`.
-        load_best_model_at_end: choice of the best evaluation's model as the final model.
-            save_strategy must be `best` or equal eval_strategy, and save_steps a multiple of
-            eval_steps.
+        load_best_model_at_end: True to save the model of the best evaluation instead of the last
+            step's. save_strategy must be `best` or equal eval_strategy, and save_steps a multiple
+            of eval_steps.
         metric_for_best_model: metric that the best model is chosen by, with or without the prefix
             `eval_`. Default: the loss if the task measures it, else the first metric of the task.
-        greater_is_better: direction of that metric. Default: true, unless the metric's name ends in
-            `loss`. `perplexity` needs false.
+        greater_is_better: True if a greater value of that metric is better. Default: true, unless
+            the metric's name ends in `loss`. `perplexity` needs false.
         early_stopping_patience: number of evaluations in a row without improvement after which the
             training ends. The model is that of the last step unless load_best_model_at_end is set.
         early_stopping_threshold: minimum improvement of metric_for_best_model.
         seed: seed of new weights, data order and dropout.
         data_seed: seed of the data order and of the validation split. Default: seed.
-        full_determinism: use of deterministic algorithms of torch only.
-        group_by_length: batches of samples of similar length, to reduce padding. transformers:
-            false.
-        dataloader_drop_last: removal of an epoch's last batch if it is smaller than the others.
-        gradient_checkpointing: recomputation of activations in the backward pass, which needs less
+        full_determinism: True to use only deterministic algorithms of torch.
+        group_by_length: True to batch samples of similar length, which reduces padding.
+            transformers: false.
+        dataloader_drop_last: True to drop an epoch's last batch if it is smaller than the others.
+        gradient_checkpointing: True to recompute activations in the backward pass, which needs less
             memory and more time.
         report_to: experiment tracker, or a list of them, that receives the progress.
         run_name: name of the run in trackio, MLflow or wandb. Default: the run's id.
@@ -206,7 +206,8 @@ class Recipe:
             a commit; or `generated:train=N,validation=N,seed=N`.
         options: fields of the task, which a recipe has at its top level.
         task: kind of training.
-        from_scratch: random initial weights; only the configuration of the model is needed.
+        from_scratch: True to start from random weights; only the configuration of the model is
+            needed.
         config_overrides: other values for fields of the model's configuration, such as
             `config_overrides.n_layer=6`.
         tokenizer: name or folder of a tokenizer other than the model's.
@@ -221,9 +222,10 @@ class Recipe:
         allocator: memory allocator of the ranks. `auto` is tcmalloc on hosts that have it.
         precision: number format of the computation. `auto` is bf16 if the CPUs have instructions
             for it. Master weights and the saved model are fp32.
-        attention_dropout: dropout inside the attention, as the model's configuration has it.
+        attention_dropout: False to turn off the dropout inside the attention that the model's
+            configuration has.
         license: license of the trained model for its model card, such as `apache-2.0`.
-        card_host_names: names of the hosts in the model card, which otherwise has only their
+        card_host_names: True to name the hosts in the model card, which otherwise has only their
             hardware.
         training: section with the training arguments.
     """

@@ -1,4 +1,4 @@
-"""The tasks instruction-tuning and preference-tuning: decoders learn from conversations."""
+"""The tasks instruction-tuning and preference-tuning, which train decoders on conversations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +37,13 @@ class DecoderTuning(Adapters):
     Attributes:
         prompt_column: column with prompts, as texts or lists of messages. Default: found by its
             name.
-        chat_template: use of the model's chat template. If false, an answer follows its prompt
+        chat_template: False to ignore the model's chat template. An answer then follows its prompt
             unchanged, and the end-of-text token follows the answer.
         max_length: maximum tokens of a conversation; longer ones are cut at their end.
         validation_split_percentage: share in percent of the rows that become the validation set if
             the data have none.
-        load_in_4bit: storage of the model's linear layers, except the last one, in NF4 with double
-            quantization (QLoRA) while adapters are trained.
+        load_in_4bit: True to store the model's linear layers, except the last one, in NF4 with
+            double quantization (QLoRA) while adapters are trained.
     """
 
     prompt_column: str | None = None
@@ -55,7 +55,7 @@ class DecoderTuning(Adapters):
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionTuning(DecoderTuning):
-    """Trains a decoder to answer: the loss is of the answers' tokens only.
+    """Trains a decoder to answer; only the answers' tokens contribute to the loss.
 
     A row has a conversation, or a prompt and its completion.
 
@@ -64,7 +64,7 @@ class InstructionTuning(DecoderTuning):
             by its name.
         completion_column: column with the answers to the prompts, as texts or lists of messages.
             Default: found by its name.
-        packing: samples that contain several conversations, up to max_length tokens together.
+        packing: True to put several conversations into a sample, up to max_length tokens together.
             Conversations do not see each other.
     """
 
@@ -83,7 +83,7 @@ class PreferenceTuning(DecoderTuning):
         chosen_column: column with the preferred answers, as texts or lists of messages.
         rejected_column: column with the other answers.
         beta: strength with which the model is held at its initial state.
-        disable_dropout: training without dropout, also of adapters, as in TRL.
+        disable_dropout: True to train without dropout, also of adapters, as in TRL.
     """
 
     chosen_column: str = "chosen"

@@ -52,14 +52,14 @@ class TextClassification(Options):
             Default: found if no column with the class is.
         glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and
             data_config unless the recipe sets them.
-        regression: prediction of a number instead of a class.
+        regression: True to predict a number instead of a class.
         metrics: metrics to measure. Default: accuracy and, for two classes, the F1 of the second
             one, for more f1_macro; f1_micro and f1_macro for rows with several classes; Pearson's
             and Spearman's correlations for regression.
         class_weights: weights of the classes in the loss: `balanced` for weights inverse to the
             number of rows, or numbers by class, such as `{spam: 4}` (other classes have 1).
-        skip_incomplete: omission of rows without a text or a class, which are an error otherwise.
-        all_probabilities: output of every class's probability by `ftcluster predict`.
+        skip_incomplete: True to skip rows without a text or a class; otherwise they are an error.
+        all_probabilities: True to have `ftcluster predict` write the probability of every class.
         validation_splits: names of the sets to evaluate. With several, the metrics carry their
             names.
         validation_split_percentage: share in percent of each class's rows that become the

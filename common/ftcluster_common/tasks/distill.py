@@ -15,7 +15,7 @@ from ftcluster_common.tasks.spec import Options, TaskSpec
 
 @dataclass(frozen=True)
 class TextDistillation(Options):
-    """A classifier learns from a larger one, the recipe's teacher (Hinton et al. 2015).
+    """Trains a classifier on the outputs of a larger one, its teacher (Hinton et al. 2015).
 
     Attributes:
         text_columns: one or two columns with text. Default: found by their names.

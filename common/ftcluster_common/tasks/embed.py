@@ -51,10 +51,10 @@ class SentenceSimilarity(Adapters):
             Default: all that are called negative, negatives, negative_1 and so on.
         label_column: column with the score of a pair. Default: found by its name.
         max_length: maximum tokens of a text; longer ones are cut.
-        pooling: way from token vectors to an embedding. `auto` is as in the model's folder if
-            sentence-transformers wrote it, else the mean.
-        normalize: embeddings of length 1 from the saved model. `auto` is as in the model's folder,
-            else true. The loss uses the cosine in any case.
+        pooling: method that makes an embedding from token vectors. `auto` is as in the model's
+            folder if sentence-transformers wrote it, else the mean.
+        normalize: True if the saved model returns embeddings of length 1. `auto` is as in the
+            model's folder, else true. The loss uses the cosine in any case.
         query_prompt: text before each query. Default: the model's prompt for queries, else its
             default prompt; `ftcluster predict` uses the default prompt alone.
         text_prompt: text before each text that is not a query. Default: the model's prompt for
@@ -62,13 +62,12 @@ class SentenceSimilarity(Adapters):
         loss: loss function. `auto` is cosent if the pairs have scores other than 1, else ranking.
             mse and cosine_distance learn from the recipe's teacher.
         scale: multiplier of the cosines, which is the inverse of the temperature.
-        symmetric: search of each text for its query in addition to the search of each query for its
-            text.
+        symmetric: True to let each text search for its query too.
         matryoshka_dims: widths of shortened embeddings that are trained too. One of them is the
             model's whole width.
         matryoshka_weights: weights of these widths in the loss. Default: 1 each.
-        hard_negatives: number of negatives for each query that are searched in all rows with the
-            model before its first step.
+        hard_negatives: number of negatives that are searched for each query in the texts of all
+            rows, with the model before its first step.
         relative_margin: minimum relative distance of hard negatives: their cosine is at most (1 -
             this) times the cosine of the query's text. null turns it off.
         absolute_margin: minimum absolute distance of hard negatives: their cosine is at most the

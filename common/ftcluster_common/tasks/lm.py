@@ -49,13 +49,13 @@ class MaskedLm(LanguageModel):
 
     Attributes:
         max_length: tokens of a block; with line_by_line the maximum tokens of a sample.
-        line_by_line: one sample for each text (a row, or a line of `*.txt`), or several if it is
-            longer than max_length. If false, texts are packed into blocks.
-        paragraphs: texts of `*.txt` that end with a blank line instead of each line.
+        line_by_line: True to make each text (a row, or a line of `*.txt`) a sample, or several if
+            it is longer than max_length; otherwise texts are packed into blocks.
+        paragraphs: True if a text of `*.txt` ends with a blank line instead of with each line.
         mlm_probability: probability that a token is predicted. Of these tokens 80 % are replaced by
             the mask, 10 % by random tokens, and 10 % stay.
-        whole_word_mask: selection of whole words instead of tokens; all tokens of a word become the
-            mask.
+        whole_word_mask: True to select whole words instead of tokens; all tokens of a word become
+            the mask.
     """
 
     max_length: int = limited(256, at_least=8)

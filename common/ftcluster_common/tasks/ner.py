@@ -34,9 +34,9 @@ class TokenClassification(Options):
         spans_column: column with lists of entities, each with start, end (in characters) and label.
             Default: found by its name.
         tag_names: names of tags that are numbers, if the data do not name them.
-        repair_tags: reading of invalid tag sequences as conlleval does; they are an error
-            otherwise.
-        label_all_tokens: training on all tokens of a word instead of the first one only.
+        repair_tags: True to read invalid tag sequences as conlleval does; otherwise they are an
+            error.
+        label_all_tokens: True to train on all tokens of a word, False for the first one only.
         max_length: tokens of a window. A longer row has several windows.
         doc_stride: tokens that neighbouring windows of a row share.
         validation_split_percentage: share in percent of the rows that become the validation set if

@@ -24,7 +24,7 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Seq2SeqLm(Options):
-    """An encoder reads a text and a decoder writes another one: a summary, a translation.
+    """Trains an encoder-decoder that reads a text and writes another, such as a summary.
 
     The names are those of transformers' examples run_summarization and run_translation.
 
@@ -33,12 +33,12 @@ class Seq2SeqLm(Options):
         target_column: column with the texts to write. Default: found by its name.
         source_lang: source language: the key in cells with texts by language, as in WMT's `{"en":
             "...", "de": "..."}`, or the name of its column.
-        target_lang: target language, likewise.
+        target_lang: target language: its key or the name of its column.
         source_prefix: text before each source, such as T5's `summarize: `.
         max_source_length: maximum tokens of a source; longer ones are cut.
         max_target_length: maximum tokens of a target; longer ones are cut.
-        predict_with_generate: generation of texts in evaluations, and their comparison with the
-            targets.
+        predict_with_generate: False to measure only the loss in evaluations, without generating
+            texts and comparing them with the targets.
         num_beams: number of beams in generation; 1 is greedy. Default: as in the model's
             generation_config.json.
         max_new_tokens: maximum tokens of a generated text. Default: max_target_length.

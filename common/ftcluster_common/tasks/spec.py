@@ -45,8 +45,8 @@ class Adapters(Options):
         lora_dropout: dropout probability of the adapters' input.
         lora_target_modules: names of the linear layers that get adapters. Default: all but the
             model's last one.
-        merge_adapters: saving of the whole model with the adapters added to its weights, instead of
-            the adapters alone.
+        merge_adapters: True to save the whole model with the adapters added to its weights, False
+            for the adapters alone.
     """
 
     lora_r: int | None = limited(None, at_least=1)

@@ -28,8 +28,8 @@ class QuestionAnswering(Options):
         max_query_length: maximum tokens of a question; longer ones are cut.
         n_best_size: number of start and end candidates of a window that are combined.
         max_answer_length: maximum tokens of a predicted answer.
-        version_2_with_negative: questions without an answer, as in SQuAD 2.0. If false, training
-            questions without an answer are skipped.
+        version_2_with_negative: True if questions may have no answer, as in SQuAD 2.0; otherwise
+            training questions without an answer are skipped.
         null_score_diff_threshold: margin by which the score of no answer must exceed the best
             answer's score.
         validation_split_percentage: share in percent of the rows that become the validation set if

@@ -33,7 +33,7 @@ class Key:
 
     @property
     def required(self) -> bool:
-        """Whether a recipe must have it."""
+        """True if a recipe must have the field."""
         return self.default is MISSING
 
     @property
@@ -43,7 +43,7 @@ class Key:
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """What is allowed, in JSON Schema."""
+        """The allowed values in JSON Schema."""
         return _json_schema(self.kind, self.limits)
 
     def convert(self, value: Any) -> Any:
