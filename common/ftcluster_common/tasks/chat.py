@@ -1,4 +1,4 @@
-"""The tasks instruction-tuning and preference-tuning: decoders learn from conversations."""
+"""The tasks instruction-tuning and preference-tuning, which train decoders on conversations."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,14 +35,15 @@ class DecoderTuning(Adapters):
     """Fields of the tasks that train a decoder with conversations.
 
     Attributes:
-        prompt_column: left out, one that is known for prompts: texts, or lists of messages.
-        chat_template: whether texts are written as the model's chat template says; if not, an
-            answer follows its prompt as it is, and the end-of-text token follows it.
-        max_length: tokens of a conversation; longer ones are cut at their end.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
-        load_in_4bit: whether the linear layers of the model, but the last one, are in NF4 with
-            double quantization (QLoRA, Dettmers et al. 2023) while adapters are trained.
+        prompt_column: column with prompts, as texts or lists of messages. Default: found by its
+            name.
+        chat_template: False to ignore the model's chat template. An answer then follows its prompt
+            unchanged, and the end-of-text token follows the answer.
+        max_length: maximum tokens of a conversation; longer ones are cut at their end.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
+        load_in_4bit: True to store the model's linear layers, except the last one, in NF4 with
+            double quantization (QLoRA) while adapters are trained.
     """
 
     prompt_column: str | None = None
@@ -54,16 +55,17 @@ class DecoderTuning(Adapters):
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionTuning(DecoderTuning):
-    """Trains a decoder to answer: the loss is of the answers' tokens only.
+    """Trains a decoder to answer; only the answers' tokens contribute to the loss.
 
     A row has a conversation, or a prompt and its completion.
 
     Attributes:
-        messages_column: with a list of messages, each with a role and content; left out, one that
-            is known for them. Each message of the assistant is learned.
-        completion_column: as prompt_column; both are texts, or lists of messages.
-        packing: whether samples are made of several conversations, up to max_length together. None
-            of them sees another one, in a sample or in a batch.
+        messages_column: column with lists of messages, each with a role and content. Default: found
+            by its name.
+        completion_column: column with the answers to the prompts, as texts or lists of messages.
+            Default: found by its name.
+        packing: True to put several conversations into a sample, up to max_length tokens together.
+            Conversations do not see each other.
     """
 
     messages_column: str | None = None
@@ -78,11 +80,10 @@ class PreferenceTuning(DecoderTuning):
     A row has a prompt and two answers, or two conversations that begin alike.
 
     Attributes:
-        chosen_column: the answer that is preferred: a text, or a list of messages.
-        rejected_column: the other answer.
-        beta: how strongly the model is held at the one that the training begins with.
-        disable_dropout: whether the model is trained without dropout, as it is compared with what
-            it computed without; as in TRL, also of adapters.
+        chosen_column: column with the preferred answers, as texts or lists of messages.
+        rejected_column: column with the other answers.
+        beta: strength with which the model is held at its initial state.
+        disable_dropout: True to train without dropout, also of adapters, as in TRL.
     """
 
     chosen_column: str = "chosen"

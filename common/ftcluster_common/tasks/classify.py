@@ -45,24 +45,26 @@ class TextClassification(Options):
     """Predicts the class of one or two texts, several classes, or with `regression` a number.
 
     Attributes:
-        text_columns: left out, one or two columns that are known for texts.
-        label_column: the column with the class, a number or a word, or with a list of classes; with
-            regression a number.
-        label_columns: columns of 0 and 1, one for each of several classes that a row may have; left
-            out, found where no column with the class is known.
-        glue_task: a task of GLUE; it sets text_columns, regression, metrics, validation_splits and
-            data_config where the recipe does not.
-        metrics: what is measured; left out, accuracy and, of two classes, the F1 of the second
-            one, of more the mean of their F1; where a row may have several, f1_micro and f1_macro;
-            of a regression, the correlations of Pearson and Spearman.
-        class_weights: what the loss of a row counts, by its class, as torch's CrossEntropyLoss has
-            it: balanced, inversely to the class's rows, or names with numbers (others count 1).
-        skip_incomplete: whether rows without a text or a class are left out, which are an error
-            otherwise.
-        all_probabilities: whether predict writes the probability of each class.
-        validation_splits: the sets that are evaluated; with several, metrics carry their names.
-        validation_split_percentage: share of the rows of each class that are kept for validation
-            where the data have no validation set.
+        text_columns: one or two columns with text. Default: found by their names.
+        label_column: column with the class, or with a list of classes; a number for regression. If
+            it is missing, a column with a usual name of labels is used.
+        label_columns: columns of 0 and 1, one for each of several classes that a row may have.
+            Default: found if no column with the class is.
+        glue_task: task of GLUE. It sets text_columns, regression, metrics, validation_splits and
+            data_config unless the recipe sets them.
+        regression: True to predict a number instead of a class.
+        metrics: metrics to measure. Default: accuracy and, for two classes, the F1 of the second
+            one, for more f1_macro; f1_micro and f1_macro for rows with several classes; Pearson's
+            and Spearman's correlations for regression.
+        class_weights: weights of the classes in the loss: `balanced` for weights inverse to the
+            number of rows, or numbers by class, such as `{spam: 4}` (other classes have 1).
+        skip_incomplete: True to skip rows without a text or a class; otherwise they are an error.
+        all_probabilities: True to have `ftcluster predict` write the probability of every class.
+        validation_splits: names of the sets to evaluate. With several, the metrics carry their
+            names.
+        validation_split_percentage: share in percent of each class's rows that become the
+            validation set if the data have none.
+        max_length: maximum tokens of a row's texts; longer ones are cut.
     """
 
     text_columns: tuple[str, ...] = limited((), at_most=2)

@@ -15,17 +15,18 @@ from ftcluster_common.tasks.spec import Options, TaskSpec
 
 @dataclass(frozen=True)
 class TextDistillation(Options):
-    """A classifier learns from a larger one, the recipe's teacher (Hinton et al. 2015).
+    """Trains a classifier on the outputs of a larger one, its teacher (Hinton et al. 2015).
 
     Attributes:
-        text_columns: left out, one or two columns that are known for texts.
-        label_column: the column with the class, one of the teacher's; rows without one, or data
+        text_columns: one or two columns with text. Default: found by their names.
+        label_column: column with one of the teacher's classes. Rows without a class, or data
             without the column, are learned from the teacher alone.
-        temperature: what the logits of both are divided by.
-        alpha: the share of the loss that compares with the teacher; that of the labels' cross
-            entropy is 1 - alpha.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
+        temperature: divisor of the logits of both models.
+        alpha: share of the loss that compares with the teacher; the labels' cross entropy has the
+            rest.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
+        max_length: maximum tokens of a row's texts; longer ones are cut.
     """
 
     text_columns: tuple[str, ...] = limited((), at_most=2)

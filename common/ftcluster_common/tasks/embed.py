@@ -36,43 +36,48 @@ BELONGING = ("label", "labels", "score", "similarity", "similarity_score", "is_d
 
 @dataclass(frozen=True)
 class SentenceSimilarity(Adapters):
-    """Gives texts embeddings: those of a query and its text are alike, others are not.
+    """Trains embeddings that are similar for a query and the texts that belong to it.
 
-    Losses and their fields are those of sentence-transformers. Each text of the batch, of all
-    ranks, is a negative of each query that it does not belong to (loss: ranking); or each pair of
-    texts has a score, and the batch's pairs are ordered by it (cosent, angle), or it is the cosine
-    itself (cosine). Or each text's embedding is to be that of the recipe's teacher, by the mean
-    squared difference (mse) or by 1 - their cosine (cosine_distance).
+    Losses and their fields are those of sentence-transformers. With `ranking` every text of the
+    batch, on all ranks, is a negative of every query that it does not belong to. With `cosent` and
+    `angle` the pairs of the batch are ordered by their scores; with `cosine` the score is the
+    cosine itself. With `mse` (mean squared difference) and `cosine_distance` (1 - cosine) the
+    embedding of a text approaches the teacher's.
 
     Attributes:
-        query_column: left out, one that is known for queries; likewise positive_column, with the
-            text that belongs to the query.
-        label_column: with the score of a pair; left out, one that is known for it.
-        loss: auto is cosent where the pairs have other labels than 1, else ranking.
-        negative_columns: with texts that do not belong to the query, or lists of them; left out,
-            all that are called negative, negatives, negative_1 and so on.
-        pooling: how an embedding is made of a text's tokens; auto: as the model's folder says, if
-            sentence-transformers has written it, else mean.
-        normalize: whether the saved model gives embeddings of length 1; auto: as the model's folder
-            says, else true. Trained is the cosine in any case.
-        query_prompt: what is written before each query; left out, the model's prompt for queries
-            or else its default one, as sentence-transformers' encode_query has it, and in
-            `predict` the default one alone, as encode; likewise text_prompt for all other texts.
-        scale: what cosines are multiplied by, the inverse of the temperature.
-        symmetric: whether also each text has to find its query.
-        matryoshka_dims: the loss is the sum of those of the embeddings' first numbers, for so many
-            of them each time (Kusupati et al. 2022); one is the whole width.
-        matryoshka_weights: what each of these counts; left out, 1.
-        hard_negatives: how many negatives of each query are looked for among the texts of all rows,
-            by the model as it is before the training; those nearest to the query, but none of its
-            own texts.
-        relative_margin: of these, none whose cosine is above 1 - this times the cosine of the
-            query's own text; null: any. 0.05 is the TopK-PercPos of NV-Retriever.
-        absolute_margin: nor above that cosine minus this.
-        max_score: nor above this; likewise not below min_score.
-        range_min: so many of the nearest of these are left out; range_max: and all behind so many.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
+        query_column: column with queries. Default: found by its name.
+        positive_column: column with the text that belongs to the query. Default: found by its name.
+        negative_columns: columns with texts, or lists of texts, that do not belong to the query.
+            Default: all that are called negative, negatives, negative_1 and so on.
+        label_column: column with the score of a pair. Default: found by its name.
+        max_length: maximum tokens of a text; longer ones are cut.
+        pooling: method that makes an embedding from token vectors. `auto` is as in the model's
+            folder if sentence-transformers wrote it, else the mean.
+        normalize: True if the saved model returns embeddings of length 1. `auto` is as in the
+            model's folder, else true. The loss uses the cosine in any case.
+        query_prompt: text before each query. Default: the model's prompt for queries, else its
+            default prompt; `ftcluster predict` uses the default prompt alone.
+        text_prompt: text before each text that is not a query. Default: the model's prompt for
+            documents, else its default prompt.
+        loss: loss function. `auto` is cosent if the pairs have scores other than 1, else ranking.
+            mse and cosine_distance learn from the recipe's teacher.
+        scale: multiplier of the cosines, which is the inverse of the temperature.
+        symmetric: True to let each text search for its query too.
+        matryoshka_dims: widths of shortened embeddings that are trained too. One of them is the
+            model's whole width.
+        matryoshka_weights: weights of these widths in the loss. Default: 1 each.
+        hard_negatives: number of negatives that are searched for each query in the texts of all
+            rows, with the model before its first step.
+        relative_margin: minimum relative distance of hard negatives: their cosine is at most (1 -
+            this) times the cosine of the query's text. null turns it off.
+        absolute_margin: minimum absolute distance of hard negatives: their cosine is at most the
+            cosine of the query's text minus this.
+        max_score: maximum cosine of hard negatives.
+        min_score: minimum cosine of hard negatives.
+        range_min: number of nearest candidates that are skipped.
+        range_max: number of nearest candidates that are considered. Default: all.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
     """
 
     query_column: str | None = None

@@ -20,9 +20,9 @@ class LanguageModel(Options):
     """Fields of the tasks that learn texts alone.
 
     Attributes:
-        text_column: the column with the text, where the data are rows.
-        validation_split_percentage: share of the samples, from the end, that are kept for
-            validation where the data have no validation set.
+        text_column: column with the text, if the data are rows.
+        validation_split_percentage: share in percent of the samples, from the end, that become the
+            validation set if the data have none.
     """
 
     text_column: str = "text"
@@ -34,8 +34,9 @@ class CausalLm(LanguageModel):
     """Predicts the next token; texts are packed into blocks of one length.
 
     Attributes:
-        vocab_size: with from_scratch and no tokenizer: the tokens of the one that is made from the
-            data.
+        block_size: tokens of a sample. Texts are joined and cut into blocks of this length.
+        vocab_size: maximum tokens of the tokenizer that is made from the data; needs from_scratch
+            and a model without a tokenizer.
     """
 
     block_size: int = limited(512, at_least=2)
@@ -47,14 +48,14 @@ class MaskedLm(LanguageModel):
     """Predicts tokens that are masked, to adapt an encoder to texts of a domain.
 
     Attributes:
-        line_by_line: whether each text is a sample, or several if it is longer than max_length;
-            left out, texts are packed into blocks of max_length tokens. A text is a row, or a line
-            of *.txt.
-        paragraphs: whether a text of *.txt ends with a blank line, not with each line.
-        mlm_probability: of a token to be predicted. Of these 80 % are replaced by the mask, 10 %
-            by random tokens, and others stay.
-        whole_word_mask: whether words are drawn, not tokens, and all of their tokens are replaced
-            by the mask.
+        max_length: tokens of a block; with line_by_line the maximum tokens of a sample.
+        line_by_line: True to make each text (a row, or a line of `*.txt`) a sample, or several if
+            it is longer than max_length; otherwise texts are packed into blocks.
+        paragraphs: True if a text of `*.txt` ends with a blank line instead of with each line.
+        mlm_probability: probability that a token is predicted. Of these tokens 80 % are replaced by
+            the mask, 10 % by random tokens, and 10 % stay.
+        whole_word_mask: True to select whole words instead of tokens; all tokens of a word become
+            the mask.
     """
 
     max_length: int = limited(256, at_least=8)

@@ -27,18 +27,20 @@ class TokenClassification(Options):
     A row has words with their tags, or a text with its entities as spans.
 
     Attributes:
-        tokens_column: with a list of words; left out, one that is known for them; likewise
-            tags_column, with their tags: names such as B-PER, or numbers.
-        text_column: with a text, where no column has words; likewise spans_column, with a list of
-            objects with start, end (characters) and label.
-        tag_names: of tags that are numbers, where the data do not name them.
-        repair_tags: whether tags that are not all of one scheme are read as conlleval does, which
-            are an error otherwise.
-        label_all_tokens: whether all tokens of a word are learned, not the first alone.
-        max_length: tokens of a window; of a longer row there are several.
+        tokens_column: column with lists of words. Default: found by its name.
+        tags_column: column with lists of tags, as names such as B-PER or as numbers. Default: found
+            by its name.
+        text_column: column with texts, if no column has words. Default: found by its name.
+        spans_column: column with lists of entities, each with start, end (in characters) and label.
+            Default: found by its name.
+        tag_names: names of tags that are numbers, if the data do not name them.
+        repair_tags: True to read invalid tag sequences as conlleval does; otherwise they are an
+            error.
+        label_all_tokens: True to train on all tokens of a word, False for the first one only.
+        max_length: tokens of a window. A longer row has several windows.
         doc_stride: tokens that neighbouring windows of a row share.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
     """
 
     tokens_column: str | None = None

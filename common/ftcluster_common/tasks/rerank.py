@@ -30,17 +30,18 @@ class TextRanking(Adapters):
     texts that belong to it and that do not.
 
     Attributes:
-        query_column: left out, one that is known for queries; likewise text_column.
-        text_column: with the text or texts; or, where there are negatives, the text that belongs.
-        label_column: 1 where the text belongs to the query, 0 where it does not, or between; for
-            listnet any numbers, such as the scores of another model.
-        loss: binary_cross_entropy of each pair; or listnet, the cross entropy of a row's texts,
-            between the softmax of their labels and that of their scores (Cao et al. 2007).
-        negative_columns: with texts that do not belong to the query, or lists of them, instead of a
-            label; left out, all that are called negative, negatives, negative_1 and so on.
-        max_length: tokens of query and text together.
-        validation_split_percentage: share of the queries that are kept for validation where the
-            data have no validation set.
+        query_column: column with queries. Default: found by its name.
+        text_column: column with the text or the texts; with negatives, the text that belongs to the
+            query. Default: found by its name.
+        label_column: column with the label: 1 if the text belongs to the query, 0 if not, or a
+            number between; any numbers for listnet.
+        negative_columns: columns with texts, or lists of texts, that do not belong to the query,
+            instead of a label. Default: all that are called negative, negatives, negative_1 and so
+            on.
+        loss: loss function: binary_cross_entropy of each pair, or listnet over all texts of a row.
+        max_length: maximum tokens of a query and its text together; longer pairs are cut.
+        validation_split_percentage: share in percent of the queries that become the validation set
+            if the data have none.
     """
 
     query_column: str | None = None

@@ -24,25 +24,26 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Seq2SeqLm(Options):
-    """An encoder reads a text and a decoder writes another one: a summary, a translation.
+    """Trains an encoder-decoder that reads a text and writes another, such as a summary.
 
     The names are those of transformers' examples run_summarization and run_translation.
 
     Attributes:
-        source_column: with the texts that are read; left out, one that is known; likewise
-            target_column, with those to write. With languages, one column may have both.
-        source_lang: the key of the source where a cell has texts by their language, as in WMT's
-            {"translation": {"en": ..., "de": ...}}, or the name of its column; likewise
-            target_lang.
-        source_prefix: what is written before each source, as T5 was trained with.
-        max_source_length: tokens of a source; longer ones are cut. Likewise max_target_length.
-        predict_with_generate: whether evaluations also write texts, and compare them with the
-            targets.
-        num_beams: how many texts a prediction goes on with at once; 1 is greedy; left out, as the
-            model's generation_config.json says.
-        max_new_tokens: of a text that is written, at most; left out, max_target_length.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
+        source_column: column with the texts to read. Default: found by its name.
+        target_column: column with the texts to write. Default: found by its name.
+        source_lang: source language: the key in cells with texts by language, as in WMT's `{"en":
+            "...", "de": "..."}`, or the name of its column.
+        target_lang: target language: its key or the name of its column.
+        source_prefix: text before each source, such as T5's `summarize: `.
+        max_source_length: maximum tokens of a source; longer ones are cut.
+        max_target_length: maximum tokens of a target; longer ones are cut.
+        predict_with_generate: False to measure only the loss in evaluations, without generating
+            texts and comparing them with the targets.
+        num_beams: number of beams in generation; 1 is greedy. Default: as in the model's
+            generation_config.json.
+        max_new_tokens: maximum tokens of a generated text. Default: max_target_length.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
     """
 
     source_column: str | None = None

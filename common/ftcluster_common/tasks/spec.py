@@ -38,14 +38,15 @@ class Adapters(Options):
     """Fields of the tasks that can train low-rank adapters (LoRA, Hu et al. 2021).
 
     Attributes:
-        lora_r: the rank of low-rank adapters, which are trained instead of the model's weights;
-            left out, all weights are trained.
-        lora_alpha: what an adapter adds is multiplied by lora_alpha / lora_r; default: 2 * lora_r.
-        lora_dropout: the dropout of the adapters' input.
-        lora_target_modules: names of the linear layers that get adapters; left out, all but the
-            last one of the model.
-        merge_adapters: whether the trained model is saved with the adapters added to its weights,
-            instead of the adapters alone.
+        lora_r: rank of low-rank adapters (LoRA), which are trained instead of the model's weights.
+            Default: all weights are trained.
+        lora_alpha: scale of the adapters; their output is multiplied by lora_alpha / lora_r.
+            Default: 2 * lora_r.
+        lora_dropout: dropout probability of the adapters' input.
+        lora_target_modules: names of the linear layers that get adapters. Default: all but the
+            model's last one.
+        merge_adapters: True to save the whole model with the adapters added to its weights, False
+            for the adapters alone.
     """
 
     lora_r: int | None = limited(None, at_least=1)

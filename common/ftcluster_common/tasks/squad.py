@@ -18,15 +18,22 @@ class QuestionAnswering(Options):
     """Finds the answer to a question as a span of a context, as in SQuAD.
 
     Attributes:
-        answers_column: the column with `text` and `answer_start`, a list each.
-        doc_stride: tokens that neighbouring features of a context share.
-        n_best_size: how many starts and ends of a feature are combined.
-        version_2_with_negative: whether a question may have no answer, as in SQuAD 2.0; otherwise
-            those that have none are left out.
-        null_score_diff_threshold: a question has no answer where the score of that is better by
-            more than this than the best answer's.
-        validation_split_percentage: share of the rows that are kept for validation where the data
-            have no validation set.
+        question_column: column with questions.
+        context_column: column with the texts that hold the answers.
+        answers_column: column with the answers: objects with `text` and `answer_start`, a list
+            each.
+        max_length: tokens of a window, which holds the question and a part of the context. A longer
+            context has several windows.
+        doc_stride: tokens that neighbouring windows of a context share.
+        max_query_length: maximum tokens of a question; longer ones are cut.
+        n_best_size: number of start and end candidates of a window that are combined.
+        max_answer_length: maximum tokens of a predicted answer.
+        version_2_with_negative: True if questions may have no answer, as in SQuAD 2.0; otherwise
+            training questions without an answer are skipped.
+        null_score_diff_threshold: margin by which the score of no answer must exceed the best
+            answer's score.
+        validation_split_percentage: share in percent of the rows that become the validation set if
+            the data have none.
     """
 
     question_column: str = "question"

@@ -45,8 +45,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--fields",
         action="store_true",
-        help="list the fields, with their defaults: of all tasks, or of the recipe's, with what it "
-        "sets",
+        help="list the fields of all tasks, or of the recipe: defaults, allowed values and meaning",
     )
     parser.add_argument(
         "--schema", action="store_true", help="print a JSON schema of recipes, for editors"
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if options.fields:
         head, rows = (RECIPE_HEAD, rows_of(name)) if name else (FIELDS_HEAD, all_rows())
         document = [dict(zip(head, row, strict=True)) for row in rows]
-        show(options, document, [head, *rows])
+        show(options, document, [_with_last_joined(row) for row in (head, *rows)])
     elif options.schema:
         print_result(options, recipe_schema())
     elif name:
@@ -75,6 +74,12 @@ def run(options: argparse.Namespace) -> int:
         short = [(one.name, one.short) for one in entries]
         show(options, [one.document() for one in entries], [HEAD, *short], NEXT)
     return 0
+
+
+def _with_last_joined(row: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a row whose last cell has its allowed values and its meaning, which may be long."""
+    *others, value, meaning = row
+    return (*others, f"{value}: {meaning}" if meaning else value)
 
 
 def show(

@@ -221,8 +221,24 @@ def _with_tasks(key: Key) -> Key:
 
 
 def all_fields() -> dict[str, Key]:
-    """Every key of a recipe for any task."""
-    return {name: key for task in TASKS for name, key in schema_of(task).items()}
+    """Return every key of a recipe for any task.
+
+    The description of a field that means something else in another task names the tasks.
+    """
+    fields: dict[str, Key] = {}
+    tasks: dict[str, dict[str, list[str]]] = {}  # of each field by its description
+    for task in TASKS:
+        for name, key in schema_of(task).items():
+            fields[name] = key
+            tasks.setdefault(name, {}).setdefault(key.description, []).append(task)
+    return {name: replace(key, description=_by_task(tasks[name])) for name, key in fields.items()}
+
+
+def _by_task(tasks: Mapping[str, Sequence[str]]) -> str:
+    """Return a field's description, or all of them with the tasks that each is for."""
+    if len(tasks) == 1:
+        return next(iter(tasks))
+    return " ".join(f"{', '.join(names)}: {description}" for description, names in tasks.items())
 
 
 def json_schema() -> dict[str, Any]:
@@ -236,12 +252,20 @@ def json_schema() -> dict[str, Any]:
             known = fields.setdefault(name, key.json_schema)
             if key.json_schema not in (known, *known.get("anyOf", ())):
                 fields[name] = {"anyOf": [*known.get("anyOf", [known]), key.json_schema]}
-    top = {name: one for name, one in fields.items() if "." not in name}
+    descriptions = {name: key.description for name, key in all_fields().items()}
+    top = {
+        name: {**allowed, "description": descriptions[name]}
+        for name, allowed in fields.items()
+        if "." not in name
+    }
     of_task = {name: {key.name for key in keys_of(spec.fields)} for name, spec in TASKS.items()}
     every = set().union(*of_task.values())
     training = {
-        name.removeprefix("training."): {"anyOf": [one, {"type": "null"}]}
-        for name, one in fields.items()
+        name.removeprefix("training."): {
+            "anyOf": [allowed, {"type": "null"}],
+            "description": descriptions[name],
+        }
+        for name, allowed in fields.items()
         if name.startswith("training.")
     }
     section = {"type": ["object", "null"], "properties": training, "additionalProperties": False}

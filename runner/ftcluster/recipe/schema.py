@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from typing import Any, Literal
 
+from ftcluster.recipe.descriptions import descriptions_of
 from ftcluster.recipe.overrides import read_override
 from ftcluster_common.data.numbers import is_decimal, why_no_number
 from ftcluster_common.limits import Limits
@@ -20,17 +21,19 @@ class Key:
     """One key of a recipe.
 
     Attributes:
-        name: with its section: training.seed.
+        name: name with its section, such as training.seed.
+        description: meaning of the field, from the docstring of its dataclass; "" if that has none.
     """
 
     name: str
     kind: Any
     limits: Limits
     default: Any
+    description: str = ""
 
     @property
     def required(self) -> bool:
-        """Whether a recipe must have it."""
+        """True if a recipe must have the field."""
         return self.default is MISSING
 
     @property
@@ -40,7 +43,7 @@ class Key:
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """What is allowed, in JSON Schema."""
+        """The allowed values in JSON Schema."""
         return _json_schema(self.kind, self.limits)
 
     def convert(self, value: Any) -> Any:
@@ -98,8 +101,14 @@ class Key:
 
     @property
     def meaning(self) -> str:
-        """What is allowed, for a message."""
+        """The type and the choices of the field, for a message."""
         return _meaning(self.kind, self.limits)
+
+    @property
+    def allowed(self) -> str:
+        """The type, the choices and the range of the field."""
+        bounds = _bounds(self.limits) if self._is_number else ""
+        return f"{self.meaning}; {bounds}" if bounds else self.meaning
 
 
 def in_recipe(value: Any) -> str:
@@ -121,6 +130,7 @@ def in_recipe(value: Any) -> str:
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
     """A key for each field of a dataclass, its name behind `section`; inherited ones are last."""
     hints = typing.get_type_hints(kind)
+    descriptions = descriptions_of(kind)
 
     def inherited(spec: Field[Any]) -> int:
         return sum(spec.name in getattr(one, "__dataclass_fields__", ()) for one in kind.__mro__)
@@ -131,7 +141,25 @@ def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> It
             default = spec.default
             if spec.default_factory is not MISSING:
                 default = spec.default_factory()
-            yield Key(f"{section}{spec.name}", hints[spec.name], limits, default)
+            about = descriptions.get(spec.name, "")
+            yield Key(f"{section}{spec.name}", hints[spec.name], limits, default, about)
+
+
+def _bounds(limits: Limits) -> str:
+    """Return the range of a number, such as `from 0 to 1`; "" if it has none.
+
+    >>> _bounds(Limits(at_least=0, below=1)), _bounds(Limits(at_least=1, at_most=64))
+    ('at least 0, less than 1', 'from 1 to 64')
+    """
+    if limits.at_least is not None and limits.at_most is not None:
+        return f"from {limits.at_least:g} to {limits.at_most:g}"
+    bounds = {
+        "at least": limits.at_least,
+        "more than": limits.above,
+        "less than": limits.below,
+        "at most": limits.at_most,
+    }
+    return ", ".join(f"{name} {bound:g}" for name, bound in bounds.items() if bound is not None)
 
 
 def _meaning(kind: Any, limits: Limits) -> str:

@@ -128,8 +128,9 @@ class OtherNames:
     """Names in transformers 5 of fields that `Training` has under transformers 4's names.
 
     Attributes:
-        train_sampling_strategy: group_by_length, or random for none.
-        activation_checkpointing: gradient_checkpointing.
+        train_sampling_strategy: name of group_by_length in transformers 5: group_by_length for
+            true, random for false.
+        activation_checkpointing: name of gradient_checkpointing in transformers 5.
     """
 
     train_sampling_strategy: Literal["group_by_length", "random"] | None = None

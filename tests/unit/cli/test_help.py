@@ -102,7 +102,8 @@ def test_fields_of_recipes(shell: Shell) -> None:
         one["field"]: one for one in json.loads(output(shell, "recipes", "--fields", "--json"))
     }
     rate = found["training.learning_rate"]
-    assert (rate["default"], rate["value"]) == (f"{Training().learning_rate:g}", "a number")
+    assert rate["default"] == f"{Training().learning_rate:g}"
+    assert rate["value"] == "a number; more than 0"
     assert found["model"]["default"] == "(needed)"
     assert {"text_columns", "doc_stride", "block_size"} <= found.keys()
     out = output(shell, "recipes", "squad", "--fields")
@@ -117,6 +118,30 @@ def test_fields_of_a_recipe_are_those_that_it_trains_with(shell: Shell) -> None:
     assert found["training.learning_rate"]["in the recipe"] == f"{recipe.training.learning_rate:g}"
     assert found["model"]["in the recipe"] == recipe.model
     assert found["text_columns"]["in the recipe"] == "sentence1,sentence2"
+
+
+def test_command_schema_and_page_describe_fields_alike(shell: Shell) -> None:
+    rows = json.loads(output(shell, "recipes", "embed", "--fields", "--json"))
+    assert [row["field"] for row in rows if not row["meaning"]] == []
+    properties = json.loads(output(shell, "recipes", "--schema"))["properties"]
+    training = properties["training"]["properties"]
+    page = (ROOT / "docs/recipe-fields.md").read_text()
+    shown = " ".join(output(shell, "recipes", "embed", "--fields").split())
+    for row in rows:
+        name = row["field"].removeprefix("training.")
+        described = (properties if name == row["field"] else training)[name]["description"]
+        assert row["meaning"] in described
+        assert " ".join(row["meaning"].split()) in shown
+        meaning = re.sub(r"([*\[\]<])", r"\\\1", row["meaning"])  # as the page escapes them
+        assert meaning[1:] in page.replace("\\|", "|"), name
+
+
+def test_a_field_with_several_meanings_names_their_tasks(shell: Shell) -> None:
+    rows = json.loads(output(shell, "recipes", "--fields", "--json"))
+    [length] = [row["meaning"] for row in rows if row["field"] == "max_length"]
+    assert "text-classification, text-distillation: maximum tokens of a row's texts" in length
+    assert "instruction-tuning, preference-tuning: maximum tokens of a conversation" in length
+    assert "text-ranking: " in length
 
 
 def read(text: str) -> Any:

@@ -1,4 +1,3 @@
-import dataclasses
 import os
 from pathlib import Path
 
@@ -46,10 +45,9 @@ def test_defaults_are_filled_in_and_overrides_win() -> None:
     assert recipe.options.text_columns == ("x", "y")
 
 
-def test_the_page_of_recipes_has_every_recipe_task_and_field() -> None:
+def test_the_page_of_recipes_has_every_recipe_and_task() -> None:
     page = (Path(__file__).parents[3] / "docs/recipes.md").read_text()
-    fields = [field.name for spec in TASKS.values() for field in dataclasses.fields(spec.fields)]
-    for name in (*known_recipes(), *TASKS, *fields):
+    for name in (*known_recipes(), *TASKS):
         assert f"`{name}`" in page or f"[{name}]" in page, name
 
 

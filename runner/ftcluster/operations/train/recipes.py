@@ -10,8 +10,8 @@ from ftcluster.recipe import recipe as files
 from ftcluster.recipe.recipe import all_fields, find_recipe, load_recipe, recipe_text, schema_of
 from ftcluster.recipe.schema import in_recipe
 
-FIELDS_HEAD = ("field", "default", "value")
-RECIPE_HEAD = ("field", "in the recipe", "default", "value")
+FIELDS_HEAD = ("field", "default", "value", "meaning")
+RECIPE_HEAD = ("field", "in the recipe", "default", "value", "meaning")
 CLAUSE = re.compile(r"[.:;] |\.$")
 
 
@@ -57,12 +57,14 @@ def show_recipe(name: str) -> tuple[RecipeEntry, str]:
 
 
 def all_rows() -> list[tuple[str, ...]]:
-    """Name, default and meaning of the fields of all tasks."""
-    return [(key.name, key.default_text, key.meaning) for key in all_fields().values()]
+    """Return name, default, allowed values and description of the fields of all tasks."""
+    return [
+        (key.name, key.default_text, key.allowed, key.description) for key in all_fields().values()
+    ]
 
 
 def rows_of(name: str) -> list[tuple[str, ...]]:
-    """Name, value in a recipe, default and meaning of the fields of its task.
+    """Return name, value, default, allowed values and description of the fields of a recipe.
 
     Raises:
         RecipeError: the recipe is unknown or not valid.
@@ -73,7 +75,7 @@ def rows_of(name: str) -> list[tuple[str, ...]]:
     values |= {f"training.{key}": value for key, value in vars(recipe.training).items()}
     for key in schema_of(recipe.task).values():
         value = in_recipe(values[key.name]) if key.name in values else ""  # of another name
-        rows.append((key.name, value, key.default_text, key.meaning))
+        rows.append((key.name, value, key.default_text, key.allowed, key.description))
     return rows
 
 

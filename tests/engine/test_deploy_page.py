@@ -1,4 +1,4 @@
-"""docs/after.md: trained models in the Python of users, who have ftcluster and transformers."""
+"""docs/deploy.md: trained models in the Python of users, who have ftcluster and transformers."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tests.engine.runs import Row, make_whole_job, write_data, write_model
 from tests.engine.test_instruction_tuning import chats, write_chat_model
 from tests.programs import CONTROL, ROOT
 
-PAGE = ROOT / "docs/after.md"
+PAGE = ROOT / "docs/deploy.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # folder: the task, its rows, and the kind of model
 MODELS: dict[str, tuple[str, Callable[[int, int], list[Row]], str]] = {

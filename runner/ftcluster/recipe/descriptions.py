@@ -1,0 +1,34 @@
+"""Descriptions of a dataclass's fields, which stand below `Attributes:` of its docstring."""
+
+import inspect
+import re
+
+_ENTRY = re.compile(r"    (\w+): (.+)")
+
+
+def descriptions_of(kind: type) -> dict[str, str]:
+    """Return the descriptions of a dataclass's fields by name, also of those that it inherits."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        found |= attributes(base.__doc__ or "")
+    return found
+
+
+def attributes(docstring: str) -> dict[str, str]:
+    """Return the entries below `Attributes:` of a docstring by name, each as one line.
+
+    >>> attributes("A page.\\n\\n    Attributes:\\n        size: width in\\n            points.\\n")
+    {'size': 'width in points.'}
+    """
+    _, _, section = inspect.cleandoc(docstring).partition("\nAttributes:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.splitlines():
+        if line and not line.startswith(" "):
+            break
+        if entry := _ENTRY.fullmatch(line):
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found

@@ -1,0 +1,1 @@
+"""Programs for contributors; see CONTRIBUTING.md."""
