@@ -12,6 +12,7 @@ from tests.programs import ROOT
 COLLECTION = "ftcluster.cluster."
 PAGE = ROOT / "docs/ops.md"
 SINGLE_ROLES = ROOT / "docs/single-roles.md"
+VARIABLES = ROOT / "docs/variables.md"
 
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 

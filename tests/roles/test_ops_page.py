@@ -1,4 +1,4 @@
-"""What docs/ops.md and docs/single-roles.md show can be pasted, and names only what exists."""
+"""The pages for ops teams show what can be pasted, and name only what exists."""
 
 import configparser
 import os
@@ -126,7 +126,8 @@ def test_variables_of_the_cluster_are_those_that_playbooks_read() -> None:
         "ftcluster_common",
         "ftcluster_train",
     }
-    rows = set(re.findall(r"^\| `(ftcluster_[a-z_]+)` \|", PAGE, re.MULTILINE))
+    variables = ops_page.VARIABLES.read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(ftcluster_[a-z_]+)` \|", variables, re.MULTILINE))
     assert rows == read
 
 
