@@ -166,7 +166,7 @@ def _table(entry: str, options: Mapping[str, Spec]) -> Iterator[str]:
         return
     rows = dict(_flat(entry, options))
     cells = [(code(n), _type(o), _default(n, o), _meaning(o)) for n, o in rows.items()]
-    lines = [table_row("Variable", "Type", "Default", "What it is"), "|---|---|---|---|"]
+    lines = [table_row("Variable", "Type", "Default", "Meaning"), "|---|---|---|---|"]
     yield "\n".join([*lines, *(table_row(*row) for row in cells)])
     for name, option in rows.items():
         if _default(name, option) == "below":

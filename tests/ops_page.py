@@ -1,4 +1,4 @@
-"""The playbooks that docs/ops.md and the roles' pages show, as data."""
+"""The playbooks of docs/single-roles.md and the roles' pages, and the text of docs/ops.md."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,8 @@ from tests.programs import ROOT
 
 COLLECTION = "ftcluster.cluster."
 PAGE = ROOT / "docs/ops.md"
+SINGLE_ROLES = ROOT / "docs/single-roles.md"
+VARIABLES = ROOT / "docs/variables.md"
 
 _FILE = re.compile(r"<!-- file: (\S+) -->")
 
@@ -131,13 +133,18 @@ def options_of(role: str) -> dict[str, dict[str, Any]]:
 
 def commands(page: str, first: str) -> str:
     """The shell commands of the page from the one that begins so to the end of its section."""
-    section = page[page.index(f"    {first}") :].partition("\nHave one")[0]
+    section = page[page.index(f"    {first}") :].partition("\n## ")[0]
     return "".join(f"{line[4:]}\n" for line in section.splitlines() if line.startswith("    "))
 
 
 def read_page() -> str:
     """The text of docs/ops.md."""
     return PAGE.read_text(encoding="utf-8")
+
+
+def read_single_roles() -> str:
+    """Return the text of docs/single-roles.md."""
+    return SINGLE_ROLES.read_text(encoding="utf-8")
 
 
 def read_examples() -> list[Example]:

@@ -1,4 +1,4 @@
-"""docs/ops.md: what it shows can be pasted, and names only what there is."""
+"""The pages for ops teams show what can be pasted, and name only what exists."""
 
 import configparser
 import os
@@ -14,7 +14,8 @@ from tests.ops_page import options_of
 from tests.programs import CONTROL, ROOT
 
 PAGE = ops_page.read_page()
-PLAYBOOKS = ops_page.playbooks(PAGE)
+SINGLE_ROLES = ops_page.read_single_roles()
+PLAYBOOKS = ops_page.playbooks(SINGLE_ROLES)
 each_playbook = pytest.mark.parametrize(
     "playbook", PLAYBOOKS, ids=[f"playbook{number}" for number in range(len(PLAYBOOKS))]
 )
@@ -125,14 +126,15 @@ def test_variables_of_the_cluster_are_those_that_playbooks_read() -> None:
         "ftcluster_common",
         "ftcluster_train",
     }
-    rows = set(re.findall(r"^\| `(ftcluster_[a-z_]+)` \|", PAGE, re.MULTILINE))
+    variables = ops_page.VARIABLES.read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `(ftcluster_[a-z_]+)` \|", variables, re.MULTILINE))
     assert rows == read
 
 
 def test_roles_with_a_way_back_are_named() -> None:
     roles = sorted(path.name for path in (ROOT / "roles").iterdir())
     undone = [role for role in roles if "remove" in options_of(role)]
-    words = PAGE.split("### Undoing")[1].split("have an entry point")[0]
+    words = SINGLE_ROLES.split("## Undoing")[1].split("have an entry point")[0]
     assert re.findall(r"`(\w+)`", words) == undone
 
 

@@ -10,7 +10,7 @@ import yaml
 from tests.ops_page import RoleUse, options_of, uses
 from tests.programs import ROOT
 
-PAGE = (ROOT / "docs/ops.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/variables.md").read_text(encoding="utf-8")
 # roles' variables that the page gives to the users of the playbooks
 DOCUMENTED = set(re.findall(r"^\| `((?!ftcluster_)\w+)` \|", PAGE, re.MULTILINE))
 PLAY = yaml.safe_load((ROOT / "playbooks/vars/cluster.yml").read_text(encoding="utf-8"))

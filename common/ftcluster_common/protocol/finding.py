@@ -11,7 +11,7 @@ class Finding:
         host: the inventory's name, or "" where it concerns all hosts.
         what: what was found.
         hint: what to do about it, or "".
-        kind: one of docs/check.md's.
+        kind: one of the kinds in docs/json.md.
     """
 
     host: str

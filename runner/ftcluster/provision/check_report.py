@@ -1,4 +1,4 @@
-"""The result of `ftcluster check` as one document; docs/check.md says what each key is. Pure."""
+"""Make the JSON document of `ftcluster check`, whose keys docs/json.md explains. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""The playbooks of docs/ops.md and of the roles' pages, on bare hosts."""
+"""The playbooks of docs/single-roles.md and of the roles' pages, on bare hosts."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_the_roles_pages(empty: Empty) -> None:
 
     That the roles change nothing the second time is tested with setup and teardown.
     """
-    control, page = empty.control, ops_page.read_page()
+    control, page = empty.control, ops_page.read_single_roles()
     before = control.snapshots()
     [tool] = [found.files for found in ops_page.playbooks(page) if found.files]
     for name, text in tool.items():
@@ -48,7 +48,7 @@ def test_the_roles_pages(empty: Empty) -> None:
 
 def test_the_page_for_ops_teams_does_what_it_says(empty: Empty) -> None:
     control = empty.control
-    for number, playbook in enumerate(ops_page.playbooks(ops_page.read_page())):
+    for number, playbook in enumerate(ops_page.playbooks(ops_page.read_single_roles())):
         name = empty.write(f"ops-{number}.yml", playbook.text)
         for beside, text in playbook.files.items():
             empty.write(beside, text)

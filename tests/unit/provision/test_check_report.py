@@ -8,7 +8,8 @@ from ftcluster.provision.host_history import compared
 from tests.programs import ROOT
 from tests.unit.check_documents import facts, found, name, report, row
 
-PAGE = (ROOT / "docs/check.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/json.md").read_text(encoding="utf-8")
+KINDS = PAGE.split("| kind | problem |")[1].split("\n## ")[0]
 OFF = TaskEvent(
     "unreachable", "preflight", "Find out whether root can be had", "node1",
     "Task failed: Failed to connect to the host via ssh: mux_client: Broken pipe\n"
@@ -113,7 +114,7 @@ def test_the_page_has_every_key_and_no_other() -> None:
     result = compared(document(found(2)), {})
     finding = {"host": "", "what": "", "hint": "", "kind": ""}
     parts = [result, result["hosts"][0], result["hosts"][0]["speed"], result["pairs"][0], finding]
-    tables = re.findall(r"\| key \| type \| what it is \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)
+    tables = re.findall(r"\| key \| type \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", PAGE)
     assert len(tables) == len(parts)
     for table, part in zip(tables, parts, strict=True):
         cells = [line.split("|")[1] for line in table.splitlines()]
@@ -121,7 +122,7 @@ def test_the_page_has_every_key_and_no_other() -> None:
 
 
 def test_the_page_has_every_kind() -> None:
-    kinds = set(re.findall(r"^\| `(\w+)` \|", PAGE.split("| kind | problem |")[1], re.MULTILINE))
+    kinds = set(re.findall(r"^\| `(\w+)` \|", KINDS, re.MULTILINE))
     named = "unreachable ansible preflight stack ssh network launch packages kernel result"
     assert kinds == {
         *named.split(),
