@@ -308,8 +308,8 @@ def by_precision() -> dict[tuple[str, str], Any]:
 def jobs() -> str:
     """The usual jobs as a Markdown table."""
     lines = [
-        "| job | `ftcluster train` | seconds | of them training | metric | compared with its peer by "
-        "|",
+        "| job | `ftcluster train` | seconds | of them training | metric "
+        "| compared with its peer by |",
         "|---|---|---|---|---|---|",
     ]
     for one in read("jobs")[-1]["jobs"]:
