@@ -1,13 +1,10 @@
-"""Writes the tables of how costs grow in docs/reliability.md, and docs/scale.svg.
+"""Make the tables of how costs grow, and docs/scale.svg.
 
-    .venv-dev/bin/python -m bench.scale_page
-
-from the repository's root, after `bench.scale` and `bench.scale_commands`. RESULTS is what they
-have measured.
+RESULTS is what `bench.scale` and `bench.scale_commands` have measured; `bench.figures` writes the
+pages.
 """
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -136,15 +133,6 @@ def picture(found: dict[str, Any]) -> str:
     return svg
 
 
-def main() -> int:
-    """Write the picture, and the page that has the tables; returns the exit code."""
-    from tests.faults import table as faults  # which takes the tables from here
-
+def draw() -> None:
+    """Write the picture."""
     PICTURE.write_text(picture(read()) + "\n", encoding="utf-8")
-    page = faults.page(faults.read(ROOT / "tests/faults/results.jsonl"))
-    (ROOT / "docs/reliability.md").write_text(page, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

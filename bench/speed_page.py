@@ -1,12 +1,9 @@
-"""Writes the tables of docs/speed.md, and docs/speed.svg, from the measurements in bench/results.
+"""Make the tables of speed, and docs/speed.svg, of the measurements in bench/results.
 
-    .venv-dev/bin/python -m bench.speed_page
-
-from the repository's root. FILES names the measurement of each section.
+FILES names the measurements of each section; `bench.figures` writes the pages.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +13,7 @@ import vl_convert
 
 from bench.curves import mean_and_spread
 from bench.local_sync import METRICS
+from bench.published import errors
 from bench.published import table as of_published
 from bench.quality import table as of_quality
 from bench.runs import ROOT
@@ -47,16 +45,16 @@ FILES = {
 ENGINE = {
     "mrpc": "MRPC, DistilBERT-base, batch 32",
     "squad": "SQuAD, DistilBERT-base, batch 16",
-    "gpt2": "Shakespeare, GPT-2 124M, 4 x 512 tokens",
+    "gpt2": "language model on Shakespeare, GPT-2 124M, 4 x 512 tokens",
     "mrpc-bert": "MRPC, BERT-base, batch 32",
     "squad-bert-large": "SQuAD, BERT-large, batch 12",
-    "ner": "names in MRPC's sentences, DistilBERT-base, batch 32",
-    "mlm": "masked words of Shakespeare, DistilBERT-base, 8 x 256 tokens",
-    "seq2seq": "questions to SQuAD's texts, T5-small, batch 16",
+    "ner": "NER on MRPC's sentences, DistilBERT-base, batch 32",
+    "mlm": "masked LM on Shakespeare, DistilBERT-base, 8 x 256 tokens",
+    "seq2seq": "question generation on SQuAD, T5-small, batch 16",
 }
 SCRIPTS = {
-    "glue": "run_glue.py on MRPC, DistilBERT-base",
-    "qa": "run_qa.py on SQuAD, DistilBERT-base",
+    "glue": "run_glue.py on MRPC, DistilBERT-base, padded to 128 tokens",
+    "qa": "run_qa.py on SQuAD, DistilBERT-base, padded to 384 tokens",
     "clm": "run_clm.py on Shakespeare, GPT-2 124M",
 }
 SENTENCE_TRANSFORMERS = {
@@ -64,8 +62,9 @@ SENTENCE_TRANSFORMERS = {
     "rerank": ("reranker", "CrossEncoderTrainer"),
 }
 CORES = 2  # of the engine's measurements
-TUNED, AS_IT_COMES = "tuned", "as it comes, because tuned was not measured"
-PAGE, PICTURE = ROOT / "docs/speed.md", ROOT / "docs/speed.svg"
+TUNED, DEFAULT = "tuned baseline", "default settings, because no tuned baseline was measured"
+AXIS = "times as fast as the baseline, on two cores of an Intel Xeon with AMX"
+PICTURE = ROOT / "docs/speed.svg"
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,9 @@ class Comparison:
     Attributes:
         work: the model and its data.
         instead: what a user would take without ftcluster.
-        theirs: as it comes; None: not measured.
-        tuned: as far as its own options and the allocator go; None: not measured.
-        limit: ours as a part of what the model's matrix products alone would reach; 0 if unknown.
+        theirs: speed of the peer with its default settings; None: not measured.
+        tuned: speed of the peer with its own options and the allocator; None: not measured.
+        limit: ours as a part of what the model's matmuls alone would reach; 0 if unknown.
     """
 
     work: str
@@ -89,7 +88,7 @@ class Comparison:
     limit: float = 0.0
 
     def ratios(self) -> tuple[float | None, float | None]:
-        """Ours by the tuned one, and by the one as it comes."""
+        """Return ours over the tuned baseline, and over the default settings."""
         by_tuned, by_theirs = (self.ours / by if by else None for by in (self.tuned, self.theirs))
         return by_tuned, by_theirs
 
@@ -145,7 +144,8 @@ def of_scripts() -> Iterator[Comparison]:
             "samples/s",
         )  # fmt: skip
         if "tuned" in script:
-            work = f"{SCRIPTS[name]}, batches padded to their longest"
+            script_name = SCRIPTS[name].rpartition(", ")[0]
+            work = f"{script_name}, padded to the longest of the batch"
             yield Comparison(
                 work, instead, None, script["tuned"], script["tuned, fast"], "samples/s"
             )
@@ -177,11 +177,29 @@ def of_embeddings(name: str) -> Iterator[Comparison]:
         yield Comparison(work, trainer, stock, tuned, ours, "pairs/s", limit)
 
 
+def speed_ups() -> str:
+    """Return the speed-ups over tuned and default baselines by instruction set, in Markdown."""
+    ways = {"AMX": list(comparisons()), "AVX512-BF16": without_amx("avx512-bf16"),
+            "AVX2, fp32": without_amx("avx2")}  # fmt: skip
+    cells: dict[tuple[str, str], dict[str, str]] = {}
+    for way, found in ways.items():
+        for one in found:
+            by_tuned, by_default = (f"{ratio:.1f}" if ratio else "" for ratio in one.ratios())
+            text = f"**{by_tuned}**" + (f" ({by_default})" if by_default else "")
+            baseline = one.instead.partition(";")[0]
+            cells.setdefault((one.work, baseline), {})[way] = text
+    lines = [f"| training | baseline | {' | '.join(ways)} |", "|---" * 5 + "|"]
+    for (work, instead), by_way in cells.items():
+        ratios = " | ".join(by_way.get(way, "") for way in ways)
+        lines.append(f"| {work} | {instead} | {ratios} |")
+    return "\n".join(lines)
+
+
 def summary(found: list[Comparison]) -> str:
     """All comparisons as a Markdown table."""
     lines = [
-        "| training | instead of | as it comes | tuned | with ftcluster | ratio to tuned "
-        "| to as it comes | of the products' limit |",
+        "| training | baseline | default settings | tuned baseline | ftcluster | ratio to tuned "
+        "| to default | of the matmul peak |",
         "|---" * 8 + "|",
     ]
     for one in found:
@@ -197,7 +215,7 @@ def summary(found: list[Comparison]) -> str:
 
 def machines() -> str:
     """Where and with which versions each file of results was measured, as a Markdown table."""
-    lines = ["| results | CPU | products, TFLOP/s | versions |", "|---|---|---|---|"]
+    lines = ["| results | CPU | matmuls, TFLOP/s | versions |", "|---|---|---|---|"]
     for name, files in FILES.items():
         for file, found in zip(files, read(name), strict=True):
             for machine in (one["machine"] for one in _each(found)):
@@ -221,19 +239,19 @@ def picture(found: list[Comparison]) -> str:
     rows = []
     for place, one in enumerate(found):
         by_tuned, by_theirs = one.ratios()
-        against = TUNED if by_tuned else AS_IT_COMES
+        against = TUNED if by_tuned else DEFAULT
         work = one.work.replace("`", "")
         ratio = round(by_tuned or by_theirs or 0.0, 2)
         rows.append({"training": work, "ratio": ratio, "place": place, "against": against})
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("training:N", sort=alt.SortField("place"), title=None,
                 axis=alt.Axis(labelLimit=420, domain=False, ticks=False)),
-        x=alt.X("ratio:Q", title="times as fast as what it is instead of"),
+        x=alt.X("ratio:Q", title=AXIS),
     )  # fmt: skip
     bars = base.mark_bar(height=16).encode(
         color=alt.Color(
             "against:N", title=None, legend=alt.Legend(orient="bottom"),
-            scale=alt.Scale(domain=[TUNED, AS_IT_COMES], range=["#2563eb", "#9db7ee"]),
+            scale=alt.Scale(domain=[TUNED, DEFAULT], range=["#2563eb", "#9db7ee"]),
         )
     )  # fmt: skip
     ratios = base.mark_text(align="left", dx=4, fontSize=13).encode(
@@ -250,8 +268,8 @@ def picture(found: list[Comparison]) -> str:
 def times_to_a_metric() -> str:
     """Stock's schedules and shorter ones, as a Markdown table."""
     lines = [
-        "| all-MiniLM-L6-v2 | metric: stock's schedule | the shorter one | seconds: stock's "
-        "| the shorter one | ratio |",
+        "| all-MiniLM-L6-v2 | metric, stock schedule | metric, shorter schedule | seconds, stock "
+        "| seconds, shorter | ratio |",
         "|---|---|---|---|---|---|",
     ]
     names = {"mrpc": "MRPC", "squad": "SQuAD", "qqp": "QQP, 6,000 pairs"}
@@ -290,12 +308,13 @@ def by_precision() -> dict[tuple[str, str], Any]:
 def jobs() -> str:
     """The usual jobs as a Markdown table."""
     lines = [
-        "| job | `ftcluster train` | s | of them training | metric | the same as the peer's, by |",
+        "| job | `ftcluster train` | seconds | of them training | metric "
+        "| compared with its peer by |",
         "|---|---|---|---|---|---|",
     ]
     for one in read("jobs")[-1]["jobs"]:
         metric, value = one["metric"].replace("_", " "), one["value"]
-        test = f"[{one['equal']}](../tests/engine/{one['equal']})"
+        test = f"[{one['equal']}](../../tests/engine/{one['equal']})"
         lines.append(
             f"| {one['job']} | `{one['recipe']}` | {one['seconds']:.0f} | {one['training']:.0f} "
             f"| {metric} {value:.3g} | {test} |"
@@ -306,6 +325,7 @@ def jobs() -> str:
 def tables(found: list[Comparison]) -> dict[str, str]:
     """The page's tables, by the names that it has for them."""
     return {
+        "speed-ups": speed_ups(),
         "summary": summary(found),
         "avx512-bf16": summary(without_amx("avx512-bf16")),
         "avx2": summary(without_amx("avx2")),
@@ -317,23 +337,11 @@ def tables(found: list[Comparison]) -> dict[str, str]:
     }
 
 
-def with_tables(page: str, found: list[Comparison]) -> str:
-    """The page with its tables written anew, between two comments each."""
-    for name, table in tables(found).items():
-        begin, end = f"<!-- table: {name} -->\n", "<!-- end -->"
-        before, _, rest = page.partition(begin)
-        page = f"{before}{begin}{table}\n{end}{rest.partition(end)[2]}"
-    return page
+def published_errors(results: dict[tuple[str, str], Any], precision: str) -> list[float]:
+    """Return predicted over published times of Trainer, for all that were published."""
+    return errors(results, CORES, precision)
 
 
-def main() -> int:
-    """Write the page and its picture; returns the exit code."""
-    found = list(comparisons())
-    PICTURE.write_text(picture(found) + "\n", encoding="utf-8")
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_tables(page, found), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def draw() -> None:
+    """Write the picture."""
+    PICTURE.write_text(picture(list(comparisons())) + "\n", encoding="utf-8")

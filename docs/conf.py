@@ -28,6 +28,8 @@ exclude_patterns = [".*", "build", "dist", "AGENTS.md"]
 
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
+# notes for maintainers, which the toctree of bench/README.md has
+include_patterns += ["bench/notes/*.md", "tests/security.md", "tests/engine/guards.md"]
 highlight_language = "text"
 nitpicky = True
 

@@ -1,4 +1,4 @@
-"""The guards of all that changes a model or torch: the table of docs/engine.md.
+"""The guards of all that changes a model or torch: the table of guards.md.
 
 FTCLUSTER_RENEW_GUARDS=1 writes it, otherwise it is compared. A guard's docstring says where it lets
 a change be made; nothing is changed anywhere else (`tests/unit/test_patching.py`).
@@ -35,7 +35,7 @@ from tests.engine.models import make_model
 from tests.engine.test_patching import Task
 from tests.programs import ROOT
 
-PAGE = ROOT / "docs/engine.md"
+PAGE = ROOT / "tests/engine/guards.md"
 BEGIN, END = "<!-- table: guards -->\n", "<!-- end -->"
 HEAD = "| what is changed | `train` | `run --fast` | where | tests in tests/engine |\n"
 LINE = "|---|---|---|---|---|\n"

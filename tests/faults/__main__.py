@@ -2,12 +2,11 @@
 
     .venv-dev/bin/python -m tests.faults --seed 1 --faults 100
     .venv-dev/bin/python -m tests.faults --place hosts training.ddp_backend=impi
-    .venv-dev/bin/python -m tests.faults --table > docs/reliability.md
 
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
 the results (JSON), and at the end it says how many faults were survived. The same seed gives the
 same faults in the same order; those that the results have are not tried again, so the same command
-goes on where it was ended.
+goes on where it was ended. `python -m bench.figures` writes the pages of the results.
 """
 
 import argparse
@@ -103,11 +102,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=FAULTS, default=[])
     parser.add_argument("--place", action="append", choices=PLACES, help="default: all")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="print the page of the results")
     options = parser.parse_args()
-    if options.table:
-        print(table.page(table.read(options.results)), end="")
-        return 0
     before = table.read(options.results) if options.results.exists() else []
     results = [one for one in before if one.get("seed") == options.seed]
 

@@ -1,4 +1,4 @@
-"""docs/reliability.md of the results."""
+"""Tables of the results for docs/reliability.md and bench/notes/reliability.md."""
 
 import json
 import platform
@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import scale_page
 from tests.faults.campaign import survived
 from tests.faults.injections import FAULTS
 
@@ -35,59 +34,69 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def page(results: Results) -> str:
-    """The page, in Markdown."""
-    template = Path(__file__).with_name("page.md").read_text()
-    machines = [one for one in results if one["kind"] == "machine"]
+def tables(results: Results) -> dict[str, str]:
+    """Return the tables of docs/reliability.md and bench/notes/reliability.md, by their names."""
     faults = [one for one in results if one["kind"] == "fault"]
+    machines = [one for one in results if one["kind"] == "machine"]
+    heads = (
+        "tries | survived | cause named | noticed after, s | next step after, s | steps lost | left"
+    )
+    by_place = [f"| fault | on | {heads} |", "|---" * 9 + "|"]
+    by_fault = [
+        "| fault | tries | survived | noticed after, s | next step after, s |", "|---" * 5 + "|",
+    ]  # fmt: skip
+    for name, fault in FAULTS.items():
+        tried = [one for one in faults if one["fault"] == name]
+        if tried:
+            counts, cells = _counts(tried), [fault.title]
+            cells += [counts["tries"], counts["survived"], counts["noticed"], counts["next step"]]
+            by_fault.append(f"| {' | '.join(cells)} |")
+    for place, where in WHERE.items():
+        for name, fault in FAULTS.items():
+            tried = [one for one in faults if (one["fault"], one["place"]) == (name, place)]
+            if tried:
+                by_place.append(f"| {' | '.join((fault.title, where, *_counts(tried).values()))} |")
+    return {
+        "faults": "\n".join(by_fault),
+        "faults-by-place": "\n".join(by_place),
+        "faults-machines": "\n".join(
+            f"- {machine}" for machine in dict.fromkeys(map(_machine, machines))
+        ),
+        "faults-not-tried": "\n".join(_untried(faults)),
+        "faults-notes": "\n".join(f"- {one['text']}" for one in results if one["kind"] == "note"),
+    }
+
+
+def _untried(faults: Results) -> list[str]:
+    """Return a line for each place with the faults that its results do not have."""
     tried = {(one["place"], one["fault"]) for one in faults}
-    untried = []
+    lines = []
     for place, where in WHERE.items():
         there = {name: fault.title for name, fault in FAULTS.items() if place in fault.places}
-        left = [title for name, title in there.items() if (place, name) not in tried]
-        what = "all" if len(left) == len(there) else ", ".join(left)
-        untried += [f"{what} ({where})"] if left else []
-    runs = [one for one in results if one["kind"] == "run"]
-    return template.format(
-        scale=scale_page.tables(scale_page.read()),
-        machine="; later ".join(dict.fromkeys(map(_machine, machines))),
-        faults=len(faults),
-        notes="".join(f"- {one['text']}\n" for one in results if one["kind"] == "note"),
-        untried="; ".join(untried) or "none",
-        survived=sum(survived(one) for one in faults),
-        runs=len(runs),
-        table="\n".join(_rows(faults)),
-        weights=sum(one["weights_compared"] for one in runs),
-        weights_differing=sum(len(one["weights_differing"]) for one in runs),
-        loss=f"{max((one['loss_differs'] for one in runs), default=0):.2%}",
-        samples_lost=sum(one["samples_lost"] for one in runs),
-        samples_extra=sum(one["samples_extra"] for one in runs),
-        checkpoints_lost=sum(one["checkpoint_lost"] for one in faults),
-        left=sum(len(one["left"]) for one in (*runs, *faults)),
-    )
+        untried = [title for name, title in there.items() if (place, name) not in tried]
+        if untried:
+            lines.append(
+                f"- {where}: {'all' if len(untried) == len(there) else '; '.join(untried)}"
+            )
+    return lines or ["- none"]
+
+
+def _counts(tried: Results) -> dict[str, str]:
+    """Return the cells of a row, in the order of the columns."""
+    return {
+        "tries": str(len(tried)),
+        "survived": str(sum(map(survived, tried))),
+        "cause named": str(sum(one["named"] for one in tried)),
+        "noticed": _spread([one["noticed"] for one in tried]),
+        "next step": _spread([one["moving"] for one in tried]),
+        "steps lost": _spread([one["steps_lost"] for one in tried if one["moving"]]),
+        "left": str(sum(len(one["left"]) for one in tried)),
+    }
 
 
 def _machine(found: dict[str, Any]) -> str:
     amx = "with AMX" if found["amx"] else "without AMX"
     return f"{found['cores']} cores of {found['cpu']}, {amx}, Linux {found['kernel']}"
-
-
-def _rows(faults: Results) -> list[str]:
-    rows = []
-    for place, where in WHERE.items():
-        for name, fault in FAULTS.items():
-            found = [one for one in faults if (one["fault"], one["place"]) == (name, place)]
-            if found:
-                cells = (
-                    fault.title, where, len(found), sum(map(survived, found)),
-                    sum(one["named"] for one in found),
-                    _spread([one["noticed"] for one in found]),
-                    _spread([one["moving"] for one in found]),
-                    _spread([one["steps_lost"] for one in found if one["moving"]]),
-                    sum(len(one["left"]) for one in found),
-                )  # fmt: skip
-                rows.append(f"| {' | '.join(map(str, cells))} |")
-    return rows
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -5,8 +5,7 @@ from collections import Counter
 from typing import Any
 
 from tests.faults.ledger import Order, by_pass, compare, counted, read_log
-from tests.faults.table import page, read
-from tests.programs import ROOT
+from tests.faults.table import tables
 
 UNDISTURBED: Order = {1: Counter([0, 1]), 2: Counter([2, 3]), 3: Counter([4, 5])}
 
@@ -28,12 +27,7 @@ def test_the_last_time_that_a_step_was_taken_counts() -> None:
     assert by_pass(UNDISTURBED, 2) == {1: Counter(range(4)), 2: Counter([4, 5])}
 
 
-def test_the_page_is_that_of_the_results() -> None:
-    results = read(ROOT / "tests/faults/results.jsonl")
-    assert (ROOT / "docs/reliability.md").read_text() == page(results)
-
-
-def test_the_page_has_what_was_measured() -> None:
+def test_the_tables_have_what_was_measured() -> None:
     machine = {"kind": "machine", "cpu": "A CPU", "cores": 2, "amx": False, "kernel": "6.1"}
     fault: dict[str, Any] = {
         "kind": "fault", "fault": "kill-rank", "place": "localhost", "state": "continued",
@@ -41,10 +35,9 @@ def test_the_page_has_what_was_measured() -> None:
         "checkpoint_lost": False,
     }  # fmt: skip
     slower = fault | {"noticed": 1.5, "moving": 11.0, "steps_lost": 5}
-    run = {
-        "kind": "run", "weights_compared": 2, "weights_differing": [], "samples_lost": 0,
-        "samples_extra": 0, "left": [], "loss_differs": 0.0,
-    }  # fmt: skip
-    text = page([machine, fault, slower, run])
+    made = tables([machine, fault, slower])
     row = "SIGKILL of a rank | one host, two ranks | 2 | 2 | 2 | 1, 1.5 | 10, 11 | 4, 5 | 0"
-    assert f"| {row} |\n" in text
+    assert made["faults-by-place"].splitlines()[2:] == [f"| {row} |"]
+    assert made["faults"].splitlines()[2:] == ["| SIGKILL of a rank | 2 | 2 | 1, 1.5 | 10, 11 |"]
+    assert made["faults-machines"] == "- 2 cores of A CPU, without AMX, Linux 6.1"
+    assert "SIGSTOP of a rank" in made["faults-not-tried"]

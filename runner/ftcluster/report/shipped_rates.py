@@ -1,6 +1,7 @@
 """Recipes and CPUs that ftcluster's authors have measured, for plans before anything ran here.
 
-docs/speed.md says how, and how far predictions from them are off others' published times.
+bench/notes/speed.md has the measurements, and how far predictions from them are off published
+times.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """Residuals, norms and embeddings in fp32 with weights in bf16, as under autocast.
 
 With weights in bf16 a model's own code would keep its residuals in bf16 as well, and torch would
-sum the gradients of norms and embeddings in bf16, where long sums stagnate (docs/upstream.md). Here
-embeddings and norms return fp32, so the residuals that are added to them are fp32 too, and only
-matrix products get bf16.
+sum the gradients of norms and embeddings in bf16, where long sums stagnate
+(bench/notes/upstream.md). Here embeddings and norms return fp32, so the residuals that are added to
+them are fp32 too, and only matrix products get bf16.
 """
 
 from collections.abc import Sequence
