@@ -36,7 +36,7 @@ exec nsenter --net=/run/netns/SWITCH-node$number taskset -c $((number % CORES)) 
 
 
 def launch(stack: Path, checkout: Path, hosts: int, request: Sequence[str]) -> list[dict[str, Any]]:
-    """What the ranks of so many hosts measure; a line for each size."""
+    """Measure with the ranks of so many hosts; a line for each size."""
     from tests.testbed.settings import FIRST_ADDRESS, NET, SWITCH
 
     addresses = [f"{NET}.{FIRST_ADDRESS + number}" for number in range(hosts)]

@@ -40,7 +40,7 @@ RECIPES = {
 
 
 def variants(precision: str) -> dict[str, dict[str, Any]]:
-    """What is measured, by name: arguments of `Runner.run`."""
+    """Return the variants by name: arguments of `Runner.run`."""
     found: dict[str, dict[str, Any]] = {"stock": {"engine": "stock", "precision": precision}}
     if precision != "fp32":
         found["stock, fp32"] = {"engine": "stock", "precision": "fp32"}

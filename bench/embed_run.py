@@ -145,7 +145,7 @@ def _stock_reranker(job: Job, clock: CpuClock, bf16: bool) -> Any:
 
 
 def _arguments(job: Job, bf16: bool) -> dict[str, Any]:
-    """Of both trainers."""
+    """Return the arguments of both trainers."""
     training = job.recipe.training
     return {
         "output_dir": str(job.run_dir / "stock"),

@@ -150,7 +150,7 @@ def write_tagged(pairs: Path, folder: Path) -> Path:
 def variants(
     case: Case, most_steps: int | None, ablation: bool, profile: bool
 ) -> dict[str, dict[str, Any]]:
-    """What is measured, by name: arguments of `Bench.run`."""
+    """Return the variants by name: arguments of `Bench.run`."""
 
     def of_engine(*leave_out: str) -> dict[str, Any]:
         names = [name for name in leave_out if name != "tcmalloc"]

@@ -188,7 +188,7 @@ def products_of(model: Any, train_set: Samples, recipe: Recipe) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Of what is compared, as far as it is installed."""
+    """Return the versions of the compared packages, as far as installed."""
     found = {}
     for name in COMPARED:
         with suppress(metadata.PackageNotFoundError):

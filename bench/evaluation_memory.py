@@ -42,7 +42,7 @@ RESET_PEAK = "5"  # proc(5), clear_refs
 
 
 class Tokenizer:
-    """What a training needs of one."""
+    """A tokenizer with the methods that a training needs."""
 
     pad_token_id = eos_token_id = pad_token_type_id = 0
     mask_token_id, is_fast, padding_side = 1, True, "right"

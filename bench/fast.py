@@ -56,7 +56,7 @@ class Case:
     tuned: tuple[str, ...] = ()
 
     def variants(self) -> dict[str, "Variant"]:
-        """What is measured, by name."""
+        """Return the variants by name."""
         plain = {"alone": Variant(), "allocator": Variant(True), "fast": Variant(True, True)}
         if not self.tuned:
             return plain
@@ -66,7 +66,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a script is run."""
+    """A way to run a script."""
 
     allocator: bool = False
     fast: bool = False

@@ -71,13 +71,13 @@ def run(script: str, words: list[str]) -> None:
 
 
 class Metric:
-    """What evaluate.load gives; only the metrics of the three scripts."""
+    """A stand-in for evaluate.load with the metrics of the three scripts."""
 
     def __init__(self, name: str, *_: Any, **__: Any) -> None:
         self._name = name
 
     def compute(self, predictions: Any, references: Any) -> dict[str, float]:
-        """Of `accuracy` or `squad`."""
+        """Return `accuracy`, or the metrics of `squad`."""
         if self._name == "accuracy":
             pairs = zip(predictions, references, strict=True)
             return {"accuracy": sum(a == b for a, b in pairs) / len(predictions)}

@@ -1,4 +1,4 @@
-"""How much longer the first setup of several hosts takes than that of one.
+"""A comparison of the first setup of several hosts with that of one.
 
     sudo .venv-dev/bin/python -m bench.first_setup [--hosts N] [--cpu PERCENT ...] [--turns N]
 

@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def seconds(command: Sequence[str | Path]) -> float:
-    """How long a program takes.
+    """Return the seconds of a program.
 
     Raises:
         SystemExit: it failed.
@@ -100,7 +100,7 @@ def seconds(command: Sequence[str | Path]) -> float:
 
 
 def trained(words: list[str], prefix: Path) -> tuple[dict[str, float], str]:
-    """When a training of one step had got how far, in seconds from its start; its model."""
+    """Return the seconds until each stage of a one-step training, and its model."""
     began = time.time()  # as events have it
     done = subprocess.run(
         [FTCLUSTER, "train", *words, "training.max_steps=1", "training.eval_strategy=no", "--json"],
@@ -116,7 +116,7 @@ def trained(words: list[str], prefix: Path) -> tuple[dict[str, float], str]:
 
 
 def table(medians: dict[str, dict[str, float]]) -> str:
-    """As Markdown."""
+    """Return the results as a Markdown table."""
     columns = [*PARTS.values(), "first step"]
     plain = medians["plain Python"]["first step"]
     lines = [f"| seconds | {' | '.join(columns)} | to plain Python |", "|---" * 6 + "|"]

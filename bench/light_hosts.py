@@ -69,7 +69,7 @@ class Hosts:
         return done
 
     def setup(self, *options: str) -> float:
-        """Its seconds."""
+        """Set the hosts up, and return the seconds that it took."""
         began = time.monotonic()
         self.run("setup", str(self.inventory), "-e", f"ftcluster_prefix={PREFIX}", *options)
         return round(time.monotonic() - began, 1)
@@ -99,7 +99,7 @@ class LightRun:
         return [one for one in map(json.loads, lines) if one["event"] == kind]
 
     def times(self, what: str, start: int) -> list[float]:
-        """When ranks said something in one of their starts."""
+        """Return the times of the ranks' first messages in one of their starts."""
         said = f"grep -h '^{what} {start} ' {PREFIX}/runs/{self.id}/logs/rank-*.log"
         return [float(line.split()[2]) for line in self.hosts.on_head(said).splitlines()]
 
@@ -118,7 +118,7 @@ class LightRun:
         return {"all_began": round(max(self.times("start", start)) - began[start]["time"], 1)}
 
     def mpirun_alone(self) -> float:
-        """How long the run's mpirun takes to start a program that ends at once."""
+        """Return the seconds in which mpirun alone starts a program that ends at once."""
         pid = self.hosts.on_head(MPIRUN).strip()
         words = self.hosts.on_head(f"tr '\\0' '\\n' < /proc/{pid}/cmdline").splitlines()
         last = max(n for n, word in enumerate(words) if word in ("-n", "-np")) + 2
@@ -133,7 +133,7 @@ class LightRun:
         return sum(int(line.split()[0]) for line in lines) / 1e9
 
     def named(self, restart: int, began: float, words: str, left: int) -> dict[str, Any]:
-        """How long until what began then was named, and until all ranks had begun again."""
+        """Return the seconds until the fault was named, and until all ranks had begun again."""
         self.until(lambda: len(self.events("restart")) >= restart, f"no restart {restart}")
         event = self.events("restart")[restart - 1]
         self.started(restart, left)

@@ -25,7 +25,7 @@ def receive(connection: socket.socket) -> None:
 
 
 def connections(rank: int, ranks: int, address: tuple[str, int]) -> list[socket.socket]:
-    """Those to all others for rank 0, and to rank 0 for each of them."""
+    """Open the connections from rank 0 to all others, and from each of them to rank 0."""
     if rank == 0:
         with socket.create_server(("", address[1]), backlog=ranks) as listener:
             return [listener.accept()[0] for _ in range(ranks - 1)]

@@ -1,4 +1,4 @@
-"""What ranks send, and what the model is worth: an all-reduce in each step against local steps.
+"""Traffic and model quality: an all-reduce in each step against local steps.
 
     .venv-dev/bin/python -m bench.local_sync --data DIR --encoder DIR --runs FILE [CASE ...]
         [--seeds N] [--way WAY ...] [--rates MBITS ...] [--prefix DIR] [--results FILE]

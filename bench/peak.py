@@ -1,4 +1,4 @@
-"""What multiply-adds of this CPU reach at most, and what part of it products of matrices do.
+"""The CPU's peak rate of multiply-adds, and the share that matrix multiplications reach.
 
     PYTHONPATH=.:train:common PREFIX/current/bin/python -m bench.peak [--threads N] [--turns N]
         [--results FILE]

@@ -1,4 +1,4 @@
-"""Whether models end as well: the engine against transformers' Trainer, by seed.
+"""Final model quality by seed: the engine against transformers' Trainer.
 
     .venv-dev/bin/python -m bench.quality --data DIR --encoder DIR --runs FILE [CASE ...]
         [--way WAY ...] [--precision fp32|bf16 ...] [--seeds N] [--threads N] [--prefix DIR]
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def prepared(folder: Path, options: Any) -> Bench:
-    """What runs the trainings, with its data and models in `folder`."""
+    """Return the runner of the trainings, with its data and models in `folder`."""
     data, encoder = folder / "data", folder / "encoder"
     for name in ("mrpc", "squad"):
         first_rows(options.data.absolute() / name, data)
@@ -162,7 +162,7 @@ def table(found: list[Run]) -> str:
 
 
 def verdict(difference: float, error: float, deviation: float) -> str:
-    """How far means are apart, in words. Of two that are the same a third differ by more."""
+    """Return in words how far means are apart. Of two equal means a third differ by more."""
     if abs(difference) <= error:
         return "within a standard error"
     return "within a deviation" if abs(difference) <= deviation else "apart"

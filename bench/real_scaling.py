@@ -1,4 +1,4 @@
-"""How training steps of BERT-base scale on hosts that compute, and a picture of one step.
+"""Scaling of BERT-base training steps on hosts that compute, and a picture of one step.
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.real_scaling VERB --results FILE
 

@@ -34,7 +34,7 @@ Span = tuple[str, str, float, float]  # row, part, begin, end
 
 
 class Spans:
-    """When each part of a step ran; times are those of `time.perf_counter`."""
+    """Times of each part of a step, by `time.perf_counter`."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: list[Span] = []

@@ -1,4 +1,4 @@
-"""What the benchmarks of trainings have in common: their arguments, processes and machine."""
+"""Arguments, processes and machine facts that the training benchmarks share."""
 
 import argparse
 import datetime
@@ -26,7 +26,7 @@ SHAPES = ((1024, 768, 768), (1024, 768, 3072), (1024, 3072, 768))
 def arguments(
     description: str | None, cases: Collection[str], threads: int
 ) -> argparse.ArgumentParser:
-    """What the command lines of these benchmarks have in common.
+    """Add the arguments that these benchmarks share.
 
     Raises:
         SystemExit: this checkout's loops in C were not built, so the engine would be slower.
@@ -59,7 +59,7 @@ def write(path: Path | None, results: dict[str, Any]) -> None:
 
 
 def environment(threads: int, tcmalloc: bool = False, site: Path | None = None) -> dict[str, str]:
-    """Of a process that trains: this checkout's engine, and what it is compared with in `site`."""
+    """Return a training process's environment: this checkout's engine, and packages in `site`."""
     path = (ROOT, ROOT / "train", ROOT / "common", *([site] if site else []))
     return {
         **os.environ,
@@ -156,12 +156,12 @@ def cpu() -> dict[str, Any]:
 
 
 def instructions() -> list[str]:
-    """Those of INSTRUCTIONS that this CPU has."""
+    """Return the members of INSTRUCTIONS that this CPU has."""
     return [flag for flag in INSTRUCTIONS if flag in _cpuinfo().get("flags", "").split()]
 
 
 def precision() -> str:
-    """What a training on this machine computes in, where nothing else is asked for."""
+    """Return the default precision of trainings on this machine."""
     return "bf16" if {*BF16} & {*instructions()} else "fp32"
 
 

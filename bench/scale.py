@@ -1,4 +1,4 @@
-"""How the costs of a run grow with its ranks, its events and the runs beside it.
+"""Growth of a run's costs with its ranks, its events and the runs beside it.
 
     .venv-dev/bin/python -m bench.scale --results FILE [--ranks N ...] [--lines N ...]
 
@@ -123,7 +123,7 @@ class Run:
         }
 
     def named(self, rank: int, strike: Callable[[], None]) -> dict[str, Any]:
-        """How long it takes to name a rank that is struck, and to start all again."""
+        """Return the seconds until a killed rank is named, and until all have restarted."""
         starts, at = len(self.events("restart")), time.time()
         strike()
         self.until(lambda: len(self.events("restart")) > starts, "restart")
@@ -157,7 +157,7 @@ def children(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process; the first field of schedstat has nanoseconds."""
+    """Return the CPU seconds of a process's threads; schedstat's first field is in nanoseconds."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -195,7 +195,7 @@ def with_lines(folder: Path, ranks: int) -> dict[str, Any]:
 
 
 def listing(folder: Path, runs: int) -> dict[str, float]:
-    """What `ftcluster ps` costs on the head: its first page."""
+    """Measure the first page of `ftcluster ps` on the head."""
     for number in range(runs):
         run = folder / f"quickstart-20260131-{number:06}-{number % 65536:04x}"
         run.mkdir(parents=True)
@@ -215,7 +215,7 @@ def listing(folder: Path, runs: int) -> dict[str, float]:
 
 
 def replay(folder: Path, events: int) -> dict[str, float]:
-    """What a supervisor that takes a run up reads: all of its events, for the file of metrics."""
+    """Measure a supervisor that takes a run up: it reads all events for the file of metrics."""
     folder = folder / "runs" / "replay"  # the metrics are beside `runs`
     folder.mkdir(parents=True)
     with (folder / EVENTS).open("w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What commands take with many runs on the head, and with one run of weeks.
+"""Times of commands with many runs on the head, and with one run of weeks.
 
     .venv-dev/bin/python -m bench.scale_commands --results FILE [--home DIR]
 

@@ -21,7 +21,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def read() -> dict[str, Any]:
-    """What was measured."""
+    """Return the measurements."""
     found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     return found
 

@@ -1,4 +1,4 @@
-"""How ours and the stock recipe scale on hosts of half a core with a shaped network.
+"""Scaling of ours and the stock recipe on hosts of half a core with a shaped network.
 
     sudo env FTCLUSTER_TESTBED_NAME=k .venv-dev/bin/python -m bench.scaling_proof VERB ...
         --results FILE
@@ -205,7 +205,7 @@ def read(path: Path) -> list[Line]:
 
 
 def chosen_rate(lines: Sequence[Line]) -> float:
-    """Of the last search."""
+    """Return the rate that the last search chose."""
     return float([line["chosen_rate"] for line in lines if "chosen_rate" in line][-1])
 
 
@@ -236,7 +236,7 @@ def merged(lines: Sequence[Line], rate: float) -> list[Line]:
 
 
 def table(lines: Sequence[Line]) -> Iterator[str]:
-    """What was measured at the chosen rate, and the model."""
+    """Return the table of measurements at the chosen rate, and of the model."""
     rate = chosen_rate(lines)
     measured = [(step_of(line), line) for line in merged(lines, rate)]
     yield f"{rate:.0f} Mbit/s"
@@ -275,7 +275,7 @@ def table(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _without_most(steps: Sequence[Step]) -> list[tuple[str, list[Step]]]:
-    """Those on fewer hosts than the most, if these are enough for a model."""
+    """Return the measurements without those on the most hosts, if enough remain for a model."""
     most = max(step.hosts for step in steps)
     fewer = [step for step in steps if step.hosts < most]
     return [(f"fewer than {most} hosts", fewer)] if most > 2 else []

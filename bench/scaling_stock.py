@@ -1,4 +1,4 @@
-"""What bench.scaling_proof compares with: transformers' Trainer on MRPC, as run_glue trains it.
+"""The baseline of bench.scaling_proof: transformers' Trainer on MRPC, as run_glue trains it.
 
     ftcluster run -- scaling_stock.py SAMPLES STEPS
 
@@ -29,7 +29,7 @@ MAX_LENGTH = 128
 
 
 class Clock(TrainerCallback):
-    """When each step ends."""
+    """A callback that records the end of each step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

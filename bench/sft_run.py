@@ -155,7 +155,7 @@ def make(folder: Path, squad: Path, shape: str) -> None:
 
 
 def shapes_of(base: Any) -> list[tuple[int, int, int]]:
-    """Of the products of the first layer, for 1,024 tokens.
+    """Return the matrix shapes of the first layer, for 1,024 tokens.
 
     Args:
         base: a model without its head.

@@ -35,7 +35,7 @@ PARTS = ("forward", "backward", "optimizer")
 
 @dataclass(frozen=True)
 class Case:
-    """What a rank trains: samples of so many tokens in each step."""
+    """A rank's case: samples of so many tokens in each step."""
 
     model: str
     samples: int

@@ -1,4 +1,4 @@
-"""What a snapshot of a training's state costs the training.
+"""The cost of snapshots of a training's state.
 
     PREFIX/current/bin/python -m bench.snapshots [--threads N] [--turns N] [--results FILE]
 
@@ -35,7 +35,7 @@ class Optimizer:
         self._state = State.of({name: torch.randn(PARAMETERS) for name in names})
 
     def state(self) -> State:
-        """As OptimizerStep.state."""
+        """Return a state like OptimizerStep.state."""
         return self._state
 
 

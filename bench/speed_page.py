@@ -94,7 +94,7 @@ class Comparison:
 
 
 def read(name: str) -> list[Any]:
-    """What was measured, the oldest first."""
+    """Return the measurements, the oldest first."""
     return [json.loads((RESULTS / file).read_text(encoding="utf-8")) for file in FILES[name]]
 
 
@@ -115,7 +115,7 @@ def comparisons() -> Iterator[Comparison]:
 
 
 def without_amx(instructions: str) -> list[Comparison]:
-    """What was measured with other instructions."""
+    """Return the measurements with other instructions than AMX."""
     return [
         *of_engine(f"engine-{instructions}"), *of_sft(f"sft-{instructions}"),
         *of_embeddings(f"embed-{instructions}"),
@@ -214,7 +214,7 @@ def summary(found: list[Comparison]) -> str:
 
 
 def machines() -> str:
-    """Where and with which versions each file of results was measured, as a Markdown table."""
+    """Return a Markdown table with the machine and versions of each file of results."""
     lines = ["| results | CPU | matmuls, TFLOP/s | versions |", "|---|---|---|---|"]
     for name, files in FILES.items():
         for file, found in zip(files, read(name), strict=True):
@@ -230,7 +230,7 @@ def machines() -> str:
 
 
 def _each(found: Any) -> list[dict[str, Any]]:
-    """What a file of results has: one measurement, or a list."""
+    """Return the measurements of a file of results, which has one or a list."""
     return found if isinstance(found, list) else [found]
 
 
@@ -292,7 +292,7 @@ def times_to_a_metric() -> str:
 
 
 def shown(row: dict[str, Any]) -> bool:
-    """Whether both ways have it, and it is not another form of a metric that is shown."""
+    """Return True if both have the metric and no other form of it is shown."""
     return {"trainer", "ours"} <= row.keys() and row["metric"] != "perplexity"
 
 

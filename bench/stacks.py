@@ -1,4 +1,4 @@
-"""How fast the stacks train, side by side on this machine.
+"""Training speed of the stacks, side by side on this machine.
 
     .venv-dev/bin/python -m bench.stacks [STACK ...] [--turns N] [--steps N] [--folder DIR]
 

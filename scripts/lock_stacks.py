@@ -48,7 +48,7 @@ def minors(first: str, last: str) -> list[str]:
 
 
 def applies(marker: str | None, python: str) -> bool:
-    """Whether a requirement with this marker counts on Linux with this Python."""
+    """Return True if a requirement with this marker applies on Linux with this Python."""
     environment = {  # the rest is that of this machine, which runs Linux as well
         "python_version": python,
         "python_full_version": f"{python}.99",
@@ -58,7 +58,7 @@ def applies(marker: str | None, python: str) -> bool:
 
 
 def fits(filename: str, pythons: list[str]) -> bool:
-    """Whether a wheel installs on Linux, x86_64, with one of the Pythons."""
+    """Return True if a wheel installs on Linux, x86_64, with one of the Pythons."""
     try:
         tags = parse_wheel_filename(filename)[3]
     except InvalidWheelFilename:

@@ -1,4 +1,4 @@
-"""What the tests of the main job share: one machine that is set up once."""
+"""Fixtures of the main job: one machine that is set up once."""
 
 import json
 import os

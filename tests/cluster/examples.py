@@ -43,6 +43,6 @@ def empty_folder(control: Control, hosts: tuple[str, ...], parent: Path) -> Empt
 
 
 def changes(done: Completed) -> Sequence[str]:
-    """How many changes each host has had, or what went wrong."""
+    """Return the number of changes on each host, or its error."""
     assert done.returncode == 0, done.stdout + done.stderr
     return re.findall(r"changed=(\d+)", done.stdout)

@@ -32,7 +32,7 @@ exec "$@"
 
 @dataclass(frozen=True)
 class Node:
-    """Where the processes of a pod run.
+    """The machine of a pod's processes.
 
     Attributes:
         folder: its own; the job and the volume are beside it.
@@ -69,7 +69,7 @@ class Node:
             )  # fmt: skip
 
     def output(self, container: str) -> str:
-        """What a container has printed."""
+        """Return the output of a container."""
         return (self.folder / container).read_text(errors="replace")
 
     def _variables(self, listed: Sequence[Mapping[str, Any]]) -> dict[str, str]:

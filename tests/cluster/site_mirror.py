@@ -42,7 +42,7 @@ update-ca-certificates --fresh 2> /dev/null > /dev/null
 
 @dataclass(frozen=True)
 class SiteMirror:
-    """What the control node and hosts have to know of it."""
+    """The addresses and certificates of a mirror, for the control node and hosts."""
 
     ca: Path
     suite: str
@@ -62,7 +62,7 @@ class SiteMirror:
 
 
 def debian() -> str:
-    """Where this machine has Debian's packages from, without the last folder."""
+    """Return the URL of this machine's Debian packages, without the last folder."""
     text = "\n".join(registries.apt_sources("bookworm").values())
     found = re.search(r"(https?://\S+)/debian/?(?=\s|$)", text)
     assert found, f"this machine's sources of apt name no mirror with a folder debian: {text}"

@@ -44,7 +44,7 @@ class Secrets:
     variable: str = field(default_factory=lambda: f"variable{secrets.token_hex(12)}")
 
     def named(self, content: bytes) -> set[str]:
-        """Which of them are in it: as they are, in hexadecimal digits, or in base64."""
+        """Return the secrets that the memory contains: plain, in hexadecimal or in base64."""
         return {
             door
             for door, secret in vars(self).items()
@@ -74,7 +74,7 @@ class Kill:
 
 
 def kills(seed: int, count: int) -> Iterator[Kill]:
-    """As many of each signal; every other command is a run, and every third run has ranks."""
+    """Yield equally many kills of each signal; half the commands are runs, a third with ranks."""
     drawn = random.Random(seed)
     for number in range(count):
         verb = "setup" if number % 2 else "run"
@@ -125,7 +125,7 @@ def files_since(start: float, home: Home) -> Iterator[Path]:
 
 
 def segments() -> Iterator[tuple[str, bytes]]:
-    """What is in the shared memory of System V."""
+    """Return the System V shared memory segments."""
     system = ctypes.CDLL(None)
     system.shmat.restype = ctypes.c_void_p
     system.shmdt.argtypes = [ctypes.c_void_p]

@@ -1,4 +1,4 @@
-"""What a user writes is data for Ansible, from the command line to the ranks and back."""
+"""Texts that a user writes are data for Ansible, from the command line to the ranks and back."""
 
 import json
 from pathlib import Path

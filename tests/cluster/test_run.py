@@ -62,7 +62,7 @@ def test_a_trainer_script(machine: Machine) -> None:
 
 
 def test_flags_of_the_old_recipes(machine: Machine) -> None:
-    """That transformers does not take them is in tests/engine/test_control_node.py."""
+    """tests/engine/test_control_node.py shows that transformers refuses them."""
     words = (script("with_trainer.py"), *TRAINER, "--no_cuda", "--use_ipex", "--xpu_backend=ccl")
     done = machine.home.run("run", *TWO, *words)
     assert done.returncode == 2

@@ -31,7 +31,7 @@ def detached(machine: Machine, *command: str) -> str:
 
 
 def listening(run: str) -> list[tuple[str, int]]:
-    """Where the processes of a run listen: address, with its device, and port."""
+    """Return the addresses, devices and ports on which the processes of a run listen."""
     own = {str(pid) for pid in processes_of(run)} | {str(supervisor_of_run(run))}
     table = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout
     return [

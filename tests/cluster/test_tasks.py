@@ -115,7 +115,7 @@ print(model(**tokenizer("Anna has a red ball.", return_tensors="pt"))[0].shape[0
 
 @pytest.fixture(scope="module")
 def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """What the training of a kind has printed."""
+    """Return the output of a training of this kind."""
     folder = tmp_path_factory.mktemp("kinds")
 
     @functools.cache
@@ -133,7 +133,7 @@ def trained(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Train
 
 @pytest.mark.parametrize("name", ["classes", "texts", pytest.param("answers", marks=LONG)])
 def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, name: str) -> None:
-    """That they learn what one learns, and all kinds, is in tests/engine/test_run_on_ranks.py."""
+    """tests/engine/test_run_on_ranks.py compares all kinds on two ranks with one."""
     kind, done = KINDS[name], trained(name)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -152,7 +152,7 @@ def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, n
 
 
 def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) -> None:
-    """Which loads the model once, and ends with the command, however that ends."""
+    """That process loads the model once, and ends with the command, however that ends."""
     home, words = machine.home, json.loads(trained("texts").stdout)["run"]
 
     def generated() -> list[str]:

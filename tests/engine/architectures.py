@@ -24,7 +24,7 @@ def long_but(few: Iterable[str], names: Iterable[str]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Size:
-    """How large a model is; `window`: tokens that a sliding window or a local layer sees."""
+    """The size of a model; `window`: tokens that a sliding window or a local layer sees."""
 
     width: int
     heads: int

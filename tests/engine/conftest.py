@@ -1,4 +1,4 @@
-"""What the tests of the training engine share."""
+"""Fixtures of the training engine's tests."""
 
 import os
 import shutil
@@ -50,7 +50,7 @@ def seed() -> None:
 
 @pytest.fixture(autouse=True)
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What needs AMX has it."""
+    """Skip tests of AMX where the CPU has none."""
     needed = {right for mark in request.node.iter_markers("needs") for right in mark.args}
     if "amx" in needed and not rights.has_flag("amx_bf16"):
         amx.emulate(monkeypatch)
@@ -72,7 +72,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
 
 @pytest.fixture
 def one_world(world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a rank that runs in this process joins."""
+    """Set up the process group that a rank in this process joins."""
     from ftcluster_train.engine import rank
 
     monkeypatch.setattr(rank, "join_world", lambda: world)

@@ -108,7 +108,7 @@ def make_task_of(job: Job) -> Task:
 
 @dataclass(frozen=True)
 class Run:
-    """What a training has left."""
+    """The results of a training."""
 
     result: LoopResult
     model: PreTrainedModel
@@ -119,7 +119,7 @@ class Run:
 
     @property
     def notices(self) -> list[str]:
-        """What was said, but for what is said of each training where there is no C compiler."""
+        """Return the notices, without the usual notice about a missing C compiler."""
         said = (event["message"] for event in self.of("notice"))
         return [message for message in said if "without a C compiler" not in message]
 

@@ -1,4 +1,4 @@
-"""What the processes of forks.py have imported from their start on."""
+"""Imports of the processes of forks.py, made once at their start."""
 
 import importlib
 import os

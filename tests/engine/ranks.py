@@ -31,7 +31,7 @@ SAMPLES = 64
 
 @dataclass(frozen=True)
 class Case:
-    """How some steps are learned.
+    """A case of some training steps.
 
     Attributes:
         batches: samples of each step, by number.
@@ -58,7 +58,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Learned:
-    """What a rank has after a case.
+    """The state of a rank after a case.
 
     Attributes:
         tensors: the whole state, by name.
@@ -188,6 +188,6 @@ def learn_all(rank: int, size: int, cases: dict[str, Case]) -> dict[str, Learned
 
 
 def on_ranks(work: Work, size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """What `work`, which gets rank and size first, returns on each of `size` new processes."""
+    """Return the results of `work(rank, size, ...)` on each of `size` new processes."""
     start(_rank, size, size, folder, work, arguments)
     return [torch.load(folder / f"{rank}", weights_only=False) for rank in range(size)]

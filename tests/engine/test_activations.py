@@ -28,7 +28,7 @@ TOKENS = torch.arange(32).view(2, 16)
 
 
 def fuse_activations(model: nn.Module) -> int:
-    """As a training does; returns how many modules."""
+    """Fuse activations as a training does; returns the number of modules."""
     return FUSED_TANH_GELUS.apply(model) + FUSED_GATED_MLPS.apply(model)
 
 
@@ -47,7 +47,7 @@ def mlp_gradients(loss: torch.Tensor, model: nn.Module) -> dict[str, torch.Tenso
 @pytest.mark.needs("avx2", "compiler")
 @architectures
 def test_gradients_of_a_model_in_bf16(architecture: str) -> None:
-    """They are as near to those in fp32 as bf16 allows: unfused they are off by 0.9 to 1.8 %.
+    """The gradients are as near to fp32's as bf16 allows: unfused they are off by 0.9 to 1.8 %.
 
     A rounding is off by up to 2^-8, or 0.4 %, and dozens precede each gradient.
     """
@@ -161,7 +161,7 @@ def test_an_activation_stays_in_its_mode() -> None:
 
 
 def test_a_module_whose_forward_pass_was_replaced() -> None:
-    """As libraries do that have kernels of their own, or move weights before each call."""
+    """Libraries with kernels of their own do so, or move weights before each call."""
     module = Mlp()
     module.forward = lambda x: x
     fuse_activations(nn.Sequential(module))
@@ -191,7 +191,7 @@ def test_the_name_of_the_argument() -> None:
     ids=str,
 )  # fmt: skip
 def test_activations(activation: nn.Module, count: int) -> None:
-    """Those that the loop has; layers may have a bias."""
+    """The C loop has these activations; layers may have a bias."""
     module, values = Mlp(activation, bias=True), torch.randn(2, 3, 6)
     before = module(values)
     assert fuse_activations(module) == count

@@ -58,7 +58,7 @@ def job_of(
 
 
 def loss_of(task: Task, model: Any, samples: list[Sample]) -> torch.Tensor:
-    """Of texts that all look for the next one, or of pairs."""
+    """Return the loss of texts that all predict the next token, or of pairs."""
     batch = task.collate(samples)
     outputs = call_model(model, batch.inputs)
     if task.options.__class__.__name__ == "TextRanking":
@@ -137,7 +137,7 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
 def test_a_decoder_on_tiles_has_the_gradients_of_peft(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Of documents in one row and in bf16, beside peft's, each alone and in fp32."""
+    """Packed sequences in bf16 have the gradients of peft, which gets each alone in fp32."""
     monkeypatch.syspath_prepend(COMPARED)
     import peft
 
@@ -221,7 +221,7 @@ def test_a_trained_embedder_loads_with_peft(
 
 
 def test_a_merged_reranker_is_a_plain_model(tmp_path: Path) -> None:
-    """Whose pooler its checkpoint did not have either."""
+    """Its checkpoint has no pooler either."""
     job = job_of(
         tmp_path, RERANK, batch_size=30, max_steps=30, learning_rate=1e-2, eval_strategy="steps",
         eval_steps=30, eval_on_start=True, options={"merge_adapters": True},
@@ -254,7 +254,7 @@ def test_weights_that_would_stay_random_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("task", "said"), [("masked-lm", True), (EMBED, False), (RERANK, False)])
 def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool) -> None:
-    """Of a language model, whose head should be there; a classifier's is new."""
+    """A language model's head should be in its checkpoint; a classifier's is new."""
     job = job_of(tmp_path, EMBED, max_steps=1)
     data = str(tmp_path / "data")
     if task == "masked-lm":
@@ -268,7 +268,7 @@ def test_weights_that_are_random_are_said(tmp_path: Path, task: str, said: bool)
 
 
 def test_adapters_of_fp32_beside_weights_in_bf16() -> None:
-    """As `generate` has them on hosts with instructions for bf16, where nothing casts."""
+    """`generate` has them on hosts with bf16 instructions, where nothing casts."""
     torch.manual_seed(3)
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)).bfloat16()
     down, up = torch.randn(2, 8), torch.randn(8, 2)

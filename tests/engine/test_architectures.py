@@ -27,9 +27,7 @@ from tests.engine.test_gradients import errors, make_inputs, plain
 from tests.programs import ROOT
 
 PAGE = ROOT / "docs/architectures.md"
-TABLE = (
-    "| architecture | type | task | `ftcluster train` | `ftcluster run --fast` | notice |\n"
-)
+TABLE = "| architecture | type | task | `ftcluster train` | `ftcluster run --fast` | notice |\n"
 RENEW = bool(os.environ.get("FTCLUSTER_RENEW_ARCHITECTURES"))
 SIZE = Size(width=64, heads=4, layers=2, window=8)
 KINDS = kinds(SIZE)
@@ -61,7 +59,7 @@ def renew(name: str, row: str) -> None:
 
 
 def gradient_errors(name: str, kind: Kind, folder: Path) -> list[float]:
-    """Of each parameter in fp32, with the training's kernels against plain transformers."""
+    """Return each parameter's gradient error in fp32: our kernels against plain transformers."""
     task = make_task_of(make_job(folder, kind.task))
     batch = make_inputs(kind, "right", 1, LENGTH)
     model = make_kind(name, kind)
@@ -82,7 +80,7 @@ def training(name: str, kind: Kind, folder: Path, world: World) -> Run:
 
 
 def kernels_of_script(name: str, kind: Kind) -> list[str]:
-    """Those of a step without our loop, under autocast."""
+    """Return the kernels of a step without our loop, under autocast."""
     model = make_kind(name, kind)
     inputs, targets = make_inputs(kind, "right", 1, LENGTH)
     labels = {name: targets[target] for name, target in LABELS[kind.task].items()}

@@ -1,4 +1,4 @@
-"""What `bench allreduce` measures, and what it leaves out; the whole of it is in tests/cluster."""
+"""The measurements of `bench allreduce`; tests/cluster runs the whole command."""
 
 from pathlib import Path
 

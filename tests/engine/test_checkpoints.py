@@ -1,4 +1,4 @@
-"""What is saved, evaluated and kept while the engine trains, and what is left when it cannot."""
+"""Checkpoints and evaluations during a training, and what remains when it fails."""
 
 import math
 import shutil
@@ -91,7 +91,7 @@ def test_a_first_step_that_fails_leaves_no_model(tmp_path: Path, world: World) -
 
 
 class Steep(TextClassificationTask):
-    """Its loss is a number, and the gradient of it none."""
+    """A model whose loss is finite and whose gradient is not."""
 
     def loss(self, outputs: Any, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return super().loss(outputs, targets) + torch.sqrt(outputs.logits.float().sum() * 0)

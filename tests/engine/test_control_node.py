@@ -1,4 +1,4 @@
-"""What the control node, which never imports transformers, has of it in lists."""
+"""The control node's lists of transformers' names agree with transformers."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def lists() -> Any:
-    """Those of the package that is installed for the control node."""
+    """Return the lists of the package that is installed for the control node."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [CONTROL / "python", "-c", PRINT_LISTS]
     return json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)

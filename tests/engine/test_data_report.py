@@ -1,4 +1,4 @@
-"""What a user is shown of data is what the model gets: its tokens, and those that are learned."""
+"""The report of data shows the tokens that the model gets, and which are target tokens."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -22,7 +22,7 @@ from tests.engine.models import make_model
 
 
 def theirs(values: list[float], patience: int, threshold: float, greater: bool) -> list[bool]:
-    """Whether Trainer stops after each evaluation, by its own order of calls."""
+    """Return if Trainer stops after each evaluation, by its own order of calls."""
     arguments = TrainingArguments(
         "unused", eval_strategy="epoch", save_strategy="epoch", metric_for_best_model="f1",
         greater_is_better=greater, load_best_model_at_end=True, use_cpu=True, report_to="none",

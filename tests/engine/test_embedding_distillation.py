@@ -79,7 +79,7 @@ def test_loss_and_gradients_are_those_of_sentence_transformers(
 
 
 def test_a_student_learns_its_teachers_embeddings(tmp_path: Path) -> None:
-    """It reads other tokens, gives embeddings as the teacher does, and is used as any embedder."""
+    """The student reads other tokens, and is used like any embedder."""
     modules = SentenceModules("cls", True, {"": "w9 "}, "")
     tokenizer = write_teacher(tmp_path / "teacher", "bert", modules)
     job = job_of(

@@ -1,4 +1,4 @@
-"""What an evaluation measures, against what transformers' Trainer does."""
+"""Metrics of an evaluation, compared with transformers' Trainer."""
 
 import math
 from pathlib import Path

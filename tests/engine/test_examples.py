@@ -71,7 +71,7 @@ def model_of(name: str, folder: Path) -> list[str]:
 
 
 def quick(name: str) -> bool:
-    """Whether it needs no more than torch."""
+    """Return True if the example needs torch alone."""
     return name in ("ddp", "nanogpt")
 
 

@@ -76,7 +76,7 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Any:
-    """What has been said since the last look, by lines."""
+    """Return the lines that were logged since the last call."""
     registry.say_once.cache_clear()
     registry.say_fp32.cache_clear()
 
@@ -92,7 +92,7 @@ def attention_inputs(length: int = 12, dtype: torch.dtype = torch.float32) -> li
 
 
 class Errors:
-    """Of a model's gradients, against those of transformers in fp32."""
+    """Errors of a model's gradients against transformers in fp32."""
 
     def __init__(self, name: str, folder: Path) -> None:
         kind = KINDS[name]
@@ -233,7 +233,7 @@ def test_modules_are_replaced_in_training_only(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.usefixtures("enabled")
 def test_a_checkpoint_draws_the_same_masks_again() -> None:
-    """Its first pass keeps no graph, where the older kind is chosen."""
+    """The first pass keeps no graph if the older kind of checkpointing is chosen."""
     model = AutoModel.from_config(AutoConfig.for_model(**BERT)).train()
     tokens = torch.randint(100, (2, 12))
     found = []
@@ -323,7 +323,7 @@ LAST_LAYER = {"albert": [0] * 6, "deberta-v2": [1, 1, 1, 0, 0, 0], "modernbert":
 
 
 def small_config(name: str) -> PretrainedConfig:
-    """Of a model type, for its own names of what is small and of what is dropped."""
+    """Return a small configuration of a model type, by its own names for sizes and dropout."""
     small = {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
         "intermediate_size": 64, "embedding_size": 16, "hidden_dropout_prob": 0.0, "dim": 32,
@@ -339,7 +339,7 @@ def small_config(name: str) -> PretrainedConfig:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each product of a linear layer."""
+    """Record the rows of each matrix multiplication of a linear layer."""
     monkeypatch.setattr(linear, "MUCH_WORK", 0)
     rows: list[int] = []
     product = linear.product
@@ -355,7 +355,7 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def widths(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Of each batch of tokens, where they get embeddings; hooks would be those of a script."""
+    """Record the width of each batch at its embeddings; hooks would belong to the script."""
     widths: list[int] = []
     embedding = functional.embedding
 
@@ -514,7 +514,7 @@ print(json.dumps([dropout.__code__.co_filename, level, trained(**off), trained()
 
 
 def trained(folder: Path, **environ: str) -> Any:
-    """Where the script's dropout is from, its level of logging, losses without and with dropout."""
+    """Return the source of dropout, the level of logging, and losses without and with dropout."""
     (folder / "script.py").write_text(SCRIPT)
     path = f"{STARTUP}{os.pathsep}{NODE_PATH}"
     done = subprocess.run(

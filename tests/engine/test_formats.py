@@ -82,7 +82,7 @@ def test_each_format_gives_the_same_samples(tmp_path: Path, ending: str) -> None
 
 
 def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None:
-    """As those of text files are where the command runs."""
+    """Rows of text files are checked where the command runs."""
     rows = [dict(row) for row in questions(40, 1)]
     rows[6]["answers"] = {"text": ["nowhere"], "answer_start": [0]}
     rows[9]["context"] = None
@@ -95,7 +95,7 @@ def test_rows_of_parquet_are_checked_where_they_are_read(tmp_path: Path) -> None
 
 
 def test_names_of_classes_in_parquet(tmp_path: Path) -> None:
-    """As `datasets` writes them."""
+    """`datasets` writes them so."""
     rows = datasets.Dataset.from_list(classes(60, 1))
     rows = rows.cast_column("label", datasets.ClassLabel(names=["worse", "same", "better"]))
     rows.to_parquet(str(tmp_path / "reviews.parquet"))

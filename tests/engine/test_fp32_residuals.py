@@ -165,7 +165,7 @@ def test_linear(
 
 
 def test_a_layer_of_gpt_2_is_a_linear_layer() -> None:
-    """Its weight is stored the other way round; torch's function would refuse two dtypes."""
+    """GPT-2 stores the weight transposed; torch's function would refuse two dtypes."""
     torch.manual_seed(1)
     layer, x = Conv1D(5, 3).bfloat16(), torch.randn(2, 7, 3)
     with KernelMode():

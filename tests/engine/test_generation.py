@@ -1,4 +1,4 @@
-"""What a tuned model writes is what transformers' pipeline writes."""
+"""Texts of a tuned model are those of transformers' pipeline."""
 
 import json
 import os

@@ -74,7 +74,7 @@ def make_inputs(
 
 
 def make_batches(name: str, side: str) -> list[Any]:
-    """As many as it takes that their error is no chance."""
+    """Return enough batches to make a small error significant."""
     length = LENGTH_OF.get(name, LENGTH)
     seeds = range(DRAWS_OF.get(name, DRAWS))
     return [make_inputs(KINDS[name], side, seed, length) for seed in seeds]
@@ -106,7 +106,7 @@ def ours(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradients
 
 
 def errors(found: Sequence[Gradients], exact: Sequence[Gradients]) -> dict[str, float]:
-    """Of each parameter the relative error over all batches.
+    """Return each parameter's relative error over all batches.
 
     Gradients that are 0 but for rounding are left out.
     """

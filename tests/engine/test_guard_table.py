@@ -90,7 +90,7 @@ def name_of(entry: FunctionPatch) -> str:
 
 
 def changes() -> Iterator[tuple[str, bool, bool, str]]:
-    """What is changed, whether in `train` and in `run --fast`, and the words of the guards."""
+    """Return the changes of models, where each applies, and the words of its guards."""
     model = make_model("gpt2", "causal-lm")
     train = patch_model(model, Task(), True, Optimizations(), ProgressLog()).patches
     script = (*SCRIPT_FUNCTIONS, *activation_patches())

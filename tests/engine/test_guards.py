@@ -242,7 +242,7 @@ OWN: dict[str, Callable[[], PreTrainedModel]] = {
 
 
 class Task:
-    """Whose loss the model computes."""
+    """A task whose loss the model computes."""
 
     large_vocabulary = False
     reads_padding = True
@@ -280,7 +280,7 @@ def differing(found: Gradients, stock: Gradients) -> dict[str, float]:
 
 
 def patched(model: nn.Module) -> KernelMode:
-    """What `train` changes, and the context in which it trains."""
+    """Apply the changes of `train`, and yield the context in which it trains."""
     return patch_model(model, Task(), True, Optimizations(), ProgressLog())
 
 
@@ -306,7 +306,7 @@ def test_run_fast(make: Callable[[], PreTrainedModel], request: pytest.FixtureRe
 
 
 def test_code_beside_the_weights(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """As trust_remote_code runs it; all of it is in another package than transformers' models."""
+    """trust_remote_code runs such code from a package outside of transformers."""
     model = remote(tmp_path)
     assert type(model).__module__.startswith("transformers_modules.")
     stock, trained = step(model), copy.deepcopy(model)
@@ -342,7 +342,7 @@ def test_a_compiled_model(request: pytest.FixtureRequest) -> None:
 
 @pytest.mark.usefixtures("world")
 def test_a_model_under_ddp(request: pytest.FixtureRequest) -> None:
-    """It is wrapped before our kernels are there, and after."""
+    """DDP wraps the model before our kernels are there, and after."""
     stock, before = step(made(llama)), DistributedDataParallel(made(llama))
     request.getfixturevalue("enabled")
     for model in (before, DistributedDataParallel(made(llama))):
@@ -383,7 +383,7 @@ def test_a_change_of_a_model_that_is_fused_already(
 
 
 def test_hooks_see_nothing_but_the_model_s_own_numbers(request: pytest.FixtureRequest) -> None:
-    """What guards try out is not shown to them."""
+    """Trial calls of the guards are hidden from hooks."""
     request.getfixturevalue("enabled")
     model, seen = made(llama), []
     for module in model.modules():

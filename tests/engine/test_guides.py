@@ -1,4 +1,4 @@
-"""What ftcluster makes of the guides' commands trains on two ranks.
+"""Training on two ranks with the guides' commands as ftcluster reads them.
 
 With FTCLUSTER_TEST_SCRIPTS, a folder with transformers' examples, by these scripts; else by one
 with the same command line. Models and data sets are folders with the names that the commands have.

@@ -234,7 +234,7 @@ def test_which_models_keep_documents_apart(
 
 
 def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they add is the same with peft, where a folder with it is given."""
+    """peft computes the same addend from a folder with our adapters."""
     job = job_of(
         tmp_path, chats(60, 1), batch_size=8, max_steps=6, learning_rate=1e-2,
         options={"lora_r": 4, "lora_target_modules": ("q_proj", "down_proj"), "lora_alpha": 6.0},
@@ -265,7 +265,7 @@ def test_adapters_are_those_of_peft(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_tokens_of_spaces_are_learned_where_offsets_leave_them_out() -> None:
-    """As the tokenizers of RoBERTa, BART and OPT do."""
+    """The tokenizers of RoBERTa, BART and OPT leave them out."""
     text = "Q: code? A: def f():\n    if x:\n        return  1   \n"
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -104,7 +104,7 @@ def _learn(rank: int, size: int, dtype: Any) -> tuple[torch.Tensor, str]:
 
 
 def _learn_unevenly(rank: int, size: int) -> bool:
-    """Whether a worker's gradients are those of the mean over its own samples."""
+    """Return True if a worker's gradients are those of the mean over its own samples."""
     os.environ["GROUP_RANK"] = str(rank)
     model, plain = (make_model("gpt2", "causal-lm").eval() for _ in range(2))
     step = LocalOptimizerStep(model, SETTINGS, torch.float32)
@@ -171,7 +171,7 @@ def test_int8_has_a_scale_for_each_row() -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """What one of two hosts has after some trainings."""
+    """The state of one of two hosts after some trainings."""
 
     whole: Run
     resumed: Run
@@ -249,7 +249,7 @@ def _killed_at(step: int) -> Any:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
-    """Of both hosts."""
+    """Yield the states of both hosts."""
     folder = tmp_path_factory.mktemp("local")
     results: list[Found] = on_ranks(_train, 2, folder, folder)
     return results

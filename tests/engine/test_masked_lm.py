@@ -40,7 +40,7 @@ IGNORED = -100
 def test_loss_and_all_gradients_are_those_of_all_logits(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of which only the masked tokens' are computed."""
+    """Only the logits of masked tokens are computed."""
     model = make_model(kind, TASK)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -82,7 +82,7 @@ def test_loss_and_all_gradients_are_those_of_all_logits(
 
 
 def shares(ids: Any, before: Any, labels: Any, mask: int) -> tuple[float, float, float]:
-    """Of all tokens those that are predicted; of these the masks, and those that stay."""
+    """Return the share of predicted tokens, and of these the masked and unchanged shares."""
     chosen = labels != IGNORED
     return (
         float(chosen.mean()), float((ids[chosen] == mask).mean()),
@@ -190,7 +190,7 @@ def job_of(folder: Path, texts: list[str], name: str = "train.txt", **options: A
 
 
 def test_blocks_are_those_of_run_mlm(tmp_path: Path) -> None:
-    """Whose tokenize_function and group_texts are these lines."""
+    """run_mlm's tokenize_function and group_texts are these lines."""
     texts = [row["text"] for row in classes(60, 1)]
     lines = [line for text in texts for line in (text, "")]  # blank lines are no texts
     inputs = prepare(job_of(tmp_path, lines))

@@ -64,7 +64,7 @@ def test_values_are_those_of_qlora(tmp_path: Path) -> None:
     {}, {"lora_target_modules": ("q_proj", "down_proj")}, {"lora_dropout": 1e-12},
 ], ids=["all layers", "some layers", "dropout"])  # fmt: skip
 def test_loss_and_gradients(tmp_path: Path, dtype: torch.dtype, changes: dict[str, Any]) -> None:
-    """Those of a plain model whose weights are these values and what the adapters add."""
+    """A plain model has these values as weights, plus the addend of the adapters."""
     plain, model = loaded(tmp_path, dtype)
     options = InstructionTuning(lora_r=4, **changes)
     add_adapters(model, options)

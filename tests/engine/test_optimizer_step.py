@@ -249,7 +249,7 @@ def test_frozen_and_tied_weights(net: Net, dtype: torch.dtype) -> None:
 def test_gradients_of_rows_are_those_of_the_whole_embedding(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a tied embedding and of one alone, over micro-batches."""
+    """The embedding is tied or not, and its gradients are summed over micro-batches."""
     net.alone = nn.Embedding(11, 7)
 
     def gradients_of(model: nn.Module) -> torch.Tensor:

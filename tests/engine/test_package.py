@@ -1,4 +1,4 @@
-"""What is tested here is what was installed."""
+"""The tests run against the installed package."""
 
 import sys
 from pathlib import Path

@@ -94,7 +94,7 @@ TINY = {
 @pytest.mark.usefixtures("_transformers")
 @pytest.mark.parametrize("architecture", PLACES)
 def test_models_with_fused_modules(architecture: str) -> None:
-    """Their weights are the same, and gradients too, to rounding; nothing is fused twice."""
+    """Weights are the same, gradients are equal to rounding, and nothing is fused twice."""
     config = AutoConfig.for_model(architecture, **TINY)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config).eval()
@@ -118,7 +118,7 @@ def test_models_with_fused_modules(architecture: str) -> None:
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.usefixtures("_transformers")
 def test_changes_of_models_are_compared(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
-    """Where what a change computes is said to differ, none of the others is made."""
+    """If one change is reported to compute something else, none of the others is made."""
     for room in (shared_entries,):
         monkeypatch.setattr(room, "computes_same", lambda *_, **__: same)
     monkeypatch.setattr(simd, "is_available", lambda: True)

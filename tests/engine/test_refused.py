@@ -1,4 +1,4 @@
-"""What does not fit a task is refused in words, before the first step."""
+"""Data and models that do not fit a task are refused before the first step."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def one_world(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(job: Job, by_rank: bool = False) -> TrainError:
-    """How a run ends, before its ranks start or when they have begun."""
+    """Return the error of a run, from before or after the start of its ranks."""
     if not by_rank:
         with pytest.raises(TrainError) as error:
             prepare(job)

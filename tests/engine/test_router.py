@@ -78,7 +78,7 @@ def test_the_routers_loss_is_transformers_own(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_router_whose_loss_is_not_counted(tmp_path: Path, kind: str) -> None:
-    """As a configuration has it by itself: transformers leaves it out as well."""
+    """transformers too leaves it out of the loss by default."""
     model, tokens = make_experts(kind, counted=False), torch.randint(4, VOCABULARY, (ROWS, LENGTH))
     wanted = copy.deepcopy(model)(input_ids=tokens, labels=tokens, use_cache=False)
     assert wanted.aux_loss is None

@@ -24,7 +24,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def change(name: str, how: Callable[[Tensors], Any]) -> Callable[[Path], None]:
-    """What changes the tensors in a file of a folder."""
+    """Change the tensors in a file of a folder."""
 
     def spoil(folder: Path) -> None:
         tensors = {name: tensor.clone() for name, tensor in load_file(folder / name).items()}
@@ -101,7 +101,7 @@ def test_weights_that_become_tied_are_found(tmp_path: Path) -> None:
 
 
 def test_another_pooling_is_found(tmp_path: Path) -> None:
-    """Of what sentence-transformers reads beside the model."""
+    """sentence-transformers reads the pooling from beside the model."""
     pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     spoil = settings("1_Pooling/config.json", **pooling)
     model, task = make_model("bert", "sentence-similarity"), "sentence-similarity"

@@ -84,7 +84,7 @@ def test_a_trained_model_finds_its_texts(tmp_path: Path) -> None:
 
 
 def test_metrics_are_those_of_sentence_transformers() -> None:
-    """Of its InformationRetrievalEvaluator, recorded; see record_sentence_transformers.py."""
+    """The recorded metrics come from record_sentence_transformers.py."""
     recorded = json.loads(Path(__file__).with_name("sentence_transformers.json").read_text())
     queries, documents = (torch.tensor(recorded["searched"][n]) for n in ("queries", "documents"))
     relevant: list[list[int]] = [[] for _ in queries]
@@ -176,7 +176,7 @@ def test_pooling_is_that_of_the_models_folder(tmp_path: Path) -> None:
 
 
 def test_prompts_are_those_of_the_models_folder(tmp_path: Path) -> None:
-    """As sentence-transformers' encode_query, encode_document and encode write them."""
+    """sentence-transformers' encode_query, encode_document and encode write them."""
     job = job_of(tmp_path, [{"query": "w20", "positive": "w21"}] * 3)
     model = Path(job.recipe.model)
     modules = SentenceModules("mean", True, {"query": "w5 ", "any": "w7 "}, "any")

@@ -1,4 +1,4 @@
-"""What sentence-transformers makes of a trained model's folder is what predict and evaluate say."""
+"""sentence-transformers reads a trained model's folder, and agrees with predict and evaluate."""
 
 import json
 from dataclasses import replace
@@ -61,7 +61,7 @@ def predictions(job: Job, model: str, folder: Path, rows: list[Row], **options: 
     ids=["prompts", "matryoshka", "adapters", "cls"],
 )
 def test_an_embedder(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Its encode gives the vectors of predict, its evaluator the metrics of evaluate."""
+    """`encode` gives the vectors of predict, and the evaluator gives the metrics of evaluate."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.evaluation import InformationRetrievalEvaluator
 
@@ -105,7 +105,7 @@ def test_an_embedder(tmp_path: Path, options: dict[str, Any]) -> None:
     "options", [{}, {"lora_r": 4, "merge_adapters": True}], ids=["plain", "adapters"]
 )
 def test_a_reranker(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Its predict gives our scores, also of pairs that max_length cuts."""
+    """`predict` gives our scores, also of pairs that max_length truncates."""
     from sentence_transformers import CrossEncoder
 
     data = write_data(tmp_path / "data", {"train": triplets(60, 1)})

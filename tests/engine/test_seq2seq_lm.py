@@ -239,7 +239,7 @@ def test_a_decoder_from_random_weights_begins_as_its_kind_does(
 
 
 def test_a_tokenizer_of_many_languages(tmp_path: Path) -> None:
-    """As mBART's and NLLB's, whose texts begin or end with the language."""
+    """The texts of mBART and NLLB begin or end with the language."""
     recipe, tokenizer = make_job(tmp_path, TASK).recipe, make_tokenizer()
     tokenizer.src_lang = "w7"
     named = replace(recipe.options, source_lang="w5", target_lang="w6")  # type: ignore[type-var]

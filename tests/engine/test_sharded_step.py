@@ -34,7 +34,7 @@ ALL = [(size, name) for size, names in OF_SIZE.items() for name in names]
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], list[Learned]]:
-    """What each rank has learned; with `unsharded ` before the case's name without shards."""
+    """Return the state of each rank by case; `unsharded CASE` has no shards."""
     found = {}
     for size, names in OF_SIZE.items():
         cases = {name: CASES[name] for name in names}

@@ -74,7 +74,7 @@ def killed_at(step: int) -> Any:
 
 @dataclass(frozen=True)
 class Found:
-    """What one of two hosts has after some trainings."""
+    """The state of one of two hosts after some trainings."""
 
     whole: Run
     resumed: Run

@@ -41,7 +41,7 @@ class MeanForSequenceClassification(BertForSequenceClassification):  # type: ign
 
 
 class BertForSequenceClassificationOfAllTokens(BertForSequenceClassification):  # type: ignore[misc]
-    """Its forward pass is stock's, and its encoder gets no mask."""
+    """A model with stock's forward pass whose encoder gets no mask."""
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> Any:  # noqa: ARG002
         return super().forward(input_ids, labels=labels)
@@ -85,7 +85,7 @@ def renamed() -> PreTrainedModel:
 
 
 def with_adapters() -> PreTrainedModel:
-    """As PEFT replaces layers."""
+    """Replace layers as PEFT does."""
 
     class Adapted(nn.Linear):  # type: ignore[misc]
         def forward(self, input: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What ranks report of their time: blocked by slower ranks or the exchange, making batches."""
+"""The times that ranks report: blocked by slower ranks or the exchange, making batches."""
 
 import time
 from pathlib import Path

@@ -125,7 +125,7 @@ def test_a_student_learns_from_its_teacher_alone(tmp_path: Path) -> None:
 
 
 def test_another_teacher_says_something_else(tmp_path: Path) -> None:
-    """Its logits are kept by the hash of its weights, for a start after a failure."""
+    """The teacher's logits are kept by the hash of its weights, for a restart after a failure."""
     job = job_of(tmp_path, rows_of(8, 1), batch_size=8, max_steps=1)
     result_of(job)
     kept = sorted(path.name for path in job.run_dir.glob("reference-*.json"))

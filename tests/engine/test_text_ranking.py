@@ -101,7 +101,7 @@ def test_what_is_measured(tmp_path: Path) -> None:
 
 
 def test_lists_are_learned_as_by_sentence_transformers() -> None:
-    """Its ListNetLoss, recorded; see record_sentence_transformers.py."""
+    """The recorded ListNetLoss comes from record_sentence_transformers.py."""
     file = Path(__file__).with_name("sentence_transformers.json")
     recorded = json.loads(file.read_text())["listnet"]
     logits = torch.tensor(recorded["logits"], requires_grad=True)

@@ -216,7 +216,7 @@ def test_spans_are_the_tags_of_the_words_that_they_touch(tmp_path: Path) -> None
 
 
 def byte_level(trimmed: bool) -> Tokenizer:
-    """As those of RoBERTa and GPT-2: a space belongs to the token behind it, or is one alone."""
+    """Return a tokenizer like RoBERTa's and GPT-2's: a space belongs to the token after it."""
     letters = [*ByteLevel.alphabet(), "Ġa", "bc"]
     tokenizer = Tokenizer(
         BPE({letter: n for n, letter in enumerate(letters)}, [("Ġ", "a"), ("b", "c")])
@@ -227,7 +227,7 @@ def byte_level(trimmed: bool) -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """As those of sentencepiece."""
+    """Return a tokenizer like sentencepiece's."""
     pieces = ["▁", "▁a", "b", "c", "bc", "a", "é", "▁c"]
     tokenizer = Tokenizer(Unigram([(piece, -1.0) for piece in pieces], 0))
     tokenizer.pre_tokenizer = Metaspace()

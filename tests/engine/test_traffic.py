@@ -1,4 +1,4 @@
-"""What a rank counts of its collectives: waits for slower ranks, and bytes that it sends."""
+"""A rank counts its collectives: waiting time for slower ranks, and bytes that it sends."""
 
 import time
 

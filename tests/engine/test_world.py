@@ -56,7 +56,7 @@ def test_the_store_of_a_script_listens_there_as_well(monkeypatch: pytest.MonkeyP
 def test_a_head_at_the_loopback_interface_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in a pod with hostNetwork on Debian, whose /etc/hosts has 127.0.1.1 for its own name."""
+    """A pod with hostNetwork on Debian has 127.0.1.1 for its own name in /etc/hosts."""
     given = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.1.1"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -23,7 +23,7 @@ RUN_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Reference:
-    """What an undisturbed training has done, by step."""
+    """The steps of an undisturbed training."""
 
     order: Order
     weights: dict[int, str]
@@ -84,7 +84,7 @@ def at_end(
 
 
 def surroundings(place: Place) -> dict[str, Any]:
-    """What the hosts have while no run is there."""
+    """Return the state of the hosts while no run is there."""
     inits = {host: place.init(host) for host in place.hosts}
     return {
         host: {
@@ -98,7 +98,7 @@ def surroundings(place: Place) -> dict[str, Any]:
 
 
 def leftovers(training: Training, before: dict[str, Any]) -> list[str]:
-    """What is there a minute after the end, on any host, that was not there before."""
+    """Return the remains on any host a minute after the end."""
     deadline = time.monotonic() + CLEAN_SECONDS
     while (found := _left(training, before)) and time.monotonic() < deadline:
         time.sleep(1)
@@ -151,7 +151,7 @@ def wait_for_steps(training: Training, steps: int, last: int) -> bool:
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is tried.
+    """The settings of a campaign.
 
     Attributes:
         seed: of the order of faults, their moments and what they strike.
@@ -257,7 +257,7 @@ def one_fault(training: Training, name: str, draw: random.Random) -> dict[str, A
 
 
 def problems(results: Sequence[dict[str, Any]]) -> list[str]:
-    """What is not as it has to be, one line each."""
+    """Return the problems, one line each."""
     found = []
     for one in results:
         if one["kind"] == "fault":
@@ -285,11 +285,11 @@ def problems(results: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def survived(one: dict[str, Any]) -> bool:
-    """Whether a training has got over a fault as it should."""
+    """Return True if a training has survived a fault as it should."""
     ends, ended = FAULTS[one["fault"]].ends, one["state"] == "ended"
     return ended if ends else survived_alone(one) or (ends is None and ended)
 
 
 def survived_alone(one: dict[str, Any]) -> bool:
-    """Whether a training goes on by itself after a fault."""
+    """Return True if a training continues by itself after a fault."""
     return one["state"] in ("continued", "undisturbed", "done")

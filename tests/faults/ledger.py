@@ -1,4 +1,4 @@
-"""Which samples count: those of the last time that a step was taken (`io/sample_log.py`)."""
+"""The samples that count: those of the last attempt at each step (`io/sample_log.py`)."""
 
 import json
 from collections import Counter
@@ -40,7 +40,7 @@ def counted(taken: Iterable[Taken]) -> Order:
 
 
 def compare(found: Order, undisturbed: Order, steps: int) -> tuple[int, int]:
-    """How many samples of steps 1 to `steps` were lost, and how many were taken too often."""
+    """Return how many samples of steps 1 to `steps` were lost, and how many were repeated."""
     lost = extra = 0
     for step in range(1, steps + 1):
         have, want = found.get(step, Counter()), undisturbed[step]

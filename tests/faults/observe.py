@@ -1,4 +1,4 @@
-"""What this machine's kernel knows of runs on it and on the testbed's hosts: as root, all of it."""
+"""Processes, mounts and locks of runs on this machine and the testbed's hosts, read as root."""
 
 import contextlib
 import fcntl
@@ -91,7 +91,7 @@ def _process(folder: Path, run: str) -> Iterator[Process]:
 
 
 def mounts(init: int) -> set[str]:
-    """Where something is mounted, as process `init` sees it."""
+    """Return the mount points that process `init` sees."""
     lines = Path(f"/proc/{init}/mounts").read_text().splitlines()
     return {line.split()[1] for line in lines}
 
@@ -108,7 +108,7 @@ def cluster_ports(init: int) -> set[int]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether any process holds a lock (flock) on a file or folder."""
+    """Return True if any process holds a lock (flock) on a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

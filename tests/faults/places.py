@@ -1,4 +1,4 @@
-"""Where trainings run: on this machine, or on three hosts of the testbed."""
+"""The places of trainings: this machine, or three hosts of the testbed."""
 
 import os
 import subprocess

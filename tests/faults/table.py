@@ -18,7 +18,7 @@ Results = Sequence[dict[str, Any]]
 
 
 def machine() -> dict[str, Any]:
-    """What the results were measured on."""
+    """Return a description of the machine of the measurements."""
     text = Path("/proc/cpuinfo").read_text()
     model = next(line for line in text.splitlines() if line.startswith("model name"))
     return {

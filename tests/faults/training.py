@@ -109,7 +109,7 @@ class Training:
         self.follower = self.place.start(*words, log=self._log)
 
     def said(self) -> str:
-        """What the follower has written to stderr."""
+        """Return the follower's stderr."""
         return self._log.with_suffix(".err").read_text(errors="replace")
 
     def _listed(self) -> set[str]:
@@ -130,7 +130,7 @@ class Training:
         return self._events.get(run, [])
 
     def all_events(self) -> list[dict[str, Any]]:
-        """Those of the whole chain."""
+        """Return the events of the whole chain of runs."""
         return [event for run in self.runs for event in self.events(run)]
 
     def step(self) -> int:

@@ -1,4 +1,4 @@
-"""What becomes of a training after a fault."""
+"""The outcome of a training after a fault."""
 
 import re
 import time
@@ -17,7 +17,7 @@ CLEAN_SECONDS = 60.0
 
 @dataclass
 class Outcome:
-    """What became of it; times are seconds from the fault.
+    """The outcome of a fault; times are seconds from the fault.
 
     Attributes:
         state: undisturbed, continued, ended (with its cause), died (without) or stuck.
@@ -68,7 +68,7 @@ def watch(training: Training, struck: Struck) -> Outcome:
 
 
 def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None:
-    """What became of it, as far as that is decided."""
+    """Return the outcome as far as it is decided."""
     events = [event for event in training.events() if event["time"] >= struck.at]
     signs = [number for number, event in enumerate(events) if _is_sign(event)]
     said = [event for event in events if _is_sign(event) or _has_cause(struck, event)]
@@ -103,18 +103,18 @@ def _outcome(training: Training, struck: Struck, healed: bool) -> Outcome | None
 
 
 def _is_sign(event: dict[str, Any]) -> bool:
-    """Whether it says that the ranks are ended, or were."""
+    """Return True if the event says that the ranks are ended, or were."""
     return event["event"] in ("error", "restart") or event.get("state", "done") != "done"
 
 
 def _has_cause(struck: Struck, event: dict[str, Any]) -> bool:
-    """Whether a notice speaks of a fault that the training goes on with."""
+    """Return True if a notice names a fault after which the training continues."""
     text = event["message"] if event["event"] in ("notice", "restart") else ""
     return bool(struck.cause and re.search(struck.cause, text))
 
 
 def _is_named(struck: Struck, event: dict[str, Any]) -> bool:
-    """Whether an event has the cause, the host and the rank of a fault."""
+    """Return True if an event has the cause, the host and the rank of a fault."""
     text = f"{event.get('host')}: {event.get('message') or event.get('state')}"
     rank = struck.rank is None or event.get("rank") == struck.rank or (
         re.search(rf"\brank {struck.rank}\b", text) is not None

@@ -1,4 +1,4 @@
-"""What is made of a host's answers, from the answer to what is shown."""
+"""The path of a host's response, from the answer to the terminal."""
 
 import json
 from collections.abc import Callable
@@ -78,7 +78,7 @@ def planned(answer: Any) -> object:
 
 
 def proved(text: str) -> list[str]:
-    """What setup and check show of a report of verify."""
+    """Return what setup and check show of a report of verify."""
     found = read_report(text, NAMES)
     shown = [finding(one) for one in (*found["problems"], *found["warnings"])]
     if not found["problems"]:
@@ -106,7 +106,7 @@ def event_of(kind: str, action: str) -> Callable[[Any], object]:
 
 
 def changed(answer: Any) -> object:
-    """What a launch says where the head has another stack or record."""
+    """Return the message of a launch if the head has another stack or record."""
     with mock.patch.object(follow, "learn"):
         return follow._changed(
             Cluster((Path("/i.ini"),), cluster(VM)), CLUSTER_CHANGED.read(answer)
@@ -127,7 +127,7 @@ def events_of(text: str, kind: str = "") -> list[dict[str, Any]]:
 
 
 def benched(text: str) -> list[str]:
-    """What `bench allreduce` shows of a head's events."""
+    """Return the output of `bench allreduce` for a head's events."""
     measured = MeasurementEvents()
     for event in events_of(text):
         measured.add(event)

@@ -80,7 +80,7 @@ def answered(seed: bytes, chance: random.Random) -> bytes:
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]]:
-    """Where each part of a document is: what has it, and its key there."""
+    """Yield the container and the key of each part of a document."""
     keys = list(value) if isinstance(value, dict) else range(len(value))
     below = [value[key] for key in keys if isinstance(value[key], dict | list)]
     return [(value, key) for key in keys] + [one for part in below for one in _parts(part)]
@@ -98,7 +98,7 @@ def inputs_of(parser: Parser) -> st.SearchStrategy[bytes]:
 
 
 def problem(parser: Parser, data: bytes, seconds: float) -> str:
-    """What a reader does that it may not: another exception, or more seconds of CPU time."""
+    """Return the reader's misbehaviour: an unexpected exception, or too much CPU time."""
 
     def hang(_number: int, _frame: FrameType | None) -> None:
         raise Hang

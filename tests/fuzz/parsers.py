@@ -1,4 +1,4 @@
-"""What reads input that somebody else wrote, with good inputs and the errors that it may raise."""
+"""Readers of foreign input, with good inputs and the errors that each may raise."""
 
 import contextlib
 import io
@@ -230,7 +230,7 @@ def metrics(run_dir: Path) -> str:
 
 
 def followed(run_dir: Path) -> list[str]:
-    """What a terminal shows of a run's events, plain and as a picture."""
+    """Return what a terminal shows of a run's events, plain and as a picture."""
     shown = []
     for terminal in (False, True):
         output = io.StringIO()
@@ -279,7 +279,7 @@ def size_of(path: Path) -> object:
 
 
 def index_of(path: Path) -> object:
-    """What weights an index names, of a folder that has none of them."""
+    """Return the missing weights that an index names."""
     (path.parent / "x.safetensors").touch()
     return [size_of(path)] if (found := missing_weights(path.parent)) == [] else found
 
@@ -301,7 +301,7 @@ def columns_of(names: Any) -> list[object]:
 
 
 def checked(row: Any) -> object:
-    """What each task says of a row, to learn from and to predict."""
+    """Return each task's answers about a row, for training and for prediction."""
     if not isinstance(row, dict):
         return None
     said = []
@@ -335,7 +335,7 @@ def code_beside(path: Path) -> list[str]:
 
 
 def modules_beside(path: Path) -> object:
-    """What a model's modules.json says of a folder whose pooling is known."""
+    """Return the modules that a model's modules.json declares in a folder with known pooling."""
     (path.parent / "config.json").write_bytes(dumped({"pooling_mode": "mean"}))
     return read_modules(path.parent)
 

@@ -111,7 +111,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def test_the_trap_works(place: Place) -> None:
-    """What all other tests rely on: the user's own -e is a template, and makes the file."""
+    """All other tests rely on it: the user's own -e is a template, and makes the file."""
     playbook = place.folder / "p.yml"
     playbook.write_text(
         "- hosts: all\n  gather_facts: false\n  tasks: [{debug: {msg: '{{ a }}'}}]\n"

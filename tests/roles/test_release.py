@@ -1,4 +1,4 @@
-"""What scripts/release builds, installed and used outside of the repository."""
+"""The artifacts of scripts/release, installed and used outside of the repository."""
 
 import json
 import os

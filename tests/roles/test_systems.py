@@ -26,7 +26,7 @@ def load(path: str) -> Any:
 
 
 def tcmalloc_package(name: str, major: str) -> str:
-    """What the role chooses, with the family that Ansible itself has of a distribution."""
+    """Return the role's choice for the family that Ansible assigns to a distribution."""
     variables = load("roles/tcmalloc/vars/main.yml")
     facts = {
         "distribution": name,

@@ -1,4 +1,4 @@
-"""How an operator gets in: a key, the hosts' known keys, ssh's options, Ansible's inventory."""
+"""An operator's access: a key, the hosts' known keys, ssh's options, Ansible's inventory."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Testbed:
                 settings.dir.rmdir()
 
     def status(self) -> dict[str, str]:
-        """Whether each host is running, cut off or off, by name; empty when no testbed is up."""
+        """Return each host's state by name: running, cut off or off; empty without a testbed."""
         require_root()
         settings = self.wanted.recorded()
         return {node.name: _state(node) for node in settings.all_nodes()} if settings else {}
@@ -207,22 +207,22 @@ class Testbed:
 
     @property
     def connections(self) -> dict[str, str]:
-        """Where Ansible keeps open connections. It knows them by address, and others have ours."""
+        """Return the folder of Ansible's open connections, which are named after addresses."""
         return {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.wanted.hosts / "cp")}
 
     def run_argv(self, cmd: list[str]) -> list[str]:
-        """What `run` runs; for a caller that starts it some other way."""
+        """Return the command of `run`, for callers that start it another way."""
         require_root()
         self._settings()
         return network.inside(SWITCH, *cmd)
 
     def exec_argv(self, node: str, cmd: list[str]) -> list[str]:
-        """What `exec_` runs."""
+        """Return the command of `exec_`."""
         require_root()
         return host.console_argv(self._running(node), cmd)
 
     def ssh_argv(self, node: str, cmd: list[str]) -> list[str]:
-        """What `ssh` runs."""
+        """Return the command of `ssh`."""
         require_root()
         return access.ssh_argv(self._settings(), self._node(node), *cmd)
 
@@ -251,7 +251,7 @@ class Testbed:
         return self._node(one), self._node(other)
 
     def _binds(self) -> tuple[str, ...]:
-        """What every host sees of this machine: what was asked for, and pip's local folders."""
+        """Return the folders of this machine that every host sees: as asked for, and pip's own."""
         for path in self.wanted.bind_ro:
             here = Path(path.partition(":")[0])
             if not here.is_absolute() or not here.exists():

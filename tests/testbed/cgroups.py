@@ -22,7 +22,7 @@ JOIN = 'for f in $1; do echo $$ > "$f" || exit 1; done; shift; exec "$@"'
 
 @functools.cache
 def unified() -> Path:
-    """Where cgroup v2 is mounted."""
+    """Return the mount point of cgroup v2."""
     for where, kind, _ in _mounts():
         if kind == "cgroup2":
             return where

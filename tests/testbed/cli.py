@@ -123,7 +123,7 @@ def _do(bed: Testbed, args: argparse.Namespace) -> None:
 
 
 def rest(args: argparse.Namespace) -> list[str]:
-    """What stands after the verb and its host."""
+    """Return the arguments after the verb and its host."""
     return list(args.rest[1:] if args.rest[:1] == ["--"] else args.rest)
 
 

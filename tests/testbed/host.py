@@ -128,12 +128,12 @@ def add_names(node: Node, names: Iterable[Node]) -> None:
 
 
 def mounted_disks() -> list[str]:
-    """Where our overlays are mounted, whoever mounted them."""
+    """Return the mount points of our overlays, whoever mounted them."""
     return [where for source, where in _overlays() if source == OVERLAY]
 
 
 def other_disks() -> list[str]:
-    """Where testbeds with other names have mounted theirs."""
+    """Return the mount points of testbeds with other names."""
     return [where for source, where in _overlays() if source != OVERLAY]
 
 

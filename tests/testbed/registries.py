@@ -1,4 +1,4 @@
-"""How this machine reaches package registries: read here, so that the hosts can do the same.
+"""This machine's access to package registries, read here so that the hosts get the same.
 
 Mirrors, proxies, certificates and local folders of packages are this machine's own settings,
 whatever they are. No registry is named in this package.
@@ -101,7 +101,7 @@ KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8
 
 
 def ubuntu_mirror(debian: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> str:
-    """Where Ubuntu's packages come from: as set, else beside this machine's Debian mirror.
+    """Return Ubuntu's mirror: as set, else beside this machine's Debian mirror.
 
     Raises:
         TestbedError: it is not set, and no mirror's path ends with "debian".

@@ -1,4 +1,4 @@
-"""What a testbed is made of: its settings, and the names and addresses that follow from them."""
+"""The settings of a testbed, and the names and addresses that follow from them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def root(self) -> Path:
-        """Where the host's disk is mounted while the host is on."""
+        """Return the mount point of the host's disk while the host is on."""
         return self.folder / "root"
 
     @property
@@ -62,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to build a testbed; see the README for the environment variables."""
+    """The settings of a testbed; see the README for the environment variables."""
 
     dir: Path = Path(f"/var/tmp/ftcluster-testbed{NAME}")
     nodes: int = 0  # of the testbed that is up

@@ -25,7 +25,7 @@ NEIGHBOURS = "net/ipv4/neigh/default/gc_thresh"
 
 @dataclass
 class Shared:
-    """What the testbeds that are up have changed.
+    """The kernel settings that running testbeds have changed.
 
     Attributes:
         before: what settings were before the first of them, by name.
@@ -72,7 +72,7 @@ def make_room(settings: Settings) -> None:
 
 
 def is_up(name: str) -> bool:
-    """Whether a testbed is, by its network namespace."""
+    """Return True if a testbed is up, by its network namespace."""
     return Path("/run/netns", name).exists()
 
 

@@ -82,7 +82,7 @@ def test_what_did_not_run_and_what_the_list_is_wrong_about() -> None:
 
 
 def test_scripts_of_the_pages_are_not_refused() -> None:
-    """Their flags fit the default stack."""
+    """Flags of such scripts fit the default stack."""
     stacks = load_stacks()
     stack = next(one for one in stacks.values() if one.state == "default")
     run = [one for one in SHOWN if one.words[:2] == ["ftcluster", "run"] and "--" in one.words]

@@ -57,7 +57,7 @@ def test_each_mirror_that_gives_nothing_is_a_line_with_its_cause(
 def test_a_mirror_that_all_reach_is_no_problem(
     bare: Control, mirror: SiteMirror, tmp_path: Path
 ) -> None:
-    """Its only wheel is not one of the stack, which the control node says."""
+    """The mirror's only wheel is not part of the stack, which the control node reports."""
     inventory = bare.inventory("mirror.ini", NAMES)
     environment = {**mirror.control(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     with bare.changed({name: (mirror.host(), BACK) for name in NAMES}):

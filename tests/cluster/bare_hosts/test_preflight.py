@@ -31,7 +31,7 @@ def fresh(tmp_path: Path) -> dict[str, str]:
 
 
 def failures(stderr: str, count: int) -> dict[str, str]:
-    """What the summary says of each host."""
+    """Return the summary's problems of each host."""
     summary = stderr.partition(f"setup failed on {count} of 3 hosts")[2]
     assert summary, stderr
     parts = re.split(r"^  (node\d): ", summary, flags=re.MULTILINE)

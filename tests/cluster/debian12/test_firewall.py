@@ -1,4 +1,4 @@
-"""Which ports setup closes on a host, and that it names those that it cannot close."""
+"""The TCP ports that setup closes on a host, and its message about those it cannot close."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What the account that trains leaves behind for root to stumble over at the next setup."""
+"""Traps that the account that trains leaves for root's next setup."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""How setup logs in, and that one command at a time changes the hosts."""
+"""Logins of setup, and its lock: one command at a time changes the hosts."""
 
 import contextlib
 import json

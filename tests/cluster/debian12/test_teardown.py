@@ -1,4 +1,4 @@
-"""What setup has changed on hosts, and that teardown makes them bare again."""
+"""Teardown removes what setup has changed on hosts."""
 
 import json
 
@@ -35,7 +35,7 @@ RUN = "/opt/ftcluster/runs/quickstart-1"
 
 @pytest.mark.long
 def test_a_second_setup_changes_nothing(cluster: Cluster) -> None:
-    """That of all stages is in ../hosts/test_setup.py."""
+    """../hosts/test_setup.py runs all stages twice."""
     control = cluster.control
     again = control.run("setup", cluster.inventory, *STAGES, "--json")
     hosts = json.loads(again.stdout)["hosts"]

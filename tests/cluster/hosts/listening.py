@@ -1,4 +1,4 @@
-"""Which TCP ports hosts open to others while something is at work."""
+"""The TCP ports that hosts open to others during a run."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,5 +32,5 @@ def opened_ports(control: Control, hosts: Sequence[str]) -> Iterator[dict[str, s
 
 
 def ports(sockets: str) -> set[int]:
-    """Those of the sockets that other hosts can reach."""
+    """Return the ports of the sockets that other hosts can reach."""
     return {int(s.rpartition(":")[2]) for s in sockets.split() if not s.startswith("127.")}

@@ -11,7 +11,7 @@ from tests.cluster.control import ADDRESS, HEAD, NAMES, OTHER, THIRD
 
 
 def check(cluster: Cluster, code: int) -> dict[str, Any]:
-    """What `check --json` says."""
+    """Return the document of `check --json`."""
     done = cluster.control.run("check", "--json")
     assert done.returncode == code, done.stdout + done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

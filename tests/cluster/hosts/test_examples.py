@@ -1,4 +1,4 @@
-"""What the pages show of a cluster that is set up; bare_hosts/test_pages.py has the other pages."""
+"""The pages' examples for a standing cluster; bare_hosts/test_pages.py has the other pages."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What verify opens is closed to others, and a host that lets others in is found."""
+"""Ports that verify opens are closed to others, and a host that is open is found."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 def test_a_host_that_lets_the_control_node_in_is_refused_where_the_firewall_is_required(
     cluster: Cluster,
 ) -> None:
-    """That it is a warning elsewhere is in tests/unit/health/test_verify.py."""
+    """tests/unit/health/test_verify.py shows that it is a warning elsewhere."""
     control = cluster.control
     verify = ("setup", cluster.inventory, "--tags", "verify", "-e", "ftcluster_firewall=required")
     load = "systemctl reload ftcluster-firewall"

@@ -1,4 +1,4 @@
-"""What others can do to a run while it lasts: setups, and other local users of its hosts."""
+"""A run is safe from setups and from other local users of its hosts."""
 
 import json
 import re

@@ -116,7 +116,7 @@ def start_waiting(cluster: Cluster) -> "subprocess.Popen[str]":
 
 
 def logged(cluster: Cluster, programs: tuple[str, ...], words: str, since: str) -> int:
-    """How many lines with some words the head's journal has of programs."""
+    """Return the number of journal lines on the head that contain some words."""
     of = " ".join(f"-t {program}" for program in programs)
     journal = f"journalctl --quiet --output cat {of} --since @{since}"
     return int(cluster.control.shell(HEAD, f"{journal} | grep -c {words} || true"))

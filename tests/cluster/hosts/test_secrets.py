@@ -83,7 +83,7 @@ class Secrets:
     head: str = field(default_factory=lambda: f"head{secrets.token_hex(12)}")
 
     def named(self, text: str) -> set[str]:
-        """Which of them are in a text."""
+        """Return the secrets that a text contains."""
         return {door for door, secret in vars(self).items() if secret in text}
 
 
@@ -134,7 +134,7 @@ class Processes(threading.Thread):
 
 @dataclass(frozen=True)
 class Left:
-    """What two runs have left, and what was seen of them."""
+    """The remains of two runs, and everything that was seen of them."""
 
     cluster: Cluster
     planted: Secrets

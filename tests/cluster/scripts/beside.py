@@ -1,4 +1,4 @@
-"""What sum.py imports."""
+"""A module that sum.py imports."""
 
 import torch
 import torch.distributed as dist

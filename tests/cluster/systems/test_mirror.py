@@ -19,7 +19,7 @@ INSTALLED = "command -v nft; ls /usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Those of the default stack for the hosts, which the tests' cache has or gets."""
+    """Return the wheels of the default stack, from the tests' cache or into it."""
     bundle = tmp_path_factory.mktemp("bundle") / "native.ftbundle"
     made = subprocess.run(
         [FTCLUSTER, "bundle", "--python", "3.11", "--glibc", "2.36", "-o", bundle],

@@ -18,7 +18,7 @@ RULES = "table ip nat {{ chain output {{ type nat hook output priority -100; {fo
 
 @contextmanager
 def forwarded(bed: Testbed) -> Iterator[None]:
-    """What the router of a site does, done for the control node."""
+    """Forward ports for the control node, as the router of a site does."""
     forward = " ".join(
         FORWARD.format(public=PUBLIC, port=PORT[name], address=ADDRESS[name]) for name in PAIR
     )

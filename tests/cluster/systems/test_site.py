@@ -177,7 +177,7 @@ def test_a_site_is_set_up_and_trains(site: Control, tmp_path: Path) -> None:
 
 
 def test_an_account_of_ad_with_a_home_of_nfs_trains_without_root(site: Control) -> None:
-    """Its key, caches and records are in the home; a folder of the host's own has the stack."""
+    """The key, caches and records are in the home; a folder of the host has the stack."""
     where = {HEAD: "", OTHER: OF_SSH_CONFIG}
     inventory = site.inventory(
         "home.ini", PAIR, lambda host, line: f"{line} ansible_user='{OF_DOMAIN}' {where[host]}"

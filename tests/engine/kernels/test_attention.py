@@ -22,7 +22,7 @@ from tests.engine.drawn import LIBRARIES, TINY, check_near, dtypes, tensors, uni
 
 
 def function_of(**options: Any) -> Any:
-    """What a training calls in place of torch's function."""
+    """Return the function that a training calls in place of torch's."""
     return Attention(**options).patch().function()
 
 
@@ -147,7 +147,7 @@ def ours(case: Case, block: int, few: int) -> tuple[Tensors, torch.Tensor]:
 
 
 def bias_of(case: Case) -> torch.Tensor:
-    """What is added to the scores, of their shape: -inf where a key is not seen."""
+    """Return the addend of the scores, in their shape: -inf for keys that are not seen."""
     batch, heads, queries, _ = case.query.shape
     bias = torch.zeros(batch, heads, queries, case.key.shape[2], dtype=torch.float64)
     if case.causal:
@@ -398,7 +398,7 @@ def test_dropout_that_is_not_wanted() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What torch's own function was called with."""
+    """Return the arguments that torch's own function was called with."""
     seen: list[dict[str, Any]] = []
 
     def spy(*args: torch.Tensor | None, **kwargs: Any) -> torch.Tensor:
@@ -444,7 +444,7 @@ def test_long_documents_are_left_to_torch(calls: list[dict[str, Any]]) -> None:
 
 
 def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
-    """As rotary positions in fp32 make them; under autocast all are cast, as torch's are."""
+    """Rotary positions in fp32 produce them; under autocast all are cast, as torch casts them."""
     for places in ((0,), (0, 1), (2,)):
         tensors = [x.bfloat16() if i in places else x for i, x in enumerate(made())]
         with torch.autocast("cpu", torch.bfloat16):
@@ -459,7 +459,7 @@ def test_types_that_differ(calls: list[dict[str, Any]]) -> None:
 def test_a_mask_that_is_learned_gets_its_gradient(
     calls: list[dict[str, Any]], shape: tuple[int, int]
 ) -> None:
-    """As the relative positions of T5 and its kind, to which padding is added."""
+    """T5's relative positions are such a mask, to which padding is added."""
     gradients = []
     hidden = torch.zeros(BATCH, 1, 1, LENGTH)
     hidden[0, ..., 5:] = torch.finfo(torch.float32).min

@@ -1,4 +1,4 @@
-"""How a row of documents is split into groups of similar length, and joined again."""
+"""A row of packed sequences is split into groups of similar length, and joined again."""
 
 from itertools import accumulate
 from typing import Any
@@ -26,7 +26,7 @@ Groups = list[list[torch.Tensor]]
 
 
 def documents_of(layout: DocumentLayout) -> Groups:
-    """What `layout` says, without its padding."""
+    """Return the sequences of a `layout`, without its padding."""
     groups = []
     for group in layout.groups:
         tokens = group.tokens.view(group.count, -1)
@@ -165,7 +165,7 @@ def test_padding_is_the_last_token(lengths: list[int], together: int, data: Any)
 
 @given(lengths, togethers, st.data())
 def test_join_documents(lengths: list[int], together: int, data: Any) -> None:
-    """It undoes `split_row`, whatever the padding is; gradients are copied, padding has none."""
+    """Joining undoes `split_row` with any padding; gradients are copied, and padding has none."""
     case = Case(data, lengths, together)
     split = split_row(case.row, case.layout, case.per_key)
     assert torch.equal(join_documents(split, case.layout, case.per_key), case.row)
@@ -185,7 +185,7 @@ def test_join_documents(lengths: list[int], together: int, data: Any) -> None:
 
 @given(lengths, togethers, st.data())
 def test_gradient_through_both(lengths: list[int], together: int, data: Any) -> None:
-    """It is the upstream one."""
+    """The gradient is the upstream one."""
     case = Case(data, lengths, together)
     joined = join_documents(
         split_row(case.row, case.layout, case.per_key), case.layout, case.per_key

@@ -61,7 +61,7 @@ def test_a_mask_follows_from_its_seed(count: int, p: float, seed: int, more: int
 
 
 def splitmix64(seed: int, counter: int) -> int:
-    """Its output for a counter (Steele, Lea and Flood 2014, figure 15), in whole numbers."""
+    """Return splitmix64 of a counter (Steele, Lea and Flood 2014, figure 15), in whole numbers."""
     whole = (1 << 64) - 1
     value = (seed + counter * 0x9E3779B97F4A7C15) & whole
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & whole

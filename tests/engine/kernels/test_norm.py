@@ -1,4 +1,4 @@
-"""What a norm returns in bf16 beside fp32, and the gradients of both outputs."""
+"""A norm's outputs in bf16 and fp32, and the gradients of both."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -47,7 +47,7 @@ def matrices(draw: st.DrawFn, rows: int, width: int, dtype: torch.dtype) -> torc
 
 
 def normed(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """As a model calls it."""
+    """Return the output as a model computes it."""
     if kind == "RMSNorm":
         return rms_norm(x, weight, EPSILON)
     weight.master_weight = weight.detach()
@@ -62,7 +62,7 @@ def drawn_norm(data: Any, kind: str, rows: int, width: int) -> torch.Tensor:
 
 @given(kinds, rows, widths, st.data())
 def test_rounded_output(kind: str, rows: int, width: int, data: Any) -> None:
-    """It is the output, rounded once."""
+    """The bf16 output is the fp32 output, rounded once."""
     output = drawn_norm(data, kind, rows, width)
     assert torch.equal(rounded_output(output), output.bfloat16())
 
@@ -127,7 +127,7 @@ def test_gradients_after_a_change_in_place(kind: str) -> None:
 
 @given(kinds, st.sampled_from(["fp32", "bf16", "both"]), rows, widths, st.integers(1, 3), st.data())
 def test_gradients(kind: str, used: str, rows: int, width: int, threads: int, data: Any) -> None:
-    """Those of the output in fp32, of that in bf16 or of both, summed on any number of threads."""
+    """Gradients reach the fp32 output, the bf16 output or both, on any number of threads."""
     torch.set_num_threads(threads)
     x = data.draw(matrices(rows, width, FP32)).requires_grad_()
     weight, bias = (data.draw(tensors((width,), FP32)).requires_grad_() for _ in range(2))
@@ -176,7 +176,7 @@ def check_gradients(
     up: torch.Tensor,
     centered: bool,
 ) -> None:
-    """They are those of the formula in fp64."""
+    """Compare the gradients with the formula's in fp64."""
     x, weight = x.detach().double(), weight.detach().double()
     apart = x - x.mean(-1, keepdim=True) if centered else x
     scale = (apart.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
@@ -198,7 +198,7 @@ def check_gradients(
 
 @pytest.mark.parametrize("kind", NORMS)
 def test_linear_takes_the_rounded_output(kind: str) -> None:
-    """As long as it is the output's; afterwards it rounds the output again."""
+    """The linear layer takes the rounded output only while it is that of the norm's output."""
     output = normed(kind, torch.randn(3, 20), torch.randn(20), torch.randn(20))
     rounded, linear, weight = rounded_output(output), Linear(), torch.eye(20).bfloat16()
     with patch.object(fp32_residuals, "linear") as product:

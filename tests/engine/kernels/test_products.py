@@ -194,7 +194,7 @@ def test_the_first_dimensions_stay() -> None:
 @pytest.mark.needs("amx", "compiler")
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_product_that_is_summed_over_many(turned: bool) -> None:
-    """As the gradient of hidden states from logits is."""
+    """The gradient of hidden states from logits is such a sum."""
     torch.manual_seed(3)
     left, right = torch.randn(515, 9024).to(BF16), torch.randn(9024, 544).to(BF16)
     right = right.T.contiguous().T if turned else right

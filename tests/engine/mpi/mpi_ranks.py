@@ -1,4 +1,4 @@
-"""What the tests of the backend over MPI do on each rank.
+"""The work of each rank in tests of the backend over MPI.
 
 mpirun -n 3 python -m tests.engine.mpi.mpi_ranks CASE...
 """
@@ -171,7 +171,7 @@ def compare() -> None:
 
 
 def beyond_gloo() -> None:
-    """What gloo does not have, by what it is."""
+    """Return the features that gloo lacks, by name."""
     join()
     mean = torch.full((5,), float(RANK))
     dist.all_reduce(mean, dist.ReduceOp.AVG)

@@ -146,7 +146,7 @@ def test_a_rank_that_fails_ends_all(case: str, said: str) -> None:
 
 
 def _in_no_job(_rank: int, _size: int) -> str:
-    """What a rank is told that mpirun has not started."""
+    """Return the error of a rank that mpirun has not started."""
     register()
     with pytest.raises(DistBackendError) as caught:
         dist.new_group(backend="impi")

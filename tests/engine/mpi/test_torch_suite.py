@@ -34,7 +34,7 @@ MAY_FAIL = {
 
 
 def results(backend: str, ranks: int, folder: Path, pattern: str) -> dict[str, str]:
-    """How each test ended: passed, skipped, stuck, crashed, or failed and why."""
+    """Return the result of each test: passed, skipped, stuck, crashed, or failed and why."""
     (folder / "test_dir").mkdir(parents=True)
     found, running = folder / "results", folder / "running"
     found.touch()
@@ -59,7 +59,7 @@ def results(backend: str, ranks: int, folder: Path, pattern: str) -> dict[str, s
 
 
 def compare(ranks: int, folder: Path, pattern: str) -> tuple[set[str], dict[str, str]]:
-    """What passes with gloo, and how that ends with impi where it does not pass."""
+    """Return the tests that pass with gloo and fail with impi, with their results."""
     gloo, impi = (results(one, ranks, folder / one, pattern) for one in ("gloo", "impi"))
     passed = {name for name, end in gloo.items() if end == "passed"}
     return passed, {name: impi[name] for name in passed if impi[name] != "passed"}

@@ -101,7 +101,7 @@ def barriers(store: dist.Store) -> Callable[..., None]:
 
 
 def outcome(case: Any, name: str) -> str:
-    """How a test ends on this rank."""
+    """Return the result of a test on this rank."""
     try:
         with OnCpus():
             getattr(case, name)()
