@@ -26,7 +26,7 @@ NAMES = {  # of the layers of a block
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def distilbert_of(bert: BertModel) -> DistilBertModel:
-    """Raises ValueError where it would not compute the same of texts of one type."""
+    """Raise ValueError if it would compute something else for texts of one type."""
     own = bert.config
     model = DistilBertModel(
         DistilBertConfig(

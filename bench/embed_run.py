@@ -118,7 +118,7 @@ def _stock(job: Job, clock: CpuClock, bf16: bool) -> Any:
 
 
 def _stock_reranker(job: Job, clock: CpuClock, bf16: bool) -> Any:
-    """The same of a cross-encoder."""
+    """Train a cross-encoder likewise."""
     from datasets import Dataset
     from sentence_transformers.cross_encoder import (
         CrossEncoder,

@@ -42,9 +42,9 @@ class Case:
     """A training to measure.
 
     Attributes:
-        recipe: its name and overrides; {data} and {encoder} are folders.
-        stock_steps: of stock; fewer, because its steps take longer.
-        shapes: rows, inner size and columns of the model's matrix products, for the limit.
+        recipe: name and overrides of the recipe; {data} and {encoder} are folders.
+        stock_steps: steps of the stock training; fewer, because they take longer.
+        shapes: rows, inner size and columns of the model's matrix multiplications, for the limit.
     """
 
     recipe: tuple[str, ...]

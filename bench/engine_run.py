@@ -7,7 +7,7 @@ object: `engine` (`ours` or `stock`), `leave_out` (optimizations that ours goes 
 `precision` and `attention_dropout` (of the job), `limit` (shapes of products that are measured
 after each step, whose time is not counted), `tuned` (stock with dynamic padding and batches grouped
 by length; `random`: padded so, in any order), `steps` (default: the recipe's), `evaluate`,
-`profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrix products, and
+`profile`, `unmasked` (ours, with padding among the answers); or `shapes` of matrices, and
 their `precision`, to measure instead of a training. Prints one JSON object.
 """
 
@@ -162,7 +162,7 @@ def counted_seconds(begins: list[float], ends: list[float]) -> float:
 
     Args:
         begins: when the step after each one began.
-        ends: of steps.
+        ends: times at which steps end.
     """
     steps = zip(begins[WARM_UP - 1 :], ends[WARM_UP:], strict=False)
     return sum(end - begin for begin, end in steps)
@@ -197,7 +197,7 @@ def versions() -> dict[str, str]:
 
 
 def products(shapes: list[tuple[int, int, int]], dtype: torch.dtype) -> float:
-    """Operations per second of matrix products of these shapes, forward only."""
+    """Return the operations per second of matrix multiplications of these shapes, forward only."""
     seconds = work = 0.0
     for rows, inner, columns in shapes:
         left = torch.randn(rows, inner, dtype=dtype)
@@ -287,7 +287,7 @@ def batch_tokens(
     """The tokens of each batch of ours, in this training and in an epoch.
 
     Args:
-        lengths: of the samples, in tokens.
+        lengths: lengths of the samples, in tokens.
         unpadded: whether padding does not count.
     """
     sampler = BatchSampler(lengths, recipe.batch_size, recipe.training, grouped)

@@ -46,7 +46,7 @@ class Case:
     """A script with its arguments; its files are in the current folder.
 
     Attributes:
-        tuned: what else its users can tell it.
+        tuned: further arguments that its users can give it.
     """
 
     script: str

@@ -129,10 +129,10 @@ class Job:
     """One fine-tuning.
 
     Attributes:
-        recipe, fields: of its command.
+        recipe, fields: recipe and fields of the command.
         rows: makes its data; None: Shakespeare's text.
         model: --model: the encoder, the model of another job, or "" for the recipe's.
-        metric: of the validation set.
+        metric: metric of the validation set.
         equal: the test that compares it with the peer's own numbers.
     """
 

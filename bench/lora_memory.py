@@ -154,7 +154,7 @@ def random_model(shape: str) -> PreTrainedModel:
 
 
 def samples(folder: Path, tokens: int) -> Samples:
-    """Random ones, half of whose tokens are learned."""
+    """Yield random samples, half of whose tokens are target tokens."""
     writer = SampleWriter(folder, {"input_ids": "i", "targets": "i", "documents": "i"})
     for seed in range(STEPS):
         drawn = torch.randint(128_000, (tokens,), generator=torch.Generator().manual_seed(seed))

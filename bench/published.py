@@ -1,8 +1,8 @@
 """Trainings that others have published the minutes of, predicted from samples/s of this machine.
 
-The speed of Trainer as it comes, per core, times their cores and hosts, as if nothing were lost
-between cores or hosts. How far that is from what they have published is the error of the method;
-the errors in a precision are the range of what is predicted for ftcluster in the same way.
+The prediction is the speed of Trainer with its default settings, per core, times their cores and
+hosts, as if nothing were lost between cores or hosts. Its distance from the published time is the
+error of the method; the errors in a precision are the range of ftcluster's own predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ class Published:
     """A training.
 
     Attributes:
-        case: of `bench.engine`.
-        samples: of all epochs.
-        cores: of a host.
+        case: case of `bench.engine`.
+        samples: samples of all epochs.
+        cores: cores of a host.
         minutes: published; None: nobody has.
         ours: whether the case's mean length is that of these samples, too. Trainer pads all to the
             maximum, so its time does not depend on that.
@@ -62,7 +62,7 @@ def minutes(training: Published, samples_per_second: float, cores: int) -> float
     """Predicted minutes.
 
     Args:
-        samples_per_second: on so many cores.
+        samples_per_second: rate on so many cores.
     """
     speed = samples_per_second / cores * training.cores * training.hosts
     return training.samples / speed / 60
@@ -82,8 +82,8 @@ def table(results: Mapping[tuple[str, str], Any], cores: int) -> str:
     """All that were measured here, as a Markdown table.
 
     Args:
-        results: of `bench.engine`, by case and precision.
-        cores: that they were measured on.
+        results: results of `bench.engine`, by case and precision.
+        cores: number of cores of the measurement.
     """
     off = {precision: errors(results, cores, precision) for precision in CPUS}
     lines = [

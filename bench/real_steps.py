@@ -43,7 +43,7 @@ class Spans:
         self._send, self._add = all_reduce.all_reduce_bf16, GradientBuckets._add_gradient
 
     def watch(self) -> None:
-        """Note gradients as they come, and each exchange in its thread."""
+        """Note gradients when they are ready, and each exchange in its thread."""
 
         def send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
             began = time.perf_counter()

@@ -73,7 +73,7 @@ class Comparison:
 
     Attributes:
         work: the model and its data.
-        instead: what a user would take without ftcluster.
+        instead: the tool that a user would take without ftcluster.
         theirs: speed of the peer with its default settings; None: not measured.
         tuned: speed of the peer with its own options and the allocator; None: not measured.
         limit: ours as a part of what the model's matmuls alone would reach; 0 if unknown.

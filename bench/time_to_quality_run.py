@@ -31,7 +31,7 @@ class CpuClock(ProgressLog):
     """Counts the CPU time of training, without that of evaluations, and keeps the evaluations.
 
     Attributes:
-        seconds: of all threads of this process, since it was made.
+        seconds: CPU seconds of all threads of this process, since it was made.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ def lock_lines(
     """The lines of a lock.
 
     Args:
-        packages: as a pylock.toml (PEP 751) has them.
+        packages: packages in the form of a pylock.toml (PEP 751).
         pythons: the minor versions that the lock is for.
         elsewhere: the SHA-256 of wheels that other indexes have, by file name.
 

@@ -95,7 +95,7 @@ def readme(role: str, specs: Spec, meta: Spec, examples: Mapping[str, str]) -> s
     """The text of a role's README.md.
 
     Args:
-        specs: its entry points with their options.
+        specs: entry points of the role with their options.
         examples: playbooks by entry point.
 
     Raises:

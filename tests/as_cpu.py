@@ -23,7 +23,7 @@ class Cpu(NamedTuple):
     """Features that a CPU lacks.
 
     Attributes:
-        without: what its flags do not begin with.
+        without: prefixes of the flags that it lacks.
         limits: variables of oneDNN, torch and MKL.
     """
 

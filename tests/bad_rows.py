@@ -16,8 +16,8 @@ class BadRow:
     """A row beside good ones.
 
     Attributes:
-        recipe: that would be trained.
-        said: of the row, behind where it is.
+        recipe: the recipe that would be trained.
+        said: the problem of the row, behind its place.
         flat: whether CSV and TSV can have it.
     """
 

@@ -29,7 +29,7 @@ class Page:
     """One page.
 
     Attributes:
-        trouble: what its console, its exceptions and failed loads say.
+        trouble: messages of its console, exceptions and failed loads.
         loaded: the address of each file that it has loaded.
     """
 

@@ -15,9 +15,9 @@ class Installed:
     """The collection in a folder of its own.
 
     Attributes:
-        clone: what it was built from.
-        collections: where it was installed.
-        names: what its tarball has.
+        clone: the clone that it was built from.
+        collections: the folder that it was installed into.
+        names: the files of its tarball.
     """
 
     clone: Path

@@ -15,8 +15,8 @@ class Guide:
     """A command of a guide.
 
     Attributes:
-        typed: as the guide has it.
-        advised: what the answers of ftcluster make of it, followed word for word.
+        typed: the command in the guide.
+        advised: the command after ftcluster's advice was followed to the letter.
     """
 
     typed: str

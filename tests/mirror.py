@@ -216,9 +216,9 @@ class Config:
     """Configuration of a network in which only the proxies know the mirrors' names.
 
     Attributes:
-        address: of all servers.
+        address: the address of all servers.
         wheels: the folder with the mirrors' wheels.
-        upstream: where they have a distribution's packages from.
+        upstream: the source of a distribution's packages.
         mirrors: the file with the certificate and key of each, by its name.
         proxies: pairs of a port and the status that all get there, 0 for what is asked for.
         ready: a file that is made when all listen.

@@ -22,9 +22,9 @@ class Block:
     """A fenced block.
 
     Attributes:
-        language: what its fence says.
+        language: the language that its fence names.
         above: the last line before it that is not empty.
-        text: what is in it, with a final line end.
+        text: the text of the block, with a final line end.
     """
 
     language: str

@@ -86,8 +86,8 @@ class Terminal:
     """A command of a user who sits at a terminal.
 
     Attributes:
-        pid: its process.
-        text: what was shown so far.
+        pid: the id of the program's process.
+        text: the output so far.
     """
 
     def __init__(self, home: Home, *arguments: str) -> None:

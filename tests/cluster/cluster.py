@@ -17,7 +17,7 @@ class Cluster:
     """The hosts after setup.
 
     Attributes:
-        before: what each host was before, as text.
+        before: the former state of each host, as text.
     """
 
     control: Control

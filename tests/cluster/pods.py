@@ -35,7 +35,7 @@ class Node:
     """The machine of a pod's processes.
 
     Attributes:
-        folder: its own; the job and the volume are beside it.
+        folder: the pod's own folder; the job and the volume are beside it.
     """
 
     name: str

@@ -51,7 +51,7 @@ def test_the_cells_of_the_notebook(machine: Machine, tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert found["rows"] == len(rows) == 2
     assert all(row["prediction"] for row in rows)
-    assert any("quickstrat" in line for line in shown)  # the error, of which the program went on
+    assert any("quickstrat" in line for line in shown)  # an error that the program survived
     listed = json.loads(machine.home.run("ps", "--json").stdout)
     assert found["run"] in [one["run"] for one in listed]  # the command knows it, too
     assert machine.home.left_running() == []

@@ -59,9 +59,9 @@ class Kind:
     Attributes:
         command: recipe and overrides.
         data: writes its data into a new folder.
-        model_class: of transformers, which loads the model that comes out.
+        model_class: the class of transformers that loads the trained model.
         metrics: the names that come out.
-        notices: what is printed about the data, as regular expressions.
+        notices: the notices about the data, as regular expressions.
     """
 
     command: tuple[str, ...]
@@ -152,7 +152,7 @@ def test_two_ranks_train_each_kind_of_task(machine: Machine, trained: Trained, n
 
 
 def test_prompts_are_typed_to_one_process(machine: Machine, trained: Trained) -> None:
-    """That process loads the model once, and ends with the command, however that ends."""
+    """The process loads the model once, and ends with the command, however that ends."""
     home, words = machine.home, json.loads(trained("texts").stdout)["run"]
 
     def generated() -> list[str]:

@@ -64,7 +64,7 @@ def check_near(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor | f
     """Every element is within its bound; says by how much the worst one is not.
 
     Args:
-        found: what a kernel has computed.
+        found: the result of a kernel.
         exact: the same in fp64.
         bound: the absolute error that each element may have, but for underflow.
     """

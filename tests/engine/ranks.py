@@ -36,8 +36,8 @@ class Case:
     Attributes:
         batches: samples of each step, by number.
         bucket: elements that are shared at once; 0 for the usual number.
-        parts: that a rank's share is computed in.
-        dtype: that the model computes with.
+        parts: the number of parts in which a rank's share is computed.
+        dtype: the dtype in which the model computes.
         unused: layers that rank 1 does without, as an architecture may that chooses its way.
         sharded: whether the optimizer is.
         sent: the dtype of gradients on the wire.
@@ -62,7 +62,7 @@ class Learned:
 
     Attributes:
         tensors: the whole state, by name.
-        own_bytes: of the state on this rank.
+        own_bytes: bytes of the state on this rank.
         buffers: memory for gradients on their way, in buckets.
     """
 

@@ -221,7 +221,7 @@ def test_a_trained_embedder_loads_with_peft(
 
 
 def test_a_merged_reranker_is_a_plain_model(tmp_path: Path) -> None:
-    """Its checkpoint has no pooler either."""
+    """The checkpoint of the base model has no pooler either."""
     job = job_of(
         tmp_path, RERANK, batch_size=30, max_steps=30, learning_rate=1e-2, eval_strategy="steps",
         eval_steps=30, eval_on_start=True, options={"merge_adapters": True},

@@ -79,7 +79,7 @@ def test_embedding(
     dtype: torch.dtype,
     data: Any,
 ) -> None:
-    """Rows of what is learned; their gradients are summed in fp32 and rounded once."""
+    """Rows of an embedding; their gradients are summed in fp32 and rounded once."""
     if padding is not None:
         padding = max(-vocabulary, min(padding, vocabulary - 1))
     master = data.draw(tensors((vocabulary, width), torch.float32))

@@ -93,7 +93,7 @@ def test_a_trained_model_answers(
 
 
 def made(model: PreTrainedModel, sample: Sample) -> torch.Tensor:
-    """The losses of a sample's learned tokens, each document by itself and by transformers."""
+    """Return the losses of a sample's target tokens, each text alone and by transformers."""
     losses, start = [], 0
     for length in sample["documents"]:
         tokens = torch.tensor(sample["input_ids"][start : start + length])

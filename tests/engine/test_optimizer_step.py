@@ -218,7 +218,7 @@ def test_micro_batches_sum_to_the_batch(net: Net) -> None:
 
 
 def test_parameters_without_a_gradient_are_decayed(net: Net) -> None:
-    """Also after a step in which they had one; Adam's mean of that goes on moving them."""
+    """Also after a step in which they had one: Adam's mean of it keeps moving them."""
     rate, decay = 1e-2, 0.5
     settings = Training(learning_rate=rate, weight_decay=decay)
     optimizer = FlatOptimizerStep(net, settings, torch.float32, 1)

@@ -1,4 +1,4 @@
-"""Documents of a batch are learned as transformers computes each of them alone, in any decoder.
+"""Packed sequences have the losses that transformers computes for each alone, in any decoder.
 
 The expected loss and gradients come from plain transformers, which gets one document at a time.
 """

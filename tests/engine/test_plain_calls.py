@@ -192,8 +192,8 @@ class Checked:
     """Compares calls of a function with torch's, and counts.
 
     Attributes:
-        calls: how many there were.
-        by_kernel: how many of them had a kernel in their graph.
+        calls: number of calls.
+        by_kernel: number of calls with a kernel in their graph.
         listed: entries of IN_PART, NOT_IN_TORCH, LARGER and COARSE that a call needed.
     """
 

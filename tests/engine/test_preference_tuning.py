@@ -125,7 +125,7 @@ def test_nothing_is_dropped(name: str) -> None:
 
 
 def test_what_is_learned(tmp_path: Path) -> None:
-    """The same of texts, of messages behind a prompt, and of conversations that begin alike."""
+    """Texts, messages after a prompt and conversations with a common beginning are equal."""
     asks = {"role": "user", "content": "w5 w6"}
     good, bad = ({"role": "assistant", "content": text} for text in ("w7", "w8 w9"))
     rows: list[Row] = [

@@ -97,7 +97,7 @@ def test_a_resumed_training_is_the_same_to_the_last_bit(
 def test_a_resumed_run_of_a_task_is_the_same_to_the_last_bit(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where samples are drawn anew in each epoch, or a teacher has read them."""
+    """Also if samples are drawn again in each epoch, or a teacher has read them."""
     jobs = [
         job_of_kind(tmp_path / folder, KINDS[name], "runs/one", save_strategy="steps", save_steps=4)
         for folder in ("whole", "killed")

@@ -6,7 +6,7 @@
 Needs root, and `scripts/environment control` before. Each fault and each training adds a line to
 the results (JSON), and at the end it says how many faults were survived. The same seed gives the
 same faults in the same order; those that the results have are not tried again, so the same command
-goes on where it was ended. `python -m bench.figures` writes the pages of the results.
+continues where it was ended. `python -m bench.figures` writes the pages of the results.
 """
 
 import argparse

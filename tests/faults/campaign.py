@@ -154,12 +154,12 @@ class Campaign:
     """The settings of a campaign.
 
     Attributes:
-        seed: of the order of faults, their moments and what they strike.
-        faults: how many, with those that are done.
-        done: how many of them have been tried before.
-        steps: of each training; there are as many trainings as the faults need.
+        seed: seed of the order of faults, of their moments and of their targets.
+        faults: number of faults, with the finished ones.
+        done: number of faults that were tried before.
+        steps: steps of each training; there are as many trainings as the faults need.
         save_steps: between two checkpoints.
-        pause_seconds: at most, between two faults, besides some steps.
+        pause_seconds: longest pause between two faults, besides some steps.
         only: names of faults; () for all that are possible at the place.
         compare: whether an undisturbed training is carried out first, to compare with.
         launch: more options of `ftcluster train`.

@@ -16,7 +16,7 @@ from tests.faults.training import Training
 
 CUT_SECONDS = (15.0, 30.0)  # how long a host is off or cut off
 TESTBED = ("hosts", "16 ranks")
-STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that goes on
+STEP_SECONDS = 60.0  # of the clock: longer than any time-out of a run that continues
 LOSS_PERCENT = 2
 DELAY_MS = 100.0  # each way
 # sitecustomize.py of a stack whose clock can be set; only what Python itself asks for the time
@@ -37,8 +37,8 @@ class Struck:
 
     Attributes:
         at: when, in seconds since the epoch.
-        host: on which host; "": none that has to be named.
-        rank: which rank; None: no single one.
+        host: the host of the fault; "" if no host has to be named.
+        rank: the rank of the fault; None if it strikes more than one or none.
         cause: a regular expression for what the run has to say of it; "": it must not notice.
         heal_after: seconds from `at` to `heal`.
     """
@@ -56,7 +56,7 @@ class Fault:
     """A kind of fault.
 
     Attributes:
-        ends: whether it is right that the run ends; None: it may end or go on.
+        ends: whether it is right that the run ends; None: it may end or continue.
     """
 
     title: str

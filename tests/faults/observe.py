@@ -32,8 +32,8 @@ class Process:
     Attributes:
         host: name of the testbed's host that it is on, or "localhost".
         kind: supervisor, mpirun, proxy, guardian, rank or other.
-        restart: how often the ranks had been started again before; None: not of one attempt.
-        rank: of a rank and its guardian.
+        restart: number of restarts before; None if it belongs to no attempt.
+        rank: the rank of the process or of its guardian.
     """
 
     pid: int

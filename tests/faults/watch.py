@@ -26,7 +26,7 @@ class Outcome:
         resumed: the step that it was resumed after.
         steps_lost: steps that were done a second time.
         named: whether that is the right cause on the right host, and rank.
-        left: what was left behind a minute later.
+        left: remains a minute later.
     """
 
     state: str

@@ -124,7 +124,7 @@ class Parser:
     Attributes:
         read: reads bytes; it has a folder of its own for files.
         seeds: inputs that it takes.
-        raises: what it may raise, as its docstring says.
+        raises: exceptions that it may raise, as its docstring says.
         taken: whether what it makes of a seed is what a good input becomes.
     """
 

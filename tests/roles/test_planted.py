@@ -62,8 +62,8 @@ class Place:
     """A control node's state and a host, both on this machine.
 
     Attributes:
-        folder: where commands are called.
-        trap: what a template that is executed makes.
+        folder: the folder in which commands are called.
+        trap: the file that an executed template makes.
     """
 
     folder: Path

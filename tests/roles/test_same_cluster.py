@@ -1,4 +1,4 @@
-"""A launch goes on only where the head has what the plan was made of."""
+"""A launch continues only if the head has the stack and the record that the plan was made of."""
 
 import hashlib
 import json
@@ -27,7 +27,7 @@ def sha256(text: str) -> str:
 
 
 def test_the_stack_and_the_record_are_compared(tmp_path: Path) -> None:
-    # the stack and the record of a head, those that the plan was made of, and whether it goes on
+    # the stack and the record of a head, those of the plan, and if the launch continues
     cases = {
         "same": ("native", RECORD, "native", RECORD, True),
         "none": ("native", "", "native", "", True),

@@ -28,7 +28,7 @@ class Shared:
     """The kernel settings that running testbeds have changed.
 
     Attributes:
-        before: what settings were before the first of them, by name.
+        before: the settings' values before the first of them, by name.
         nodes: the number of hosts of each, by its network namespace.
     """
 

@@ -26,8 +26,8 @@ class Command:
 
     Attributes:
         where: page and line, such as docs/run.md:3.
-        text: as it is written, without prompt and comment.
-        inline: in the text, where it may be only a command's name.
+        text: the command as the page has it, without prompt and comment.
+        inline: True if it stands in a sentence, where it may be a command's name only.
     """
 
     where: str

@@ -95,7 +95,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
 
 
 # What is said to users, by the test that sees it: the one place where whole sentences are compared.
-# FTCLUSTER_RENEW_SENTENCES=1 ./test unit writes it anew; read the difference.
+# FTCLUSTER_RENEW_SENTENCES=1 ./test unit writes it again; read the difference.
 SENTENCES = Path(__file__).with_name("sentences.json")
 RENEW = "FTCLUSTER_RENEW_SENTENCES" in os.environ
 RENEWED = pytest.StashKey[dict[str, list[list[str]]]]()

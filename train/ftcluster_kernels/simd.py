@@ -1,6 +1,6 @@
 """Loops in C over vector registers, for what torch needs several passes over memory for.
 
-See the folder `native` for them, and bench/notes/engine.md for what they are worth. Nothing that can be
+See the folder `native` for them, and bench/notes/engine.md for their gain. Nothing that can be
 drawn again, such as a mask, is kept for the backward pass. Where nothing else is said, numbers are
 bf16 or fp32, all of a call in the same dtype.
 """

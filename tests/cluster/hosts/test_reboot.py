@@ -31,7 +31,7 @@ def test_a_run_whose_host_is_rebooted_is_stopped_and_resumed_by_hand(
         lines = control.shell(HEAD, f"cat /opt/ftcluster/runs/{run}/events.jsonl").splitlines()
         return [one for one in map(json.loads, lines) if one["event"] == kind]
 
-    # it may go on with one host: it does so where one loses its power
+    # it may continue with one host, as it does if a host loses its power
     run = started("quickstart", "--min-nodes", "1", "training.max_steps=20000")
     wait_for(lambda: listed(run)["step"] > 0, 120)
     before = place.init(host)

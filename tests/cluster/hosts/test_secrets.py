@@ -91,7 +91,7 @@ class Processes(threading.Thread):
     """Looks at the arguments of all processes, again and again.
 
     Attributes:
-        telling: those with a secret, with the doors.
+        telling: doors behind which a secret was found.
         seen: the programs and modules that ran, for what was looked at is only shown by them.
         open_folders: folders of ftcluster in memory that others could enter.
     """

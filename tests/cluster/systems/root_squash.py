@@ -5,7 +5,7 @@ server does, it carries out each call with the caller's user and groups, root be
 decides alone: root's rights on the host count for nothing.
 """
 
-# ruff: noqa: ARG002, PTH104, PTH208, PTH211 - the calls of a file system, as they come
+# ruff: noqa: ARG002, PTH104, PTH208, PTH211 - the methods' names and arguments are a file system's
 
 import ctypes
 import functools

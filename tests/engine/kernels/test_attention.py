@@ -166,10 +166,10 @@ def check(case: Case, block: int = attention.CAUSAL_BLOCK, few: int = 1 << 16) -
 
 
 def check_found(case: Case, found: Tensors, factors: torch.Tensor | float = 1.0) -> None:
-    """The same of what was computed before.
+    """Return the reference for values that were computed before.
 
     Args:
-        factors: of dropout: (batch, heads, queries, keys).
+        factors: dropout's factors: (batch, heads, queries, keys).
     """
     batch, heads, queries, size = case.query.shape
     keys = case.key.shape[2]

@@ -256,7 +256,7 @@ def derivatives(function: Function, inputs: list[torch.Tensor]) -> Iterator[torc
     yield output
     ones = torch.ones_like(output)
     yield from torch.autograd.grad(output, wanted, output.detach().cos())
-    # behind it nothing is learned, so the gradient of the output has no graph
+    # nothing behind it has parameters, so the gradient of the output has no graph
     yield from grad(
         product(torch.autograd.grad(function(*inputs), wanted, ones, create_graph=True))
     )

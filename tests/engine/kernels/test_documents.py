@@ -98,7 +98,7 @@ def split_by_slices(row: torch.Tensor, groups: Groups, per_key: int) -> list[tor
 def without_padding(
     groups: tuple[torch.Tensor, ...], documents: Groups, per_key: int
 ) -> list[torch.Tensor]:
-    """The same of what `split_row` returns."""
+    """Return the reference for `split_row`."""
     return [
         group[:, number, : len(places) * per_key]
         for group, own in zip(groups, documents, strict=True)

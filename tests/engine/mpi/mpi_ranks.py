@@ -509,7 +509,7 @@ def saves_and_profiles() -> None:
 
 
 def store_is_waited_with() -> None:
-    """A thread that waits for a key of the store keeps it: MPI goes on nevertheless."""
+    """A thread that waits for a key of the store keeps it: MPI continues nevertheless."""
     join()
     told_after, mpi_progress.TOLD_AFTER = mpi_progress.TOLD_AFTER, 0.05
     store = dist.distributed_c10d._get_default_store()

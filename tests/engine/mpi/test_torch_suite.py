@@ -76,5 +76,5 @@ def test_torchs_tests_of_each_call_pass_with_impi(tmp_path: Path) -> None:
 def test_all_of_torchs_tests_that_pass_with_gloo_pass_with_impi(tmp_path: Path, ranks: int) -> None:
     passed, worse = compare(ranks, tmp_path, "test_.*")
     assert len(passed) > 150
-    # no less than these either: what passes by now has to go on passing
+    # no less than these either: tests that pass by now must keep passing
     assert worse.keys() == MAY_FAIL.keys(), worse

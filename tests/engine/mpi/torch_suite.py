@@ -4,7 +4,7 @@
 
 A line of FOLDER/results for each test that the pattern matches: its name, its seconds, and passed,
 skipped, stuck or why it failed. Tests that are there are not run again, so that a launch after one
-that broke goes on behind it. The suite wants GPUs for DDP; it is given CPUs under their names.
+that broke continues behind it. The suite wants GPUs for DDP; it is given CPUs under their names.
 """
 
 import contextlib

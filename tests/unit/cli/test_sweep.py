@@ -143,7 +143,7 @@ def test_another_control_node_finds_them(
 def test_tpe_tries_what_optuna_alone_would(
     shell: Shell, hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Also where another control node goes on; a run that fails has no value for it."""
+    """Also if another control node continues it; a run that fails has no value for the metric."""
 
     def loss(trial: optuna.Trial) -> float:
         rate = float(f"{trial.suggest_float('learning_rate', 1e-5, 1e-4, log=True):.3g}")

@@ -35,7 +35,7 @@ def test_the_kernel_is_that_of_the_last_execution() -> None:
     ]
     assert kernel_of("\n".join(log)) == "brg_matmul:avx10_1_512_amx"
     assert kernel_of(log[0]) == kernel_of("") == ""
-    # a line that was cut tells of none
+    # a line that was cut names no link
     whole = EXECUTED.format("brg_matmul:avx10_1_512_amx")
     cut = "onednn_verbose,v1,primitive,exec,cpu,matmul"
     assert kernel_of(f"{whole}\n{cut}") == "brg_matmul:avx10_1_512_amx"

@@ -93,7 +93,7 @@ def test_lines_that_only_look_like_an_end() -> None:
 
 
 class Listener:
-    """A RankOutput whose clock stands still until it is told to go on."""
+    """A RankOutput whose clock stands still until it is told to continue."""
 
     def __init__(self, folder: Path) -> None:
         self.now = 0.0

@@ -241,8 +241,8 @@ def signalled(
     """A signal comes while the first playbook runs; returns the playbooks.
 
     Args:
-        seen: what has come of the run's events by then.
-        state: how the playbook ends.
+        seen: the run's events so far.
+        state: the end of the playbook.
     """
     played: list[str] = []
 

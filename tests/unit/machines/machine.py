@@ -44,14 +44,14 @@ class Machine:
     """A machine as one of its processes sees it.
 
     Attributes:
-        source: where the dump is public.
+        source: the public place of the dump.
         cpu: the CPU's name.
         sockets: CPUs of each package.
         cores: columns of hardware threads: the first ones of cores, the second ones of the same
             cores, ...; one table for cores with as many threads.
         allowed: CPUs that a process may use, "" for all.
         mems: nodes whose memory it may use, "" for all.
-        quota: of the CPU time in hundredths of a CPU, 0 for none.
+        quota: quota of CPU time in hundredths of a CPU, 0 for none.
         nics: driver of each network interface.
         share: CPUs of a Slurm job that is not confined to them, 0 for no job.
     """

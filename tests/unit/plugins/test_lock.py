@@ -24,7 +24,7 @@ def test_each_package_with_its_version_and_hashes() -> None:
     # a Python gets what its markers say
     assert read_lock(LOCK, "3.10").keys() == {"tool-kit", "old", "other"}
     assert read_lock("", "3.11") == read_lock("# nothing\n\n", "3.11") == {}
-    # the head tells what it takes
+    # the head reports what it takes
     assert sizes(LOCK) == (1200, 5000)
     assert sizes("tool==1.0\n") == sizes("") == (0, 0)
 

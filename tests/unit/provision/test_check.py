@@ -27,7 +27,7 @@ from tests.unit.clusters import VM, cluster
 
 @pytest.fixture
 def playbook(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
-    """A playbook with these events and this end; tells what it was run with."""
+    """Stand in for a playbook with these events and this end; records its arguments."""
 
     def prepare(*events: TaskEvent, state: Any = "done") -> dict[str, Any]:
         ran: dict[str, Any] = {}

@@ -53,7 +53,7 @@ def events(hosts: int = 2, slow: int = -1, restart: bool = False) -> list[dict[s
 
     Args:
         slow: the number of a host whose ranks take 50 ms more; the others wait for them.
-        restart: whether step 25 fails and the ranks go on after step 20.
+        restart: whether step 25 fails and the ranks continue after step 20.
     """
     world = 2 * hosts
     work = [0.15 if rank // 2 == slow else 0.1 for rank in range(world)]

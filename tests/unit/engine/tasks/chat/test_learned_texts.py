@@ -69,7 +69,7 @@ def test_an_answer_that_changes_once_others_follow_is_a_text_of_its_own() -> Non
 
 
 def writes_thoughts(messages: Sequence[Message], prompt: bool) -> str:
-    """Thoughts are written anew, with other spaces around them."""
+    """Thoughts are written again, with other spaces around them."""
     written = [
         {**m, "content": m["content"].replace("<think>", "<think>\n").replace("</", "\n</")}
         for m in messages
