@@ -27,9 +27,7 @@ from tests.engine.test_gradients import errors, make_inputs, plain
 from tests.programs import ROOT
 
 PAGE = ROOT / "docs/architectures.md"
-TABLE = (
-    "| architecture | type | task | `ftcluster train` | `ftcluster run --fast` | notice |\n"
-)
+TABLE = "| architecture | type | task | `ftcluster train` | `ftcluster run --fast` | notice |\n"
 RENEW = bool(os.environ.get("FTCLUSTER_RENEW_ARCHITECTURES"))
 SIZE = Size(width=64, heads=4, layers=2, window=8)
 KINDS = kinds(SIZE)
