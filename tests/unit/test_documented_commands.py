@@ -101,8 +101,12 @@ def test_programs_and_playbooks_of_the_repository_exist() -> None:
             assert (ROOT / f"playbooks/{playbook}.yml").exists(), command
 
 
-# of a cloud's inventory plugin, which is no part of ftcluster
-UNLOCKED = {"~/ftcluster/bin/pip install boto3 google-auth requests"}
+# packages of a cloud's inventory plugin, and the wheel of a release, whose dependencies pip chooses
+UNLOCKED = {
+    "~/ftcluster/bin/pip install boto3 google-auth requests",
+    "~/ftcluster/bin/pip install ./ftcluster-*.whl",
+    "~/ftcluster/bin/pip install --upgrade ./ftcluster-*.whl",
+}
 LOCKED = {"--require-hashes", "--no-index"}
 OWN = {"--no-deps", "--no-build-isolation"}  # else pip downloads what builds it
 

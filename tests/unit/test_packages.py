@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hatchling.metadata.core import ProjectMetadata
+from hatchling.plugin.manager import PluginManager
 from packaging.requirements import Requirement
 
 from ftcluster_common import __version__
@@ -22,6 +24,22 @@ def test_the_version_comes_from_one_place() -> None:
     assert yaml.safe_load((ROOT / "galaxy.yml").read_text())["version"] == __version__
     newest = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     assert newest == __version__
+
+
+def test_the_long_description_has_no_relative_links() -> None:
+    """A package index shows it without the repository's files."""
+    metadata = ProjectMetadata(str(ROOT), PluginManager())
+    text = metadata.core.readme
+    assert text.startswith("# ftcluster\n")
+    assert re.findall(r"\]\((?!https:)[^)]*\)|\]:|(?:src|href)=", text) == []
+    assert metadata.core.authors
+
+
+def test_the_projects_addresses_are_the_collections() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text())
+    assert project["urls"] == {"Repository": galaxy["repository"]}
+    assert [author["name"] for author in project["authors"]] == galaxy["authors"]
 
 
 def test_neither_package_depends_on_what_the_other_side_has() -> None:
