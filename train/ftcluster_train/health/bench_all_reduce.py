@@ -2,9 +2,9 @@
 
     python -m ftcluster_train.health.bench_all_reduce RUN_DIR REQUEST
 
-REQUEST is an `AllReduceMeasurement` in JSON. Rank 0 reports the times as events. gloo is the default
-process group, which also synchronizes the ranks. The other backends and MPI itself are measured in
-the same processes.
+REQUEST is an `AllReduceMeasurement` in JSON. Rank 0 reports the times as events. gloo is the
+default process group, which also synchronizes the ranks. The other backends and MPI itself are
+measured in the same processes.
 """
 
 import itertools
