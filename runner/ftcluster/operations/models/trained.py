@@ -9,7 +9,7 @@ from ftcluster.launch import training_run
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, say_notes
 from ftcluster.progress.classes import class_documents
 from ftcluster.progress.state import RunProgress
