@@ -22,23 +22,23 @@ from ftcluster.operations.models.evaluate import EvaluateRequest, EvaluateResult
 from ftcluster.operations.models.generate import GenerateRequest, Sampling
 from ftcluster.operations.models.loaded import Data, data_path
 from ftcluster.operations.models.predict import PredictRequest, PredictResult
+from ftcluster.operations.plan import data as describing
+from ftcluster.operations.plan import plan as planning
+from ftcluster.operations.plan.data import DataRequest, DataResult
 from ftcluster.operations.runs import runs as all_runs
 from ftcluster.operations.runs.attach import AttachResult, attach
+from ftcluster.operations.search import sweep as sweeping
+from ftcluster.operations.search.sweep_request import SweepRequest
+from ftcluster.operations.search.sweep_result import SweepResult
 from ftcluster.operations.setup import check as checking
 from ftcluster.operations.setup import setup as setting_up
 from ftcluster.operations.setup.check import CheckResult
 from ftcluster.operations.setup.setup import SetupRequest
-from ftcluster.operations.train import data as describing
-from ftcluster.operations.train import plan as planning
 from ftcluster.operations.train import run as running
-from ftcluster.operations.train import sweep as sweeping
 from ftcluster.operations.train import train as training
-from ftcluster.operations.train.data import DataRequest, DataResult
-from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest
 from ftcluster.operations.train.run import RunRequest
-from ftcluster.operations.train.sweep_request import SweepRequest
-from ftcluster.operations.train.sweep_result import SweepResult
 from ftcluster.operations.train.train import TrainRequest
 from ftcluster.progress.notebook import NotebookView, in_notebook
 from ftcluster.progress.view import View, make_view

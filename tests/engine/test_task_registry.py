@@ -111,7 +111,7 @@ def test_every_task_of_a_recipe_is_registered() -> None:
         ("evaluate", "teacher", "SentenceSimilarityTask"),
     ],
 )
-def test_the_most_special_class_that_serves_a_recipe_is_taken(
+def test_the_class_that_serves_a_recipe_is_taken(
     tmp_path: Path, purpose: Any, teacher: str | None, kind: str
 ) -> None:
     recipe = replace(make_job(tmp_path, "sentence-similarity").recipe, teacher=teacher)

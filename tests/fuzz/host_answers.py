@@ -28,7 +28,7 @@ from ftcluster.launch.ask import common_stack
 from ftcluster.launch.events import read_event_line
 from ftcluster.launch.mpirun import render
 from ftcluster.launch.run_hosts import run_hosts_of
-from ftcluster.operations.train.facts_file import read_facts
+from ftcluster.operations.plan.facts_file import read_facts
 from ftcluster.planning.plan import plan
 from ftcluster.progress.state import SetupProgress
 from ftcluster.provision import check_report, check_text

@@ -50,8 +50,8 @@ from ftcluster.cluster.saved import recall
 from ftcluster.errors import FtclusterError
 from ftcluster.launch.events import EventReader, read_event_line
 from ftcluster.launch.record import end_of, read_record, recorded_run_hosts
+from ftcluster.operations.plan.facts_file import read_facts
 from ftcluster.operations.runs.report import read_scaling
-from ftcluster.operations.train.facts_file import read_facts
 from ftcluster.planning.model_size import model_size, size_from_scratch
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import make_view

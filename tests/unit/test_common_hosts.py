@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.operations.train.common_hosts import HOSTS, common_hosts
+from ftcluster.operations.plan.common_hosts import HOSTS, common_hosts
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import load_recipe
 from tests.unit.clusters import STACKS, cluster

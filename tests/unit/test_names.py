@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.programs import ROOT
@@ -36,13 +37,18 @@ def repeated_names(files: Iterable[Path]) -> dict[str, list[str]]:
     return {name: where for name, where in places.items() if len(where) > 1}
 
 
+@cache
+def repeated_in_the_product() -> dict[str, list[str]]:
+    return repeated_names(product_files())
+
+
 def test_no_two_modules_define_a_public_class_of_the_same_name() -> None:
-    repeated = repeated_names(product_files())
+    repeated = repeated_in_the_product()
     assert {name: where for name, where in repeated.items() if name not in SHARED_NAMES} == {}
 
 
 def test_names_that_several_modules_may_define_are_still_shared() -> None:
-    assert repeated_names(product_files()).keys() >= SHARED_NAMES.keys()
+    assert repeated_in_the_product().keys() >= SHARED_NAMES.keys()
 
 
 def test_a_class_inside_a_function_counts_and_a_private_class_does_not(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from ftcluster.cli.launch_arguments import add_sharing, launch_options
 from ftcluster.cli.output import print_result
 from ftcluster.cli.parser import add_kinds
 from ftcluster.errors import UsageError
+from ftcluster.operations.benchmark.bench import SECONDS, SIZES, AllReduceRequest, bench_allreduce
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.train.bench import SECONDS, SIZES, AllReduceRequest, bench_allreduce
 from ftcluster.progress.view import make_view
 
 

@@ -12,9 +12,9 @@ from ftcluster.cli.help import example_lines
 from ftcluster.cli.launch_arguments import add_sharing, launch_options
 from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import recipe_of
+from ftcluster.operations.benchmark.bench_scaling import STEPS, ScalingRequest, bench_scaling
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.train.bench_scaling import STEPS, ScalingRequest, bench_scaling
-from ftcluster.operations.train.recipes import known_recipes
+from ftcluster.operations.plan.recipes import known_recipes
 from ftcluster.progress.view import make_view
 
 

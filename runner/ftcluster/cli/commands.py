@@ -60,7 +60,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _recipes() -> tuple[str, ...]:
-    from ftcluster.operations.train.recipes import (
+    from ftcluster.operations.plan.recipes import (
         known_recipes,  # which a command with recipes imports
     )
 

@@ -11,7 +11,7 @@ from ftcluster.cli.launch_arguments import add_hub_token
 from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import add_recipe, recipe_of
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.train.data import DataRequest, describe
+from ftcluster.operations.plan.data import DataRequest, describe
 from ftcluster.progress.view import make_view
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster.cli.arguments import add_output, not_empty
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.train.examples import examples
+from ftcluster.operations.plan.examples import examples
 
 
 def add_parser(commands: Any) -> None:

@@ -10,7 +10,7 @@ from ftcluster.cli.help import example_lines
 from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
 from ftcluster.operations.export.export_k8s import CLAIM, KINDS, KubernetesRequest, export_k8s
-from ftcluster.operations.train.recipes import known_recipes
+from ftcluster.operations.plan.recipes import known_recipes
 from ftcluster.text.terminal import print_lines
 
 PYTORCH = KINDS[0]

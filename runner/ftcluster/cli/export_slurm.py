@@ -10,7 +10,7 @@ from ftcluster.cli.help import example_lines
 from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
 from ftcluster.operations.export.export_slurm import SlurmRequest, export_slurm
-from ftcluster.operations.train.recipes import known_recipes
+from ftcluster.operations.plan.recipes import known_recipes
 
 
 def add_parser(kinds: Any) -> None:

@@ -7,8 +7,8 @@ from ftcluster.cli.arguments import add_commands, add_output
 from ftcluster.cli.output import print_plan, print_result
 from ftcluster.cli.recipe import add_training, recipe_of
 from ftcluster.errors import UsageError
-from ftcluster.operations.train.common_hosts import NAMED
-from ftcluster.operations.train.plan import compare, plan
+from ftcluster.operations.plan.common_hosts import NAMED
+from ftcluster.operations.plan.plan import compare, plan
 from ftcluster.operations.train.prepare import RecipeRequest
 
 

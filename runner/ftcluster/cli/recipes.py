@@ -10,8 +10,7 @@ from rich.text import Text
 from ftcluster.cli.arguments import add_output
 from ftcluster.cli.output import print_result
 from ftcluster.errors import UsageError
-from ftcluster.operations.result import Result
-from ftcluster.operations.train.recipes import (
+from ftcluster.operations.plan.recipes import (
     FIELDS_HEAD,
     RECIPE_HEAD,
     all_rows,
@@ -20,6 +19,7 @@ from ftcluster.operations.train.recipes import (
     rows_of,
     show_recipe,
 )
+from ftcluster.operations.result import Result
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 

@@ -20,8 +20,8 @@ from ftcluster.cli.launch_arguments import (
 from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import add_recipe, recipe_of
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.train.sweep import dry_run, sweep
-from ftcluster.operations.train.sweep_request import SweepRequest
+from ftcluster.operations.search.sweep import dry_run, sweep
+from ftcluster.operations.search.sweep_request import SweepRequest
 from ftcluster.progress.view import TerminalView, make_view
 
 

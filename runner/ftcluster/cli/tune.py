@@ -16,7 +16,7 @@ from ftcluster.cli.output import print_result
 from ftcluster.cli.recipe import recipe_of
 from ftcluster.errors import Interrupted
 from ftcluster.operations.connection import CONNECTION
-from ftcluster.operations.train.tune import TuneRequest, dry_run, forget, tune
+from ftcluster.operations.search.tune import TuneRequest, dry_run, forget, tune
 from ftcluster.progress.view import TerminalView, make_view
 
 BUDGET = "10m"

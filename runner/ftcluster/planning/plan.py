@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ftcluster.cluster.facts import ClusterFacts
+from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.errors import PlanError
 from ftcluster.planning import explain
 from ftcluster.planning.backends import (
@@ -21,7 +21,7 @@ from ftcluster.planning.host_checks import (
 )
 from ftcluster.planning.memory import ModelSize
 from ftcluster.planning.network import choose_network, network_mbits
-from ftcluster.planning.placement import RankPlan, lay_out, rank_cores
+from ftcluster.planning.placement import Layout, RankPlan, lay_out, rank_cores
 from ftcluster.planning.rank_counts import Count, choose_counts, requested_count
 from ftcluster.planning.sharding import choose_sharding
 from ftcluster.planning.topology import Topology
@@ -190,7 +190,9 @@ def plan(
     trains: bool = True,
     tuned: Tuned = UNTUNED,
 ) -> LaunchPlan:
-    """Decide who runs where.
+    """Decide which host runs how many ranks, on which cores and with which settings.
+
+    The choices that all ranks share come first, then the placement on each host.
 
     Args:
         facts: the hosts; the first one is the head.
@@ -206,121 +208,253 @@ def plan(
             fewer samples than ranks; the stack or a host does not have what the recipe requires.
             Names all problems with their hosts.
     """
-    facts = _by_loopback(facts)
-    topologies = [Topology.of(host) for host in facts.hosts]
-    stack = ipex = sharding = network = backend = None
+    inputs = _Inputs(_by_loopback(facts), recipe, stacks, ranks_per_host, model, trains, tuned)
+    topologies = [Topology.of(host) for host in inputs.facts.hosts]
+    choices = _choose(inputs, topologies)
+    world = choices.world_size
+    samples = (choices.workload.share(rank, world) for rank in range(world))
+    decisions: list[Decision] = []
+    hosts: list[HostPlan] = []
+    for topology in topologies:
+        layout = _lay_out(inputs, choices, topology)
+        placement = tuple(replace(rank, samples=next(samples)) for rank in layout.ranks)
+        hosts.append(_plan_host(topology.host, placement, recipe))
+        reasons = _host_reasons(inputs, choices, topology.host, layout)
+        decisions += [
+            Decision(what, *reason, (topology.host.name,)) for what, reason in reasons.items()
+        ]
+    reasons = _launch_reasons(inputs, choices, hosts)
+    decisions += [Decision(what, *reason) for what, reason in reasons.items()]
+    return LaunchPlan(
+        hosts=tuple(hosts),
+        prefix=inputs.facts.head.prefix,
+        backend=choices.backend[0],
+        precision=choices.precision[0],
+        ipex=choices.ipex[0],
+        shard_optimizer=choices.sharding[0],
+        rank_user=inputs.facts.head.rank_user,
+        decisions=_grouped(decisions),
+        provider=choices.network[0] if choices.network else "",
+    )
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The arguments of `plan`, with the loopback address for a single host."""
+
+    facts: ClusterFacts
+    recipe: Recipe | None
+    stacks: Mapping[str, Stack]
+    ranks_per_host: int | None
+    model: ModelSize | None
+    trains: bool
+    tuned: Tuned
+
+    def reason_of_field(self, name: str, default: object) -> str:
+        """Return why a field of the recipe differs from its default; "" if it does not."""
+        if self.recipe is None or getattr(self.recipe, name) == default:
+            return ""
+        return self.tuned.reason(self.recipe, name)
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The choices that all ranks share, most as a value and its reason.
+
+    Attributes:
+        network: libfabric's provider; None for a single host.
+        counts: number of ranks by host name, with the reason.
+        sharding: True if each rank has only a part of the optimizer.
+    """
+
+    precision: tuple[str, str]
+    ipex: tuple[bool, str]
+    network: tuple[str, str] | None
+    counts: Mapping[str, Count]
+    workload: StepWorkload
+    sharding: tuple[bool, str]
+    backend: tuple[str, str]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts together."""
+        return sum(count.ranks for count in self.counts.values())
+
+    @property
+    def workers(self) -> int:
+        """Worker threads of oneCCL on each rank."""
+        return WORKERS if self.backend[0] == CCL else 0
+
+
+def _choose(inputs: _Inputs, topologies: Sequence[Topology]) -> _Choices:
+    """Make the choices that all ranks share.
+
+    Raises:
+        PlanError: see `plan`; has the problems of all checks.
+    """
+    facts, recipe, stacks = inputs.facts, inputs.recipe, inputs.stacks
+    stack = ipex = network = None
     problems = Problems()
     with problems:
         check_addresses(facts)
     with problems:
         check_allocator(facts, recipe)
-    precision, precision_why = choose_precision(recipe, facts.hosts)
+    precision = choose_precision(recipe, facts.hosts)
     with problems:
         stack = stack_of(facts, stacks)
         ipex = choose_ipex(recipe, facts.hosts, stack, stacks)
     with problems:
-        if stack and recipe and trains:
+        if stack and recipe and inputs.trains:
             check_quantization(recipe, stack, stacks)
-    mbits = network_mbits(facts)
     with problems:
         network = choose_network(facts.hosts) if len(facts.hosts) > 1 else None
-    batch = StepWorkload(precision=precision)
-    if recipe and trains:
-        batch = StepWorkload.of(recipe, precision, model, ipex=bool(ipex and ipex[0]))
-    requested = requested_count(recipe, ranks_per_host, tuned)
-    chosen: dict[str, Count] = {}
-    with problems:
-        whole, sharded = (
-            choose_counts(topologies, requested, replace(batch, sharded=shards))
-            for shards in (False, True)
-        )
-        chosen = whole
-        sharding = choose_sharding(recipe, facts, batch, whole, sharded, mbits, tuned)
-        if sharding[0]:
-            chosen, batch = sharded, replace(batch, sharded=True)
-    counts = {name: count.ranks for name, count in chosen.items()}
-    world = sum(counts.values())
-    if chosen:
+    workload = StepWorkload(precision=precision[0])
+    if recipe and inputs.trains:
+        uses_ipex = bool(ipex and ipex[0])
+        workload = StepWorkload.of(recipe, precision[0], inputs.model, ipex=uses_ipex)
+    counts, workload, sharding = _choose_ranks(inputs, topologies, workload, problems)
+    if counts:
+        _check_workload(facts, counts, workload, problems)
+    backend = None
+    if counts and stack:
         with problems:
-            batch.check_samples(world, len(facts.hosts))
-        with problems:
-            batch.check_memory(facts, counts)
-        with problems:
-            if stack:
-                fewest = min(rank_cores(one, counts[one.host.name]) for one in topologies)
-                measured = facts.known_all_reduce
-                sent = batch.sent_at_once(recipe.training.ddp_bucket_cap_mb if recipe else None)
-                backend = choose_backend(
-                    recipe, world, fewest, stack, stacks, measured, sent, tuned
-                )
+            backend = _choose_backend(inputs, topologies, stack, counts, workload)
     if problems or not ipex or not backend or not sharding:
         raise problems.together()
+    return _Choices(precision, ipex, network, counts, workload, sharding, backend)
 
-    workers = WORKERS if backend[0] == CCL else 0
-    kept_cores = recipe.communication_cores if recipe else None
-    samples = (batch.share(rank, world) for rank in range(world))
-    decisions: list[Decision] = []
-    hosts: list[HostPlan] = []
-    for topology in topologies:
-        host = topology.host
-        count = chosen[host.name]
-        layout = lay_out(topology, count.ranks, world > 1, workers, kept_cores)
-        preloaded = "" if recipe and recipe.allocator == "libc" else host.tcmalloc
-        of_host = {
-            "ranks": (str(count.ranks), count.why),
-            "threads per rank": explain.threads(
-                host, layout, world, workers, _asked(recipe, "communication_cores", None, tuned)
-            ),
-            "cores for the system": explain.system(host, layout),
-            "memory": explain.memory(host, layout),
-            "allocator": explain.allocator(
-                host, preloaded, _asked(recipe, "allocator", "auto", tuned)
-            ),
-            "OpenMP": explain.openmp(host),
-            "network interface": explain.interface(host, len(facts.hosts)),
-        }
-        decisions += [Decision(what, *reason, (host.name,)) for what, reason in of_host.items()]
-        hosts.append(
-            HostPlan(
-                name=host.name,
-                address=host.network_address,
-                interface=host.network_interface,
-                placement=tuple(replace(rank, samples=next(samples)) for rank in layout.ranks),
-                allocator=preloaded,
-                openmp=host.openmp,
-                network=host.network,
-            )
+
+def _choose_ranks(
+    inputs: _Inputs, topologies: Sequence[Topology], workload: StepWorkload, problems: Problems
+) -> tuple[Mapping[str, Count], StepWorkload, tuple[bool, str] | None]:
+    """Choose the ranks of each host, and whether they share one optimizer.
+
+    A sharded optimizer needs less memory on each rank, so a host may have more ranks.
+
+    Returns:
+        The number of ranks by host name, the workload with this choice, and the choice with its
+        reason. After a problem there may be no ranks or no choice.
+    """
+    requested = requested_count(inputs.recipe, inputs.ranks_per_host, inputs.tuned)
+    mbits = network_mbits(inputs.facts)
+    counts: Mapping[str, Count] = {}
+    sharding = None
+    with problems:
+        whole, sharded = (
+            choose_counts(topologies, requested, replace(workload, sharded=shards))
+            for shards in (False, True)
         )
-    of_all = {
-        "precision": (precision, precision_why),
-        "ipex": ("on" if ipex[0] else "off", ipex[1]),
-        "backend": backend,
+        counts = whole
+        sharding = choose_sharding(
+            inputs.recipe, inputs.facts, workload, whole, sharded, mbits, inputs.tuned
+        )
+        if sharding[0]:
+            counts, workload = sharded, replace(workload, sharded=True)
+    return counts, workload, sharding
+
+
+def _check_workload(
+    facts: ClusterFacts, counts: Mapping[str, Count], workload: StepWorkload, problems: Problems
+) -> None:
+    """Check that each rank has samples, and each host the memory for its ranks."""
+    ranks = {name: count.ranks for name, count in counts.items()}
+    with problems:
+        workload.check_samples(sum(ranks.values()), len(facts.hosts))
+    with problems:
+        workload.check_memory(facts, ranks)
+
+
+def _choose_backend(
+    inputs: _Inputs,
+    topologies: Sequence[Topology],
+    stack: Stack,
+    counts: Mapping[str, Count],
+    workload: StepWorkload,
+) -> tuple[str, str]:
+    """Choose the backend of torch.distributed; return the reason, too.
+
+    Raises:
+        PlanError: see `choose_backend`.
+    """
+    recipe = inputs.recipe
+    world = sum(count.ranks for count in counts.values())
+    fewest = min(rank_cores(topology, counts[topology.host.name].ranks) for topology in topologies)
+    measured = inputs.facts.known_all_reduce
+    sent = workload.sent_at_once(recipe.training.ddp_bucket_cap_mb if recipe else None)
+    return choose_backend(recipe, world, fewest, stack, inputs.stacks, measured, sent, inputs.tuned)
+
+
+def _lay_out(inputs: _Inputs, choices: _Choices, topology: Topology) -> Layout:
+    """Place the ranks of a host on its cores."""
+    recipe, ranks = inputs.recipe, choices.counts[topology.host.name].ranks
+    kept_cores = recipe.communication_cores if recipe else None
+    return lay_out(topology, ranks, choices.world_size > 1, choices.workers, kept_cores)
+
+
+def _plan_host(host: HostFacts, placement: tuple[RankPlan, ...], recipe: Recipe | None) -> HostPlan:
+    """Return the plan of a host whose ranks are placed."""
+    return HostPlan(
+        name=host.name,
+        address=host.network_address,
+        interface=host.network_interface,
+        placement=placement,
+        allocator=_allocator(host, recipe),
+        openmp=host.openmp,
+        network=host.network,
+    )
+
+
+def _allocator(host: HostFacts, recipe: Recipe | None) -> str:
+    """Return the allocator's library that the ranks of a host preload, or ""."""
+    return "" if recipe and recipe.allocator == "libc" else host.tcmalloc
+
+
+def _host_reasons(
+    inputs: _Inputs, choices: _Choices, host: HostFacts, layout: Layout
+) -> dict[str, explain.Reason]:
+    """Return the decisions for one host by their subject."""
+    count, world = choices.counts[host.name], choices.world_size
+    cores_reason = inputs.reason_of_field("communication_cores", None)
+    allocator_reason = inputs.reason_of_field("allocator", "auto")
+    preloaded = _allocator(host, inputs.recipe)
+    return {
+        "ranks": (str(count.ranks), count.why),
+        "threads per rank": explain.threads(host, layout, world, choices.workers, cores_reason),
+        "cores for the system": explain.system(host, layout),
+        "memory": explain.memory(host, layout),
+        "allocator": explain.allocator(host, preloaded, allocator_reason),
+        "OpenMP": explain.openmp(host),
+        "network interface": explain.interface(host, len(inputs.facts.hosts)),
     }
-    if network:
-        of_all["network provider"] = explain.provider(network, backend[0])
-    if batch.samples is not None:
-        spread = f"sharded over {world} ranks" if sharding[0] else "whole on each rank"
-        of_all["optimizer"] = (spread, sharding[1])
-        if recipe and batch.local:
-            of_all["synchronization"] = explain.synchronization(recipe, len(facts.hosts), world)
-        of_all["batch"] = batch.decision(batch.samples, world)
-        of_all["memory per rank"] = batch.memory_decision(world)
-    of_all["rendezvous"] = explain.rendezvous(facts)
+
+
+def _launch_reasons(
+    inputs: _Inputs, choices: _Choices, hosts: Sequence[HostPlan]
+) -> dict[str, explain.Reason]:
+    """Return the decisions for the whole launch by their subject."""
+    workload, world = choices.workload, choices.world_size
+    reasons = {
+        "precision": choices.precision,
+        "ipex": ("on" if choices.ipex[0] else "off", choices.ipex[1]),
+        "backend": choices.backend,
+    }
+    if choices.network:
+        reasons["network provider"] = explain.provider(choices.network, choices.backend[0])
+    if workload.samples is not None:
+        is_sharded, why = choices.sharding
+        spread = f"sharded over {world} ranks" if is_sharded else "whole on each rank"
+        reasons["optimizer"] = (spread, why)
+        if inputs.recipe and workload.local:
+            reasons["synchronization"] = explain.synchronization(
+                inputs.recipe, len(inputs.facts.hosts), world
+            )
+        reasons["batch"] = workload.decision(workload.samples, world)
+        reasons["memory per rank"] = workload.memory_decision(world)
+    reasons["rendezvous"] = explain.rendezvous(inputs.facts)
     threads = [(host.name, [rank.threads for rank in host.placement]) for host in hosts]
     if pace := explain.pace(threads):
-        of_all["pace"] = pace
-    decisions += [Decision(what, *reason) for what, reason in of_all.items()]
-    return LaunchPlan(
-        hosts=tuple(hosts),
-        prefix=facts.head.prefix,
-        backend=backend[0],
-        precision=precision,
-        ipex=ipex[0],
-        shard_optimizer=sharding[0],
-        rank_user=facts.head.rank_user,
-        decisions=_grouped(decisions),
-        provider=network[0] if network else "",
-    )
+        reasons["pace"] = pace
+    return reasons
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
@@ -331,15 +465,8 @@ def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
     return replace(facts, hosts=(head,))
 
 
-def _asked(recipe: Recipe | None, name: str, default: object, tuned: Tuned) -> str:
-    """Why a field of the recipe has another value than its default; "" where it does not."""
-    if recipe is None or getattr(recipe, name) == default:
-        return ""
-    return tuned.reason(recipe, name)
-
-
 def _grouped(decisions: Sequence[Decision]) -> tuple[Decision, ...]:
-    """Decisions by their subject; one that is the same for several hosts is kept once."""
+    """Return decisions ordered by subject, with equal decisions of several hosts as one."""
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for decision in decisions:
         hosts.setdefault((decision.what, decision.value, decision.why), []).extend(decision.hosts)

@@ -15,7 +15,7 @@ from ftcluster.benchmark.scaling_model import Mode
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations.train import bench_scaling
+from ftcluster.operations.benchmark import bench_scaling
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import VM, cluster, host
 from tests.unit.shell import Said, Shell

@@ -8,7 +8,7 @@ import pytest
 
 from ftcluster.cluster.saved import Cluster, remember
 from ftcluster.errors import FtclusterError
-from ftcluster.operations.train import data
+from ftcluster.operations.plan import data
 from ftcluster.progress.data import set_line
 from ftcluster_common.protocol.events import is_data
 from tests.unit.clusters import cluster, host

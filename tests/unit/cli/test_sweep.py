@@ -20,8 +20,9 @@ from ftcluster.launch.run import Followed
 from ftcluster.launch.run_hosts import RunHosts
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.runs.report import ReportRequest
-from ftcluster.operations.train import prepare, sweep
-from ftcluster.operations.train.sweep_result import SweepResult
+from ftcluster.operations.search import sweep
+from ftcluster.operations.search.sweep_result import SweepResult
+from ftcluster.operations.train import prepare
 from ftcluster.progress.state import RunProgress
 from ftcluster.recipe.recipe import load_recipe
 from ftcluster.search.rows import Aim, SweepRun

@@ -11,7 +11,8 @@ from ftcluster.cluster.saved import Cluster, recall, remember
 from ftcluster.errors import Interrupted
 from ftcluster.launch import training_run
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations.train import prepare, tune
+from ftcluster.operations.search import tune
+from ftcluster.operations.train import prepare
 from ftcluster.operations.train.prepare import RecipeRequest
 from ftcluster.progress.state import RunProgress
 from tests.unit.clusters import STACKS, VM, cluster, host

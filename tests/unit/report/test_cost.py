@@ -11,7 +11,7 @@ from ftcluster.cli.main import main
 from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import Price, price_of
 from ftcluster.launch.record import begin_events, begin_record, events_file
-from ftcluster.operations.train.common_hosts import common_hosts
+from ftcluster.operations.plan.common_hosts import common_hosts
 from ftcluster.paths import state_dir
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import load_recipe

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ftcluster.errors import FtclusterError, Interrupted
-from ftcluster.operations.train.tune_result import document, lines
+from ftcluster.operations.search.tune_result import document, lines
 from ftcluster.planning.plan import plan
 from ftcluster.recipe.recipe import parse_recipe
 from ftcluster.search.candidates import candidates

@@ -1,10 +1,10 @@
-/* 16 numbers in a register of AVX-512. */
+/* 16 elements in a register of AVX-512. */
 
 typedef __m512 vec;
-typedef __m512i words; /* 8 numbers of 64 bits */
+typedef __m512i u64x8; /* 8 integers of 64 bits */
 
 INLINE vec zeros(void) { return _mm512_setzero_ps(); }
-INLINE vec all(float x) { return _mm512_set1_ps(x); }
+INLINE vec broadcast(float x) { return _mm512_set1_ps(x); }
 INLINE vec add(vec a, vec b) { return _mm512_add_ps(a, b); }
 INLINE vec sub(vec a, vec b) { return _mm512_sub_ps(a, b); }
 INLINE vec mul(vec a, vec b) { return _mm512_mul_ps(a, b); }
@@ -20,43 +20,43 @@ INLINE vec round_down(vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEG_
 /* 1 / x, to 2^-22 */
 INLINE vec nearly_inverse(vec x) {
     vec y = _mm512_rcp14_ps(x);
-    return mul(y, neg_mul_add(x, y, all(2.0f)));
+    return mul(y, neg_mul_add(x, y, broadcast(2.0f)));
 }
 
 /* y 2^x, with x rounded down; 0 where x < -126, and NaN where it is. */
 INLINE vec scaled(vec y, vec x) {
-    __mmask16 normal = _mm512_cmp_ps_mask(x, all(-126.0f), _CMP_NLT_UQ);
-    return _mm512_maskz_scalef_ps(normal, y, x);
+    __mmask16 is_normal = _mm512_cmp_ps_mask(x, broadcast(-126.0f), _CMP_NLT_UQ);
+    return _mm512_maskz_scalef_ps(is_normal, y, x);
 }
 
 INLINE lanes negative(vec x) { return _mm512_cmp_ps_mask(x, zeros(), _CMP_LT_OS); }
 
-/* `a` in some lanes, `b` in the others. */
-INLINE vec choose(lanes some, vec a, vec b) { return _mm512_mask_mov_ps(b, some, a); }
-INLINE vec add_some(lanes some, vec sum, vec x) { return _mm512_mask_add_ps(sum, some, sum, x); }
-INLINE vec larger_some(lanes some, vec a, vec b) { return _mm512_mask_max_ps(a, some, a, b); }
+/* Return `a` in the active lanes, `b` in the others. */
+INLINE vec choose(lanes active, vec a, vec b) { return _mm512_mask_mov_ps(b, active, a); }
+INLINE vec add_active(lanes active, vec sum, vec x) { return _mm512_mask_add_ps(sum, active, sum, x); }
+INLINE vec larger_active(lanes active, vec a, vec b) { return _mm512_mask_max_ps(a, active, a, b); }
 
 INLINE float sum_of(vec x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest_in(vec x) { return _mm512_reduce_max_ps(x); }
 INLINE float first_of(vec x) { return _mm512_cvtss_f32(x); }
 
-/* Masked stores are slow on some CPUs, and most registers are whole. */
-INLINE vec load_fp32(const float *x, lanes some) {
-    return some == 0xffff ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(some, x);
+/* Masked loads and stores are slow on some CPUs, and most registers are whole. */
+INLINE vec load_fp32(const float *x, lanes active) {
+    return active == 0xffff ? _mm512_loadu_ps(x) : _mm512_maskz_loadu_ps(active, x);
 }
 
-INLINE void store_fp32(float *x, lanes some, vec values) {
-    if (some == 0xffff)
+INLINE void store_fp32(float *x, lanes active, vec values) {
+    if (active == 0xffff)
         _mm512_storeu_ps(x, values);
     else
-        _mm512_mask_storeu_ps(x, some, values);
+        _mm512_mask_storeu_ps(x, active, values);
 }
 
-/* To a cache line, past the caches. */
+/* Store to a cache line, past the caches. */
 INLINE void stream_fp32(float *x, vec values) { _mm512_stream_ps(x, values); }
 
-INLINE vec load_bf16(const bf16 *x, lanes some) {
-    __m256i halves = some == 0xffff ? _mm256_loadu_si256((const void *)x) : _mm256_maskz_loadu_epi16(some, x);
+INLINE vec load_bf16(const bf16 *x, lanes active) {
+    __m256i halves = active == 0xffff ? _mm256_loadu_si256((const void *)x) : _mm256_maskz_loadu_epi16(active, x);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
@@ -68,27 +68,27 @@ INLINE __m256i rounded(vec values) {
     return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(_mm512_srli_epi32(bits, 16), nan, _mm512_set1_epi32(0x7fc0)));
 }
 
-INLINE void store_bf16(bf16 *x, lanes some, vec values) {
-    if (some == 0xffff)
+INLINE void store_bf16(bf16 *x, lanes active, vec values) {
+    if (active == 0xffff)
         _mm256_storeu_si256((void *)x, rounded(values));
     else
-        _mm256_mask_storeu_epi16(x, some, rounded(values));
+        _mm256_mask_storeu_epi16(x, active, rounded(values));
 }
 
 /* start, start + step, start + 2 step, ... */
-INLINE words counting(uint64_t start, uint64_t step) {
-    const __m512i numbers = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-    return _mm512_add_epi64(_mm512_mullo_epi64(numbers, _mm512_set1_epi64(step)), _mm512_set1_epi64(start));
+INLINE u64x8 counting(uint64_t start, uint64_t step) {
+    const __m512i integers = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_add_epi64(_mm512_mullo_epi64(integers, _mm512_set1_epi64(step)), _mm512_set1_epi64(start));
 }
 
-INLINE words plus(words z, uint64_t by) { return _mm512_add_epi64(z, _mm512_set1_epi64(by)); }
-INLINE words times(words z, uint64_t by) { return _mm512_mullo_epi64(z, _mm512_set1_epi64(by)); }
+INLINE u64x8 plus(u64x8 z, uint64_t by) { return _mm512_add_epi64(z, _mm512_set1_epi64(by)); }
+INLINE u64x8 times(u64x8 z, uint64_t by) { return _mm512_mullo_epi64(z, _mm512_set1_epi64(by)); }
 #define XOR_SHIFTED(z, by) _mm512_xor_si512(z, _mm512_srli_epi64(z, by))
 
-/* Of the 32 numbers of 16 bits, those that are not less. */
-INLINE uint32_t at_least(words z, int16_t level) { return _mm512_cmpge_epi16_mask(z, _mm512_set1_epi16(level)); }
+/* Return a bit for each of the 32 integers of 16 bits that is not less than `level`. */
+INLINE uint32_t at_least(u64x8 z, int16_t level) { return _mm512_cmpge_epi16_mask(z, _mm512_set1_epi16(level)); }
 
-/* 16 x 16 numbers of 32 bits. */
+/* Transpose 16 x 16 elements of 32 bits. */
 INLINE void transpose(__m512i x[16]) {
     __m512i y[16];
     for (int i = 0; i < 16; i += 2) {
@@ -115,14 +115,16 @@ INLINE void transpose(__m512i x[16]) {
     }
 }
 
-/* A square of 16 x 16 numbers of 32 bits turned, from rows that are `apart` numbers from each other, of which there
- * are `rows`, to rows that are `wide` from each other, in their order: with wide < 16 the next one covers the rest. */
+/* Transpose a square of 16 x 16 elements of 32 bits. Rows of `matrix` are `row_stride` elements apart; those from `rows` on
+ * are zeros. Rows of `transposed` are `transposed_stride` apart and stored in order: if that is less than 16, each row
+ * overwrites the end of the row before. */
 #define SQUARE 16
-INLINE void turn_square(const uint32_t *from, int64_t apart, int64_t rows, uint32_t *to, int64_t wide) {
+INLINE void transpose_square(const uint32_t *matrix, int64_t row_stride, int64_t rows, uint32_t *transposed,
+                             int64_t transposed_stride) {
     __m512i x[16];
     for (int i = 0; i < 16; i++)
-        x[i] = i < rows ? _mm512_loadu_si512(from + i * apart) : _mm512_setzero_si512();
+        x[i] = i < rows ? _mm512_loadu_si512(matrix + i * row_stride) : _mm512_setzero_si512();
     transpose(x);
     for (int i = 0; i < 16; i++)
-        _mm512_storeu_si512(to + i * wide, x[i]);
+        _mm512_storeu_si512(transposed + i * transposed_stride, x[i]);
 }

@@ -9,27 +9,28 @@ typedef struct {
     int64_t columns, stride;
 } Losses;
 
-INLINE void cross_entropy_rows(const Losses *a, int64_t row, int64_t end, int thread, int type) {
-    const int64_t columns = a->columns;
+INLINE void cross_entropy_rows(const Losses *args, int64_t row, int64_t end, int thread, int type) {
+    const int64_t columns = args->columns;
     for (; row < end; row++) {
-        const int64_t begin = row * a->stride, target_place = begin + a->targets[row];
-        vec row_max = largest_of(a->logits, begin, columns, type), row_sum = zeros();
-        REGISTERS(i, some, 0, columns, {
-            row_sum = add_some(some, row_sum, exponential(sub(load(a->logits, begin + i, some, type), row_max), type));
+        const int64_t begin = row * args->stride, target_offset = begin + args->targets[row];
+        vec row_max = largest_of(args->logits, begin, columns, type), row_sum = zeros();
+        REGISTERS(i, active, 0, columns, {
+            row_sum = add_active(active, row_sum,
+                                 exponential(sub(load(args->logits, begin + i, active, type), row_max), type));
         });
-        float total = sum_of(row_sum), factor = a->factors ? a->factors[row] : 1;
-        vec target_score = sub(load(a->logits, target_place, 1, type), row_max);
-        a->totals[row] = total;
-        a->scores[row] = first_of(target_score);
-        /* powers are computed again: a row of them would leave no room in a small cache */
-        vec factor_by_total = all(factor / total);
-        REGISTERS(i, some, 0, columns, {
-            vec power = exponential(sub(load(a->logits, begin + i, some, type), row_max), type);
-            store(a->logits, begin + i, some, mul(power, factor_by_total), type);
+        float total = sum_of(row_sum), factor = args->factors ? args->factors[row] : 1;
+        vec target_score = sub(load(args->logits, target_offset, 1, type), row_max);
+        args->totals[row] = total;
+        args->scores[row] = first_of(target_score);
+        /* compute the exponentials again: a row of them does not fit into a small cache beside the logits */
+        vec factor_by_total = broadcast(factor / total);
+        REGISTERS(i, active, 0, columns, {
+            vec logit_exp = exponential(sub(load(args->logits, begin + i, active, type), row_max), type);
+            store(args->logits, begin + i, active, mul(logit_exp, factor_by_total), type);
         });
         vec probability = mul(exponential(target_score, type), factor_by_total);
-        store(a->logits, target_place, 1, sub(probability, all(factor)), type);
-        REGISTERS(i, some, columns, a->stride, { store(a->logits, begin + i, some, zeros(), type); });
+        store(args->logits, target_offset, 1, sub(probability, broadcast(factor)), type);
+        REGISTERS(i, active, columns, args->stride, { store(args->logits, begin + i, active, zeros(), type); });
     }
 }
 

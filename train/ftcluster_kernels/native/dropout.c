@@ -10,16 +10,16 @@ typedef struct {
     Drop drop;
 } Dropout;
 
-INLINE void dropout_pieces(const Dropout *a, int64_t first_piece, int64_t end_piece, int thread, int type) {
-    const vec scale = all(a->drop.scale);
-    uint32_t bits[WORDS(PIECE)];
+INLINE void dropout_pieces(const Dropout *args, int64_t first_piece, int64_t end_piece, int thread, int type) {
+    const vec scale = broadcast(args->drop.scale);
+    uint32_t kept_bits[WORDS(PIECE)];
     for (int64_t begin = first_piece * PIECE; begin < end_piece * PIECE; begin += PIECE) {
-        int64_t end = begin + PIECE < a->count ? begin + PIECE : a->count;
-        draw(bits, begin, end - begin, a->drop);
-        REGISTERS(i, some, begin, end, {
-            /* times 0, not 0: so that NaN stays */
-            vec by = choose(bits_at(bits, i - begin), scale, zeros());
-            store(a->output, i, some, mul(load(a->input, i, some, type), by), type);
+        int64_t end = begin + PIECE < args->count ? begin + PIECE : args->count;
+        draw(kept_bits, begin, end - begin, args->drop);
+        REGISTERS(i, active, begin, end, {
+            /* multiply by 0 instead of storing 0, so that NaN stays NaN */
+            vec factor = choose(bits_at(kept_bits, i - begin), scale, zeros());
+            store(args->output, i, active, mul(load(args->input, i, active, type), factor), type);
         });
     }
 }

@@ -1,123 +1,152 @@
-/* Products of matrices by multiply-adds, in fp32, and in bf16 where the CPU adds two products at once (AVX512-BF16).
+/* Matrix multiplication by multiply-adds in vector registers: in fp32, and in bf16 if the CPU adds two products at once
+ * (AVX512-BF16).
  *
- * After Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): sums stay in registers, and
- * factors are packed as slivers of some left rows and of some right columns, along the sum. They are words of 32 bits: a
- * number of fp32, or two of bf16 that are side by side along the sum. */
+ * After Goto and van de Geijn (Anatomy of High-Performance Matrix Multiplication, 2008): a block of C = A B stays in
+ * registers. A is packed as slivers of a few rows, B as slivers of a few columns, both along the depth. Slivers consist
+ * of words of 32 bits: an element of fp32, or two elements of bf16 that follow each other along the depth.
+ *
+ *         sliver of A: `rows` rows                    sliver of B: `columns` columns
+ *
+ *         word 0   a00 a10 a20 ... a(rows-1)0         word 0   b00 b01 b02 ... b0(columns-1)
+ *         word 1   a01 a11 a21 ...                    word 1   b10 b11 b12 ...
+ *         ...                                         ...
+ *
+ *                                 columns: `registers` vector registers
+ *                                 +---------------------------+
+ *     for each word k             | b(k)                      |   loaded once
+ *                                 +---------------------------+
+ *              +------+           +---------------------------+
+ *         rows | a(k) |  x        | block of C                |   stays in rows x registers vector registers
+ *              +------+           +---------------------------+
+ *              broadcast
+ */
 
 typedef uint32_t word;
 
-#define BLOCK 64 /* words along the sum that are packed before those of the next sliver: a page's lines */
+#define PAGE_WORDS 64 /* words of a sliver that are packed before those of the next sliver: the lines of a page */
 
 INLINE int64_t size_of(int type) { return type == FP32 ? 4 : 2; }
 INLINE int64_t in_word(int type) { return type == FP32 ? 1 : 2; }
 
-/* A sliver of `wide` rows, of which there are `rows`, `apart` words from each other, along the sum. */
-INLINE void pack_along(const word *from, int64_t apart, int64_t rows, int64_t words, int wide, word *to) {
+/* Pack a sliver of rows that lie along the depth, `row_stride` words apart. The sliver is `sliver_width` rows wide; rows
+ * from `rows` on are zeros. */
+INLINE void pack_along(const word *matrix, int64_t row_stride, int64_t rows, int64_t depth_words, int sliver_width,
+                       word *sliver) {
     int64_t k = 0;
-    for (; k + SQUARE <= words; k += SQUARE)
-        for (int i = 0; i < wide; i += SQUARE)
-            turn_square(from + i * apart + k, apart, least(rows, wide) - i, to + k * wide + i, wide);
-    for (; k < words; k++)
-        for (int i = 0; i < wide; i++)
-            to[k * wide + i] = i < rows ? from[i * apart + k] : 0;
+    for (; k + SQUARE <= depth_words; k += SQUARE)
+        for (int i = 0; i < sliver_width; i += SQUARE)
+            transpose_square(matrix + i * row_stride + k, row_stride, min64(rows, sliver_width) - i,
+                             sliver + k * sliver_width + i, sliver_width);
+    for (; k < depth_words; k++)
+        for (int i = 0; i < sliver_width; i++)
+            sliver[k * sliver_width + i] = i < rows ? matrix[i * row_stride + k] : 0;
 }
 
-/* One word for each of `wide` columns, of which there are `columns`; `beside`: the next row, if it is there. */
-INLINE void pack_row(const void *row, const void *beside, int64_t columns, int wide, int type, word *to) {
-    for (int i = 0; i < wide; i++)
+/* Pack one word of each column of a sliver; columns from `columns` on are zeros. `next_row`: the second elements of the
+ * words in bf16, or none at the end of the depth. */
+INLINE void pack_row(const void *row, const void *next_row, int64_t columns, int sliver_width, int type,
+                     word *packed_row) {
+    for (int i = 0; i < sliver_width; i++)
         if (i >= columns)
-            to[i] = 0;
+            packed_row[i] = 0;
         else
-            to[i] = type == FP32 ? ((const word *)row)[i] : ((const bf16 *)row)[i] | (beside ? (word)((const bf16 *)beside)[i] << 16 : 0);
+            packed_row[i] = type == FP32
+                                ? ((const word *)row)[i]
+                                : ((const bf16 *)row)[i] | (next_row ? (word)((const bf16 *)next_row)[i] << 16 : 0);
 }
 
-/* The same of `wide` columns that are there; compilers do not find it. */
-INLINE void pair_columns(const bf16 *row, const bf16 *beside, int wide, word *to) {
+/* Do the same for bf16 if all columns are there. Compilers do not vectorize the loop above so. */
+INLINE void interleave_rows(const bf16 *row, const bf16 *next_row, int sliver_width, word *packed_row) {
     int i = 0;
-    for (; i + 8 <= wide; i += 8) {
-        __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(row + i)));
-        __m256i high = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(beside + i)));
-        _mm256_storeu_si256((void *)(to + i), _mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
+    for (; i + 8 <= sliver_width; i += 8) {
+        __m256i even = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(row + i)));
+        __m256i odd = _mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)(next_row + i)));
+        _mm256_storeu_si256((void *)(packed_row + i), _mm256_or_si256(even, _mm256_slli_epi32(odd, 16)));
     }
-    for (; i + 4 <= wide; i += 4)
-        _mm_storeu_si128((void *)(to + i), _mm_unpacklo_epi16(_mm_loadl_epi64((const void *)(row + i)), _mm_loadl_epi64((const void *)(beside + i))));
-    for (; i < wide; i++)
-        to[i] = row[i] | (word)beside[i] << 16;
+    for (; i + 4 <= sliver_width; i += 4)
+        _mm_storeu_si128((void *)(packed_row + i), _mm_unpacklo_epi16(_mm_loadl_epi64((const void *)(row + i)),
+                                                                      _mm_loadl_epi64((const void *)(next_row + i))));
+    for (; i < sliver_width; i++)
+        packed_row[i] = row[i] | (word)next_row[i] << 16;
 }
 
-/* Slivers of `wide` columns side by side of `depth` rows, which are `apart` numbers from each other. */
-INLINE void pack_across(const void *from, int64_t apart, int64_t columns, int64_t slivers, int64_t depth, int wide, int type, word *to) {
-    const int64_t words = parts(depth, in_word(type)), row_size = apart * size_of(type);
-    for (int64_t block = 0; block < words; block += BLOCK)
-        for (int64_t sliver = 0; sliver < slivers; sliver++)
-            for (int64_t k = block; k < least(words, block + BLOCK); k++) {
-                const char *row = (const char *)from + k * in_word(type) * row_size + sliver * wide * size_of(type);
-                const char *beside = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_size;
-                word *here = to + (sliver * words + k) * wide;
-                if (columns - sliver * wide >= wide && beside) { /* these are most */
+/* Pack slivers of columns whose `depth` elements are `row_stride` elements apart. */
+INLINE void pack_across(const void *matrix, int64_t row_stride, int64_t columns, int64_t sliver_count, int64_t depth,
+                        int sliver_width, int type, word *slivers) {
+    const int64_t depth_words = ceil_div(depth, in_word(type)), row_bytes = row_stride * size_of(type);
+    for (int64_t first_word = 0; first_word < depth_words; first_word += PAGE_WORDS)
+        for (int64_t sliver = 0; sliver < sliver_count; sliver++)
+            for (int64_t k = first_word; k < min64(depth_words, first_word + PAGE_WORDS); k++) {
+                const char *row =
+                    (const char *)matrix + k * in_word(type) * row_bytes + sliver * sliver_width * size_of(type);
+                const char *next_row = type == BF16 && 2 * k + 1 == depth ? 0 : row + row_bytes;
+                word *packed_row = slivers + (sliver * depth_words + k) * sliver_width;
+                if (columns - sliver * sliver_width >= sliver_width && next_row) { /* nearly always */
                     if (type == BF16)
-                        pair_columns((const bf16 *)row, (const bf16 *)beside, wide, here);
+                        interleave_rows((const bf16 *)row, (const bf16 *)next_row, sliver_width, packed_row);
                     else
-                        pack_row(row, beside, wide, wide, type, here);
+                        pack_row(row, next_row, sliver_width, sliver_width, type, packed_row);
                 } else
-                    pack_row(row, beside, columns - sliver * wide, wide, type, here);
+                    pack_row(row, next_row, columns - sliver * sliver_width, sliver_width, type, packed_row);
             }
 }
 
-INLINE vec add_product(vec sum, vec left, vec right, int type) {
+INLINE vec add_product(vec sum, vec a, vec b, int type) {
 #ifdef WITH_AMX /* compilers that know AMX know AVX512-BF16, but only where all of the code may have it */
     if (type == BF16) {
-        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(left), "v"(right));
+        __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
         return sum;
     }
 #endif
-    return mul_add(left, right, sum);
+    return mul_add(a, b, sum);
 }
 
-/* To `place` on; what is less than the least normal number is 0 in bf16, as it is in sums of products. */
-INLINE void store_number(void *numbers, int64_t place, lanes some, vec values, int type) {
+/* Store from `offset` on. In bf16 values below the least normal one become 0, as they do in AVX512-BF16's products. */
+INLINE void store_element(void *elements, int64_t offset, lanes active, vec values, int type) {
 #ifdef WITH_AMX
     if (type == BF16) {
-        __m256i low;
-        __asm__("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(values));
-        if (some == 0xffff)
-            _mm256_storeu_si256((void *)((bf16 *)numbers + place), low);
+        __m256i halves;
+        __asm__("vcvtneps2bf16 %1, %0" : "=v"(halves) : "v"(values));
+        if (active == 0xffff)
+            _mm256_storeu_si256((void *)((bf16 *)elements + offset), halves);
         else
-            _mm256_mask_storeu_epi16((bf16 *)numbers + place, some, low);
+            _mm256_mask_storeu_epi16((bf16 *)elements + offset, active, halves);
         return;
     }
 #endif
-    store(numbers, place, some, values, type);
+    store(elements, offset, active, values, type);
 }
 
-/* `high` rows of sums of packed slivers, `registers` each, to rows that are `apart`; a cache line of what is `ahead` comes
- * into L2 with each word. */
-INLINE void multiply(const word *left, const word *right, int64_t words, float *sums, int64_t apart, int fresh,
-                     const char *ahead, int64_t step, int type, const int high, const int registers) {
-    const int wide = 16 * registers;
-    vec s[12][3];
+/* Multiply a sliver of A and a sliver of B, `rows` x `registers` vector registers of C, see above. `sums` has rows that are
+ * `sum_stride` elements apart; they are added to unless `starts_at_zero`. With each word, a cache line at `prefetched`
+ * comes into L2. */
+INLINE void multiply_slivers(const word *a_sliver, const word *b_sliver, int64_t depth_words, float *sums,
+                             int64_t sum_stride, int starts_at_zero, const char *prefetched, int64_t prefetch_step,
+                             int type, const int rows, const int registers) {
+    const int columns = 16 * registers;
+    vec block[12][3];
 #pragma GCC unroll 12
-    for (int i = 0; i < high; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
         for (int j = 0; j < registers; j++)
-            s[i][j] = fresh ? zeros() : load_fp32(sums + i * apart + 16 * j, 0xffff);
-    for (int64_t k = 0; k < words; k++, ahead += step) {
-        vec beside[3];
-        _mm_prefetch(ahead, _MM_HINT_T1);
+            block[i][j] = starts_at_zero ? zeros() : load_fp32(sums + i * sum_stride + 16 * j, 0xffff);
+    for (int64_t k = 0; k < depth_words; k++, prefetched += prefetch_step) {
+        vec b_registers[3];
+        _mm_prefetch(prefetched, _MM_HINT_T1);
 #pragma GCC unroll 3
         for (int j = 0; j < registers; j++)
-            beside[j] = load_fp32((const float *)right + k * wide + 16 * j, 0xffff);
+            b_registers[j] = load_fp32((const float *)b_sliver + k * columns + 16 * j, 0xffff);
 #pragma GCC unroll 12
-        for (int i = 0; i < high; i++) {
-            vec one = all(((const float *)left)[k * high + i]);
+        for (int i = 0; i < rows; i++) {
+            vec a_value = broadcast(((const float *)a_sliver)[k * rows + i]);
 #pragma GCC unroll 3
             for (int j = 0; j < registers; j++)
-                s[i][j] = add_product(s[i][j], one, beside[j], type);
+                block[i][j] = add_product(block[i][j], a_value, b_registers[j], type);
         }
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < high; i++)
+    for (int i = 0; i < rows; i++)
 #pragma GCC unroll 3
         for (int j = 0; j < registers; j++)
-            store_fp32(sums + i * apart + 16 * j, 0xffff, s[i][j]);
+            store_fp32(sums + i * sum_stride + 16 * j, 0xffff, block[i][j]);
 }

@@ -2,166 +2,206 @@
 
 #include "fma.h"
 
-/* Products of large matrices: left right + bias. A panel of left rows stays in L2, and a part of WIDE right columns that
- * all of its rows are multiplied by. Threads take the next piece when they have done one; a sum does not depend on who
- * computes it. */
+/* Multiplication of large matrices: C = A B + bias. A panel of A stays in L2, and so does the part of a sliver of B that
+ * all rows of the panel are multiplied by. Threads take the next piece of work when they have finished one. An element of
+ * C does not depend on the thread that computes it. */
 
 #ifdef __AVX512F__
-#define HIGH 8
-#define REGISTERS_WIDE 3
+#define BLOCK_ROWS 8
+#define BLOCK_REGISTERS 3
 #else
-#define HIGH 6
-#define REGISTERS_WIDE 1
+#define BLOCK_ROWS 6
+#define BLOCK_REGISTERS 1
 #endif
-#define WIDE (16 * REGISTERS_WIDE)
-#define PART 256          /* words along the sum whose right columns stay in L2 */
-#define DEEP 4096         /* words along the sum that are packed at once */
-#define PANEL (512 << 10) /* bytes of left rows that stay in L2 */
-#define GROUP (16 << 20)  /* bytes of right columns that are packed at once */
-#define TOGETHER (192 / WIDE) /* slivers of WIDE columns that a thread packs */
+#define BLOCK_COLUMNS (16 * BLOCK_REGISTERS)
+#define PART_WORDS 256          /* words of a sliver of B that stay in L2 */
+#define MOST_WORDS 4096         /* words along the depth that are packed at once */
+#define PANEL_BYTES (512 << 10) /* of A that stay in L2 */
+#define GROUP_BYTES (16 << 20)  /* of B that are packed at once */
+#define PACKED_SLIVERS (192 / BLOCK_COLUMNS) /* slivers of B that a thread packs at once */
 
-/* A piece of work is one panel of left rows times one slice of the group's columns. Sums of HIGH x WIDE numbers stay in
- * registers while PART words of a left sliver and a right sliver are multiplied:
+/* A piece of work is one panel of A times one slice of the group's columns. A block of BLOCK_ROWS x BLOCK_COLUMNS
+ * elements of C stays in registers while PART_WORDS words of a sliver of A and a sliver of B are multiplied:
  *
- *                            a group of right columns, packed for all threads
+ *                            B: a group of columns, packed for all threads
  *                            +---------+---------+
- *               PART words   |         | |       |   a sliver of WIDE columns
+ *               PART_WORDS   |         | |       |   a sliver of BLOCK_COLUMNS columns
  *                            |         |         |
- *             words          +---------+---------+
+ *            depth in words  +---------+---------+
  *            +-------+         slice 0   slice 1
  *    panel 0 |       |       +---------+---------+
  *            +-------+       |         |         |
- *    panel 1 | --    |       |         | *       |   * is a block of HIGH x WIDE sums
+ *    panel 1 | --    |       |         | *       |   * is a block of C
  *            |       |       |         |         |
  *            +-------+       +---------+---------+
- *     slivers of HIGH rows     output
- */
+ *     A: slivers of           C: output
+ *     BLOCK_ROWS rows
+ *
+ * A thread goes along the rows of its panel with one part of a sliver of B, then takes the next part; so the elements
+ * of C wait in fp32 behind the packed panel until the last part. */
 typedef struct {
-    const void *left, *right, *bias;
+    const void *a, *b, *bias;
     void *output;
     int64_t rows, depth, columns;
-    int left_turned, right_turned; /* whether they are stored as (depth, rows) and as (columns, depth) */
-    int adds;                      /* whether the output is added to */
-    word *packed, *own;
-    int64_t high; /* slivers of a panel */
-    int type;     /* of the factors */
-    int64_t panels, slices, own_size;
-    int64_t begin, words; /* along the sum: numbers before, and words that are packed */
-    int64_t first, count; /* columns of this group */
-    int64_t *next;
+    int a_transposed, b_transposed; /* whether they are stored as (depth, rows) and as (columns, depth) */
+    int adds;                       /* whether the output is added to */
+    word *b_packed, *a_packed;      /* a_packed: for each thread a panel of A and its sums */
+    int64_t slivers_per_panel;
+    int type; /* of A and B */
+    int64_t panels, slices, thread_words;    /* thread_words: words of `a_packed` for each thread */
+    int64_t first_depth, words;              /* along the depth: elements before, and words that are packed */
+    int64_t first_column, group_columns;     /* of the group that is multiplied now */
+    int64_t *next_piece;
 } Product;
 
-/* Slivers of `wide` rows of a factor (columns of the right one) from `first` on, of which it has `count`. */
-INLINE void pack(const Product *a, const void *from, int along, int64_t first, int64_t count, int64_t slivers, int wide,
-                 int type, word *to) {
-    const int64_t apart = a->depth / in_word(type), packed_depth = least(a->depth - a->begin, a->words * in_word(type));
-    if (!along)
-        pack_across((const char *)from + (a->begin * count + first) * size_of(type), count, count - first, slivers, packed_depth, wide, type, to);
-    for (int64_t i = 0; i < slivers && along; i++)
-        pack_along((const word *)from + (first + i * wide) * apart + a->begin / in_word(type), apart, count - first - i * wide,
-                   a->words, wide, to + i * wide * a->words);
+/* Pack slivers of A's rows or of B's columns, from `first_row` on of `rows`. `is_depth_contiguous`: the matrix is stored
+ * along the depth. */
+INLINE void pack(const Product *args, const void *matrix, int is_depth_contiguous, int64_t first_row, int64_t rows,
+                 int64_t sliver_count, int sliver_width, int type, word *slivers) {
+    const int64_t row_stride = args->depth / in_word(type),
+                  packed_depth = min64(args->depth - args->first_depth, args->words * in_word(type));
+    if (!is_depth_contiguous)
+        pack_across((const char *)matrix + (args->first_depth * rows + first_row) * size_of(type), rows,
+                    rows - first_row, sliver_count, packed_depth, sliver_width, type, slivers);
+    for (int64_t i = 0; i < sliver_count && is_depth_contiguous; i++)
+        pack_along((const word *)matrix + (first_row + i * sliver_width) * row_stride +
+                       args->first_depth / in_word(type),
+                   row_stride, rows - first_row - i * sliver_width, args->words, sliver_width,
+                   slivers + i * sliver_width * args->words);
 }
 
-INLINE void pack_right(const Product *a, int64_t begin, int64_t end, int thread, int type) {
-    const int64_t slivers = parts(a->count, WIDE);
-    for (int64_t sliver; (sliver = next_of(a->next) * TOGETHER) < slivers;)
-        pack(a, a->right, a->right_turned, a->first + sliver * WIDE, a->columns, least(TOGETHER, slivers - sliver), WIDE, type,
-             a->packed + sliver * WIDE * a->words);
+INLINE void pack_b(const Product *args, int64_t begin, int64_t end, int thread, int type) {
+    const int64_t sliver_count = ceil_div(args->group_columns, BLOCK_COLUMNS);
+    for (int64_t sliver; (sliver = take_next(args->next_piece) * PACKED_SLIVERS) < sliver_count;)
+        pack(args, args->b, args->b_transposed, args->first_column + sliver * BLOCK_COLUMNS, args->columns,
+             min64(PACKED_SLIVERS, sliver_count - sliver), BLOCK_COLUMNS, type,
+             args->b_packed + sliver * BLOCK_COLUMNS * args->words);
 }
-LOOP_BY_TYPE(pack_right, Product)
+LOOP_BY_TYPE(pack_b, Product)
 
-INLINE void put(const Product *a, const float *sums, int64_t row, int64_t column, int type) {
-    const int64_t block_rows = least(HIGH, a->rows - row), block_columns = least(WIDE, a->columns - column);
+INLINE void write_block(const Product *args, const float *sums, int64_t row, int64_t column, int type) {
+    const int64_t block_rows = min64(BLOCK_ROWS, args->rows - row),
+                  block_columns = min64(BLOCK_COLUMNS, args->columns - column);
     for (int64_t i = 0; i < block_rows; i++) {
-        int64_t place = (row + i) * a->columns + column;
-        REGISTERS(j, some, 0, block_columns, {
-            vec sum = load_fp32(sums + i * WIDE + j, some);
-            if (a->bias && a->begin == 0)
-                sum = add(sum, load(a->bias, column + j, some, type));
-            if (a->adds)
-                sum = add(sum, load(a->output, place + j, some, type));
-            store(a->output, place + j, some, sum, type);
+        int64_t offset = (row + i) * args->columns + column;
+        REGISTERS(j, active, 0, block_columns, {
+            vec sum = load_fp32(sums + i * BLOCK_COLUMNS + j, active);
+            if (args->bias && args->first_depth == 0)
+                sum = add(sum, load(args->bias, column + j, active, type));
+            if (args->adds)
+                sum = add(sum, load(args->output, offset + j, active, type));
+            store(args->output, offset + j, active, sum, type);
         });
     }
 }
 
-/* Pieces are slices of the columns of a panel of rows, panel by panel. `out`: the type of the output. */
-INLINE void multiply_panels(const Product *a, int thread, int type, int out) {
-    word *left_slivers = a->own + thread * a->own_size;
-    /* the last square of `left_slivers` ends behind its sliver */
-    float *sums = (float *)left_slivers + a->own_size - a->high * HIGH * WIDE;
-    const int64_t slivers = parts(a->count, WIDE);
-    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
-        int64_t panel = piece / a->slices, slice = piece % a->slices, row = panel * a->high * HIGH;
-        int64_t panel_slivers = parts(least(a->high * HIGH, a->rows - row), HIGH);
+/* Each piece is one slice of the columns of a panel, panel by panel. */
+INLINE void multiply_panels(const Product *args, int thread, int type, int output_type) {
+    word *a_slivers = args->a_packed + thread * args->thread_words;
+    /* the last square that `pack` transposes ends behind its sliver: `thread_words` has room for it */
+    float *sums = (float *)a_slivers + args->thread_words - args->slivers_per_panel * BLOCK_ROWS * BLOCK_COLUMNS;
+    const int64_t b_slivers = ceil_div(args->group_columns, BLOCK_COLUMNS);
+    for (int64_t piece, packed_panel = -1; (piece = take_next(args->next_piece)) < args->panels * args->slices;) {
+        int64_t panel = piece / args->slices, slice = piece % args->slices,
+                row = panel * args->slivers_per_panel * BLOCK_ROWS;
+        int64_t panel_slivers = ceil_div(min64(args->slivers_per_panel * BLOCK_ROWS, args->rows - row), BLOCK_ROWS);
         if (panel != packed_panel)
-            pack(a, a->left, !a->left_turned, row, a->rows, panel_slivers, HIGH, type, left_slivers);
+            pack(args, args->a, !args->a_transposed, row, args->rows, panel_slivers, BLOCK_ROWS, type, a_slivers);
         packed_panel = panel;
-        for (int64_t sliver = slivers * slice / a->slices; sliver < slivers * (slice + 1) / a->slices; sliver++)
-            for (int64_t part = 0; part < a->words; part += PART) {
-                const word *right = a->packed + sliver * WIDE * a->words + part * WIDE;
-                const int64_t part_words = least(PART, a->words - part);
-                for (int64_t left_sliver = 0; left_sliver < panel_slivers; left_sliver++) {
-                    float *block_sums = sums + left_sliver * HIGH * WIDE;
-                    const int brings = left_sliver < REGISTERS_WIDE; /* then all of the next part is there */
-                    const char *ahead = (const char *)(right + part_words * WIDE) + (brings ? left_sliver * part_words * 64 : 0);
-                    multiply(left_slivers + (left_sliver * a->words + part) * HIGH, right, part_words, block_sums, WIDE, part == 0,
-                             ahead, brings ? 64 : 0, type, HIGH, REGISTERS_WIDE);
-                    if (part + part_words == a->words)
-                        put(a, block_sums, row + left_sliver * HIGH, a->first + sliver * WIDE, out);
+        for (int64_t b_sliver = b_slivers * slice / args->slices; b_sliver < b_slivers * (slice + 1) / args->slices;
+             b_sliver++)
+            for (int64_t first_word = 0; first_word < args->words; first_word += PART_WORDS) {
+                const word *b_part =
+                    args->b_packed + b_sliver * BLOCK_COLUMNS * args->words + first_word * BLOCK_COLUMNS;
+                const int64_t part_words = min64(PART_WORDS, args->words - first_word);
+                for (int64_t a_sliver = 0; a_sliver < panel_slivers; a_sliver++) {
+                    float *block_sums = sums + a_sliver * BLOCK_ROWS * BLOCK_COLUMNS;
+                    const int prefetches = a_sliver < BLOCK_REGISTERS; /* these prefetch all of the next part */
+                    const char *prefetched = (const char *)(b_part + part_words * BLOCK_COLUMNS) +
+                                             (prefetches ? a_sliver * part_words * 64 : 0);
+                    multiply_slivers(a_slivers + (a_sliver * args->words + first_word) * BLOCK_ROWS, b_part, part_words,
+                                     block_sums, BLOCK_COLUMNS, first_word == 0, prefetched, prefetches ? 64 : 0, type,
+                                     BLOCK_ROWS, BLOCK_REGISTERS);
+                    if (first_word + part_words == args->words)
+                        write_block(args, block_sums, row + a_sliver * BLOCK_ROWS,
+                                    args->first_column + b_sliver * BLOCK_COLUMNS, output_type);
                 }
             }
     }
 }
 
-static void multiply_fp32(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, FP32, FP32); }
-static void multiply_bf16(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, BF16, BF16); }
-static void multiply_to_sums(const void *a, int64_t begin, int64_t end, int thread) { multiply_panels(a, thread, BF16, FP32); }
+static void multiply_fp32(const void *args, int64_t begin, int64_t end, int thread) {
+    multiply_panels(args, thread, FP32, FP32);
+}
+static void multiply_bf16(const void *args, int64_t begin, int64_t end, int thread) {
+    multiply_panels(args, thread, BF16, BF16);
+}
+static void multiply_to_sums(const void *args, int64_t begin, int64_t end, int thread) {
+    multiply_panels(args, thread, BF16, FP32);
+}
 
-/* Words along the sum that are packed at once: equal parts, of which each is no more than DEEP. */
+/* Return the words along the depth that are packed at once: equal parts of at most MOST_WORDS. */
 static int64_t words_of(int type, int64_t depth) {
-    const int64_t whole = parts(depth, in_word(type));
-    return parts(whole, parts(whole, DEEP));
+    const int64_t whole = ceil_div(depth, in_word(type));
+    return ceil_div(whole, ceil_div(whole, MOST_WORDS));
 }
 
-/* Slivers of rows that stay in L2: panels of the same size. */
-static int64_t high_of(int64_t rows, int64_t words) {
-    const int64_t slivers = parts(rows, HIGH);
-    return parts(slivers, parts(slivers, most(1, PANEL / 4 / words / HIGH)));
+/* Return the slivers of a panel: panels of equal size that stay in L2. */
+static int64_t slivers_per_panel_of(int64_t rows, int64_t words) {
+    const int64_t slivers = ceil_div(rows, BLOCK_ROWS);
+    return ceil_div(slivers, ceil_div(slivers, max64(1, PANEL_BYTES / 4 / words / BLOCK_ROWS)));
 }
 
-/* Columns that are packed at once. */
-static int64_t group_of(int64_t columns, int64_t words) {
-    return least(parts(columns, WIDE), most(1, GROUP / 4 / words / WIDE)) * WIDE;
+/* Return the columns that are packed at once. */
+static int64_t columns_of_group(int64_t columns, int64_t words) {
+    return min64(ceil_div(columns, BLOCK_COLUMNS), max64(1, GROUP_BYTES / 4 / words / BLOCK_COLUMNS)) * BLOCK_COLUMNS;
 }
 
-/* Words that each thread has of `own`: whole cache lines. */
-static int64_t own_of(int64_t rows, int64_t words) { return parts(high_of(rows, words) * HIGH * (words + WIDE) + SQUARE, 16) * 16; }
+/* Return the words of `a_packed` for each thread: whole cache lines. */
+static int64_t thread_words_of(int64_t rows, int64_t words) {
+    return ceil_div(slivers_per_panel_of(rows, words) * BLOCK_ROWS * (words + BLOCK_COLUMNS) + SQUARE, 16) * 16;
+}
 
-/* Words of `packed`, or of what each thread has of `own`. No size is 0. */
-EXPORT int64_t fma_product_space(uint64_t type, int64_t rows, int64_t depth, int64_t columns, uint64_t of_own) {
+/* Return the words of `b_packed`, or of `a_packed` for each thread. No size may be 0. */
+EXPORT int64_t fma_product_space(uint64_t type, int64_t rows, int64_t depth, int64_t columns, uint64_t of_a_packed) {
     const int64_t words = words_of(type, depth);
-    return of_own ? own_of(rows, words) : group_of(columns, words) * words;
+    return of_a_packed ? thread_words_of(rows, words) : columns_of_group(columns, words) * words;
 }
 
-/* `depth` is even for bf16 where a factor is stored along the sum, and at most 2 * DEEP for an output in bf16. `sums`:
- * the output is fp32, whatever the factors are; `adds`: it is added to. */
-EXPORT void fma_product(uint64_t type, const void *left, const void *right, const void *bias, void *output, int64_t rows,
-                        int64_t depth, int64_t columns, uint64_t left_turned, uint64_t right_turned, uint64_t sums,
-                        uint64_t adds, word *packed, word *own, int threads) {
-    int64_t next, words = words_of(type, depth), high = high_of(rows, words), group = group_of(columns, words);
-    Product a = {left, right, bias, output, rows, depth, columns, left_turned, right_turned, adds, packed, own, high,
-                 .type = type, .panels = parts(rows, HIGH * high), .own_size = own_of(rows, words), .next = &next};
+/* Multiply, see above. In bf16, `depth` is even if A or B is stored along the depth, and at most 2 * MOST_WORDS if the
+ * output is bf16. `sums`: the output is fp32, whatever type A and B have; `adds`: add to the output. */
+EXPORT void fma_product(uint64_t type, const void *a, const void *b, const void *bias, void *output, int64_t rows,
+                        int64_t depth, int64_t columns, uint64_t a_transposed, uint64_t b_transposed, uint64_t sums,
+                        uint64_t adds, word *b_packed, word *a_packed, int threads) {
+    int64_t next_piece, words = words_of(type, depth), slivers_per_panel = slivers_per_panel_of(rows, words),
+                        most_columns = columns_of_group(columns, words);
+    Product args = {a,
+                    b,
+                    bias,
+                    output,
+                    rows,
+                    depth,
+                    columns,
+                    a_transposed,
+                    b_transposed,
+                    adds,
+                    b_packed,
+                    a_packed,
+                    slivers_per_panel,
+                    .type = type,
+                    .panels = ceil_div(rows, BLOCK_ROWS * slivers_per_panel),
+                    .thread_words = thread_words_of(rows, words),
+                    .next_piece = &next_piece};
     Loop loop = type == FP32 ? multiply_fp32 : sums ? multiply_to_sums : multiply_bf16;
-    for (; a.begin < depth; a.begin += words * in_word(type), a.adds = 1) {
-        a.words = least(words, parts(depth - a.begin, in_word(type)));
-        for (a.first = 0; a.first < columns; a.first += group) {
-            a.count = least(group, columns - a.first);
-            a.slices = least(parts(8 * threads, a.panels), parts(a.count, WIDE));
-            next = 0;
-            in_shares(threads, pack_right_loop, &a, threads);
-            next = 0;
-            in_shares(threads, loop, &a, threads);
+    for (; args.first_depth < depth; args.first_depth += words * in_word(type), args.adds = 1) {
+        args.words = min64(words, ceil_div(depth - args.first_depth, in_word(type)));
+        for (args.first_column = 0; args.first_column < columns; args.first_column += most_columns) {
+            args.group_columns = min64(most_columns, columns - args.first_column);
+            args.slices = min64(ceil_div(8 * threads, args.panels), ceil_div(args.group_columns, BLOCK_COLUMNS));
+            next_piece = 0;
+            in_shares(threads, pack_b_loop, &args, threads);
+            next_piece = 0;
+            in_shares(threads, loop, &args, threads);
         }
     }
 }

@@ -1,5 +1,6 @@
-/* Attention, a head of a sample at a time: its scores stay in L2, and vectors are read where the layers before have
- * left them. ../attention_heads.py has the same structures. Numbers are bf16 or fp32; distances count numbers. */
+/* Attention, one head of one sample at a time: its scores stay in L2, and queries, keys and values are read where the
+ * layers before wrote them. ../attention_heads.py has the same structures. Elements are bf16 or fp32; strides count
+ * elements. */
 
 #include "mask.h"
 
@@ -7,25 +8,26 @@
 
 typedef struct {
     void *at;
-    int64_t sample_stride, head_stride, row_stride; /* numbers from one to the next */
+    int64_t sample_stride, head_stride, row_stride; /* elements from one to the next */
 } Vectors;
 
 typedef struct {
-    Vectors query, key, value, output; /* of (samples, heads, rows), `size` numbers each */
-    Vectors of_output, of_query, of_key, of_value;
+    Vectors query, key, value, output; /* (samples, heads, rows, `size`) */
+    Vectors of_output, of_query, of_key, of_value; /* their gradients */
     void *probabilities; /* of each sample (heads, queries, keys) */
     const void *bias;    /* or none: rows of keys */
     int64_t bias_sample, bias_head, bias_row;
     const int64_t *lengths; /* of each sample's keys, or none */
-    const uint8_t *hidden;  /* queries that see no key, whose output is 0: (samples, heads, queries), or none */
-    /* samples are documents of a row, with `lengths` tokens from `starts` on and probabilities from `places` on; heads
-     * are those of keys, `per_key` heads of queries share each; or none */
+    const uint8_t *hidden;  /* (samples, heads, queries): 1 if a query sees no key, then its output is 0; or none */
+    /* for packed sequences, or none: sample i is a sequence of `lengths[i]` tokens from `starts[i]` on, with its
+     * probabilities from `places[i]` on. Heads are then those of the keys, each with `per_key` heads of queries. */
     const int64_t *starts, *places;
-    int64_t samples, heads, queries, keys, size; /* of documents: queries and keys of the longest */
-    int64_t per_key; /* causal: queries that see the last key, and as many more each one before; of documents: heads that
-                        share keys */
+    int64_t samples, heads, queries, keys, size; /* of packed sequences: queries and keys of the longest one */
+    /* heads of queries that share a head of keys. With `causal`, the last `per_key` queries see all keys, the `per_key`
+     * before them one key fewer, and so on. */
+    int64_t per_key;
     int64_t causal;
-    float scale, kept; /* kept: what the output is multiplied by */
+    float scale, kept; /* kept: factor of the output */
     int64_t drops;
     Drop drop;
     char *own;
@@ -34,22 +36,23 @@ typedef struct {
 } Heads;
 
 typedef struct {
-    int64_t sample, head, keys, queries, length; /* length: keys that queries see */
-    int64_t place;                               /* of its probabilities */
+    int64_t sample, head, keys, queries, length; /* length: keys that queries may see */
+    int64_t offset;                              /* of its first probability */
 } Head;
 
-INLINE int64_t up_to(int64_t count, int64_t size) { return parts(count, size) * size; }
+INLINE int64_t round_up(int64_t count, int64_t size) { return ceil_div(count, size) * size; }
 
-INLINE Head head_of(const Heads *a, int64_t number) {
-    int64_t sample = number / a->heads, head = number % a->heads, length = a->lengths ? a->lengths[sample] : a->keys;
-    if (!a->starts)
-        return (Head){sample, head, a->keys, a->queries, length, number * a->queries * a->keys};
-    int64_t queries = length * a->per_key;
-    return (Head){sample, head, length, queries, length, a->places[sample] + head * queries * length};
+INLINE Head head_of(const Heads *args, int64_t number) {
+    int64_t sample = number / args->heads, head = number % args->heads,
+            length = args->lengths ? args->lengths[sample] : args->keys;
+    if (!args->starts)
+        return (Head){sample, head, args->keys, args->queries, length, number * args->queries * args->keys};
+    int64_t queries = length * args->per_key;
+    return (Head){sample, head, length, queries, length, args->places[sample] + head * queries * length};
 }
 
-INLINE int shares_keys(const Heads *a) { return a->starts && a->per_key > 1; }
+INLINE int shares_keys(const Heads *args) { return args->starts && args->per_key > 1; }
 
-INLINE int64_t seen_by(const Heads *a, Head h, int64_t row) {
-    return a->causal ? h.keys - (h.queries - 1 - row) / a->per_key : h.length;
+INLINE int64_t seen_by(const Heads *args, Head h, int64_t row) {
+    return args->causal ? h.keys - (h.queries - 1 - row) / args->per_key : h.length;
 }

@@ -2,44 +2,44 @@
 
 /* LayerNorm and RMSNorm of rows in fp32. */
 typedef struct {
-    const float *input, *weight, *bias; /* the last two: or none */
-    const float *grad;                  /* of the output in fp32 and in bf16: one of them, or both */
+    const float *input, *weight, *bias; /* weight and bias: or none */
+    const float *grad;                  /* gradients of the output in fp32, in bf16, or the sum of both */
     const bf16 *rounded_grad;
     float *output;
-    bf16 *rounded;         /* the same in bf16, or none */
+    bf16 *rounded;         /* the output in bf16, or none */
     float *means, *scales; /* of each row; no means: RMSNorm */
-    float *sums;           /* of the gradients of weight and bias, for each thread */
+    float *sums;           /* for each thread the gradients of weight and bias */
     int64_t columns;
     float epsilon;
 } Norm;
 
 static void norm_loop(const void *pointer, int64_t row, int64_t end, int thread) {
-    const Norm *a = pointer;
-    const int64_t columns = a->columns;
+    const Norm *args = pointer;
+    const int64_t columns = args->columns;
     for (; row < end; row++) {
-        const float *x = a->input + row * columns;
+        const float *row_input = args->input + row * columns;
         vec sum = zeros(), squares = zeros(), mean = zeros();
-        if (a->means) {
-            REGISTERS(i, some, 0, columns, { sum = add(sum, load_fp32(x + i, some)); });
-            a->means[row] = sum_of(sum) / columns;
-            mean = all(a->means[row]);
+        if (args->means) {
+            REGISTERS(i, active, 0, columns, { sum = add(sum, load_fp32(row_input + i, active)); });
+            args->means[row] = sum_of(sum) / columns;
+            mean = broadcast(args->means[row]);
         }
-        REGISTERS(i, some, 0, columns, {
-            vec deviation = sub(load_fp32(x + i, some), mean);
-            squares = add_some(some, squares, mul(deviation, deviation));
+        REGISTERS(i, active, 0, columns, {
+            vec deviation = sub(load_fp32(row_input + i, active), mean);
+            squares = add_active(active, squares, mul(deviation, deviation));
         });
-        vec variance = all(sum_of(squares) / columns + a->epsilon);
-        vec scale = quotient(all(1.0f), square_root(variance));
-        a->scales[row] = first_of(scale);
-        REGISTERS(i, some, 0, columns, {
-            vec y = mul(sub(load_fp32(x + i, some), mean), scale);
-            if (a->weight)
-                y = mul(y, load_fp32(a->weight + i, some));
-            if (a->bias)
-                y = add(y, load_fp32(a->bias + i, some));
-            store_fp32(a->output + row * columns + i, some, y);
-            if (a->rounded)
-                store_bf16(a->rounded + row * columns + i, some, y);
+        vec variance = broadcast(sum_of(squares) / columns + args->epsilon);
+        vec scale = quotient(broadcast(1.0f), square_root(variance));
+        args->scales[row] = first_of(scale);
+        REGISTERS(i, active, 0, columns, {
+            vec normalized = mul(sub(load_fp32(row_input + i, active), mean), scale);
+            if (args->weight)
+                normalized = mul(normalized, load_fp32(args->weight + i, active));
+            if (args->bias)
+                normalized = add(normalized, load_fp32(args->bias + i, active));
+            store_fp32(args->output + row * columns + i, active, normalized);
+            if (args->rounded)
+                store_bf16(args->rounded + row * columns + i, active, normalized);
         });
     }
 }
@@ -51,47 +51,48 @@ EXPORT void norm(const void *input, const void *weight, const void *bias, void *
     in_threads(threads, norm_loop, &arguments, rows);
 }
 
-INLINE vec grad_at(const Norm *a, int64_t place, lanes some) {
+INLINE vec grad_at(const Norm *args, int64_t offset, lanes active) {
     vec grad = zeros();
-    if (a->grad)
-        grad = load_fp32(a->grad + place, some);
-    if (a->rounded_grad)
-        grad = add(grad, load_bf16(a->rounded_grad + place, some));
+    if (args->grad)
+        grad = load_fp32(args->grad + offset, active);
+    if (args->rounded_grad)
+        grad = add(grad, load_bf16(args->rounded_grad + offset, active));
     return grad;
 }
 
 static void norm_backward_loop(const void *pointer, int64_t row, int64_t end, int thread) {
-    const Norm *a = pointer;
-    const int64_t columns = a->columns;
-    float *of_weight = a->sums + 2 * columns * thread, *of_bias = of_weight + columns;
+    const Norm *args = pointer;
+    const int64_t columns = args->columns;
+    float *grad_weight = args->sums + 2 * columns * thread, *grad_bias = grad_weight + columns;
     for (; row < end; row++) {
-        const float *x = a->input + row * columns;
-        const vec mean = all(a->means ? a->means[row] : 0), scale = all(a->scales[row]);
+        const float *row_input = args->input + row * columns;
+        const vec mean = broadcast(args->means ? args->means[row] : 0), scale = broadcast(args->scales[row]);
         vec sum = zeros(), grad_dot = zeros();
-        REGISTERS(i, some, 0, columns, {
-            vec grad = grad_at(a, row * columns + i, some); /* 0 in other lanes */
-            vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
-            store_fp32(of_weight + i, some, mul_add(grad, normal, load_fp32(of_weight + i, some)));
-            if (a->means)
-                store_fp32(of_bias + i, some, add(grad, load_fp32(of_bias + i, some)));
-            if (a->weight)
-                grad = mul(grad, load_fp32(a->weight + i, some));
+        REGISTERS(i, active, 0, columns, {
+            vec grad = grad_at(args, row * columns + i, active); /* 0 in other lanes */
+            vec normalized = mul(sub(load_fp32(row_input + i, active), mean), scale);
+            store_fp32(grad_weight + i, active, mul_add(grad, normalized, load_fp32(grad_weight + i, active)));
+            if (args->means)
+                store_fp32(grad_bias + i, active, add(grad, load_fp32(grad_bias + i, active)));
+            if (args->weight)
+                grad = mul(grad, load_fp32(args->weight + i, active));
             sum = add(sum, grad);
-            grad_dot = mul_add(grad, normal, grad_dot);
+            grad_dot = mul_add(grad, normalized, grad_dot);
         });
-        const vec shift = all(a->means ? sum_of(sum) / columns : 0), slope = all(sum_of(grad_dot) / columns);
-        REGISTERS(i, some, 0, columns, {
-            vec grad = grad_at(a, row * columns + i, some);
-            vec normal = mul(sub(load_fp32(x + i, some), mean), scale);
-            if (a->weight)
-                grad = mul(grad, load_fp32(a->weight + i, some));
-            grad = neg_mul_add(normal, slope, sub(grad, shift));
-            store_fp32(a->output + row * columns + i, some, mul(grad, scale));
+        const vec shift = broadcast(args->means ? sum_of(sum) / columns : 0),
+                  slope = broadcast(sum_of(grad_dot) / columns);
+        REGISTERS(i, active, 0, columns, {
+            vec grad = grad_at(args, row * columns + i, active);
+            vec normalized = mul(sub(load_fp32(row_input + i, active), mean), scale);
+            if (args->weight)
+                grad = mul(grad, load_fp32(args->weight + i, active));
+            grad = neg_mul_add(normalized, slope, sub(grad, shift));
+            store_fp32(args->output + row * columns + i, active, mul(grad, scale));
         });
     }
 }
 
-/* `sums`: zeros, for each thread of the gradients of weight and bias. */
+/* `sums`: zeros; each thread adds its gradients of weight and bias to its own part. */
 EXPORT void norm_backward(const void *input, const void *weight, const void *grad, const void *rounded_grad,
                           const void *means, const void *scales, void *output, void *sums, int64_t rows,
                           int64_t columns, int threads) {

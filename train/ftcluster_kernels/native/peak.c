@@ -1,57 +1,58 @@
 #include "vectors.h"
 
-/* What a core can do at most: multiply-adds of registers, which wait for nothing. bench/peak.py puts what products of
- * matrices reach beside it. */
+/* The peak rate of a core: multiply-adds of registers that wait for nothing. bench/peak.py compares it with the rate of
+ * matrix multiplications. */
 
 enum { FP32_SUMS, BF16_PAIRS, TILES }; /* bench/peak.py has the same */
 
 typedef struct {
     uint64_t kind;
-    const float *numbers; /* 1,024, other than 0: zeros take less power */
-    float *sums;          /* 1,024 for each thread, so that nothing is left out */
+    const float *values; /* 1,024 values other than 0: zeros take less power */
+    float *sums;          /* 1,024 for each thread: the results, so that the compiler keeps the loops */
     int64_t rounds;
 } Peak;
 
-/* As many sums as hide the time that one takes. */
+/* The number of independent sums that hides the latency of an instruction. */
 #define SUMS 12
 #define ALL_SUMS(...)                  \
     for (int i = 0; i < SUMS; i++) {   \
         __VA_ARGS__                    \
     }
 
-static void fp32_sums(const Peak *a, float *sums) {
+static void fp32_sums(const Peak *args, float *sums) {
 #ifdef __AVX512F__
-    typedef __m512 reg;
+    typedef __m512 simd_register;
 #define MULTIPLY_ADD _mm512_fmadd_ps
 #else
-    typedef __m256 reg;
+    typedef __m256 simd_register;
 #define MULTIPLY_ADD _mm256_fmadd_ps
 #endif
-    reg sum[SUMS], left = *(const reg *)a->numbers, right = *(const reg *)(a->numbers + 16);
-    ALL_SUMS(sum[i] = *(const reg *)(a->numbers + 32 + 16 * i);)
-    for (int64_t round = 0; round < a->rounds; round++) {
+    simd_register accumulators[SUMS], first_factor = *(const simd_register *)args->values,
+                                      second_factor = *(const simd_register *)(args->values + 16);
+    ALL_SUMS(accumulators[i] = *(const simd_register *)(args->values + 32 + 16 * i);)
+    for (int64_t round = 0; round < args->rounds; round++) {
 #pragma GCC unroll 12
-        ALL_SUMS(sum[i] = MULTIPLY_ADD(left, right, sum[i]);)
-        __asm__ volatile("" : "+v"(left), "+v"(right)); /* each round is its own */
+        ALL_SUMS(accumulators[i] = MULTIPLY_ADD(first_factor, second_factor, accumulators[i]);)
+        __asm__ volatile("" : "+v"(first_factor), "+v"(second_factor)); /* keeps the compiler from merging rounds */
     }
-    ALL_SUMS(*(reg *)(sums + 16 * i) = sum[i];)
+    ALL_SUMS(*(simd_register *)(sums + 16 * i) = accumulators[i];)
 }
 
 #if defined(__AVX512F__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 
-__attribute__((target("avx512bf16"))) static void bf16_pairs(const Peak *a, float *sums) {
-    __m512 sum[SUMS];
-    __m512bh left = *(const __m512bh *)a->numbers, right = *(const __m512bh *)(a->numbers + 16);
-    ALL_SUMS(sum[i] = _mm512_loadu_ps(a->numbers + 32 + 16 * i);)
-    for (int64_t round = 0; round < a->rounds; round++) {
+__attribute__((target("avx512bf16"))) static void bf16_pairs(const Peak *args, float *sums) {
+    __m512 accumulators[SUMS];
+    __m512bh first_factor = *(const __m512bh *)args->values, second_factor = *(const __m512bh *)(args->values + 16);
+    ALL_SUMS(accumulators[i] = _mm512_loadu_ps(args->values + 32 + 16 * i);)
+    for (int64_t round = 0; round < args->rounds; round++) {
 #pragma GCC unroll 12
-        ALL_SUMS(sum[i] = _mm512_dpbf16_ps(sum[i], left, right);)
-        __asm__ volatile("" : "+v"(left), "+v"(right));
+        ALL_SUMS(accumulators[i] = _mm512_dpbf16_ps(accumulators[i], first_factor, second_factor);)
+        __asm__ volatile("" : "+v"(first_factor), "+v"(second_factor));
     }
-    ALL_SUMS(_mm512_storeu_ps(sums + 16 * i, sum[i]);)
+    ALL_SUMS(_mm512_storeu_ps(sums + 16 * i, accumulators[i]);)
 }
 
-__attribute__((target("amx-tile,amx-bf16"))) static void tiles(const Peak *a, float *sums) {
+__attribute__((target("amx-tile,amx-bf16"))) static void tiles(const Peak *args, float *sums) {
     static const struct {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes[16];
@@ -62,9 +63,9 @@ __attribute__((target("amx-tile,amx-bf16"))) static void tiles(const Peak *a, fl
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    _tile_loadd(4, a->numbers, 64);
-    _tile_loadd(5, a->numbers + 256, 64);
-    for (int64_t round = 0; round < a->rounds; round++) {
+    _tile_loadd(4, args->values, 64);
+    _tile_loadd(5, args->values + 256, 64);
+    for (int64_t round = 0; round < args->rounds; round++) {
         _tile_dpbf16ps(0, 4, 5);
         _tile_dpbf16ps(1, 4, 5);
         _tile_dpbf16ps(2, 5, 4);
@@ -80,19 +81,19 @@ __attribute__((target("amx-tile,amx-bf16"))) static void tiles(const Peak *a, fl
 #endif
 
 static void peak_loop(const void *pointer, int64_t begin, int64_t end, int thread) {
-    const Peak *a = pointer;
-    float *sums = a->sums + 1024 * thread;
+    const Peak *args = pointer;
+    float *sums = args->sums + 1024 * thread;
 #if defined(__AVX512F__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-    if (a->kind == TILES)
-        tiles(a, sums);
-    if (a->kind == BF16_PAIRS)
-        bf16_pairs(a, sums);
+    if (args->kind == TILES)
+        tiles(args, sums);
+    if (args->kind == BF16_PAIRS)
+        bf16_pairs(args, sums);
 #endif
-    if (a->kind == FP32_SUMS)
-        fp32_sums(a, sums);
+    if (args->kind == FP32_SUMS)
+        fp32_sums(args, sums);
 }
 
-EXPORT void peak(uint64_t kind, const float *numbers, float *sums, uint64_t rounds, int threads) {
-    Peak arguments = {kind, numbers, sums, rounds};
+EXPORT void peak(uint64_t kind, const float *values, float *sums, uint64_t rounds, int threads) {
+    Peak arguments = {kind, values, sums, rounds};
     in_shares(threads, peak_loop, &arguments, threads);
 }

@@ -1,21 +1,22 @@
 #include "vectors.h"
 
-/* left right + bias: a linear layer's output, and the gradient of its input. oneDNN is as fast where it has all of
- * its cores, but its threads have equal shares. */
+/* C = A B + bias: the output of a linear layer, and the gradient of its input. oneDNN is as fast if it has all of its
+ * cores, but it gives its threads equal shares. */
 
 #ifdef WITH_AMX
 
 #include "tiles.h"
 
-#define PANEL (768 << 10) /* bytes of left rows that stay in L2, of which others may have a half */
-#define ACROSS 2          /* tiles of columns that come into L2 at once */
-#define PACKED 8          /* tiles of columns that are packed at once */
-#define GROUP (16 << 20)  /* bytes of right columns that are there at once: of the logits of some models it would be 1 GB */
+#define PANEL_BYTES (768 << 10) /* of A that stay in L2; another half may belong to other data */
+#define STRIPE_TILES 2          /* tiles of columns that come into L2 at once */
+#define PACKED_TILES 8          /* tiles of columns that a thread packs at once */
+#define GROUP_BYTES (16 << 20)  /* of B that are packed at once: all of a language model's head would be 1 GB */
 
-/* Right columns are packed in groups, left rows in panels. A piece of work is one panel times one slice of the group; the
- * thread that takes it packs the panel, unless it has just had it, and goes through the slice 32 columns at a time:
+/* B is packed in groups of columns, A in panels of rows. A piece of work is one panel times one slice of the group. The
+ * thread that takes a piece packs the panel, unless it packed the same one before, and walks through the slice in
+ * stripes of 32 columns:
  *
- *                        a group of right columns, packed for all threads
+ *                        B: a group of columns, packed for all threads
  *                        +---------+---------+---------+
  *                depth   |         | # #     |         |
  *                        |         | # #     |         |
@@ -24,127 +25,157 @@
  *           +-------+    +---------+---------+---------+
  *   panel 0 |       |    |         |         |         |
  *           +-------+    +---------+---------+---------+
- *   panel 1 | # #   |    |         | # #     |         |   `high` tiles of rows, in blocks of HIGH = 3 x ACROSS = 2 tiles
- *           | # #   |    |         | # #     |         |
+ *   panel 1 | # #   |    |         | # #     |         |   `panel_tiles` tiles of rows, in blocks of BLOCK_TILES = 3 by
+ *           | # #   |    |         | # #     |         |   STRIPE_TILES = 2 tiles
  *           | # #   |    |         | # #     |         |
  *           +-------+    +---------+---------+---------+
- *            packed        output
+ *           A: packed      C: output
+ *           by a thread
  *
- * With an adapter, `low` stands beside a panel and `up` below the group, so their product is a part of the same sums. */
+ * A low-rank adapter adds down_output `up` to C, where down_output = `scale` A `down`. down_output is packed beside the
+ * panel and `up` below the group, as more depth of the same multiplication. */
 typedef struct {
-    const bf16 *left, *right, *bias;
+    const bf16 *a, *b, *bias;
     bf16 *output;
     int64_t rows, depth, columns;
-    int turned;           /* whether `right` is (columns, depth), and `down` and `up` likewise */
-    const bf16 *down, *up; /* (depth, rank), (rank, columns) */
-    bf16 *low;            /* (rows, rank) */
+    int b_transposed;      /* whether `b` is stored as (columns, depth), and `down` and `up` likewise */
+    const bf16 *down, *up; /* an adapter's matrices, (depth, rank) and (rank, columns); none: rank is 0 */
+    bf16 *down_output;     /* (rows, rank) */
     int64_t rank;
     float scale;
-    bf16 *packed, *own;
-    int64_t high, panels, slices;
-    int64_t first, count; /* columns of this group */
-    int64_t *next;
+    bf16 *b_packed, *a_packed; /* a_packed: a panel for each thread */
+    int64_t panel_tiles, panels, slices;
+    int64_t first_column, group_columns; /* of the group that is multiplied now */
+    int64_t *next_piece;
 } Product;
 
-INLINE int64_t wide(const Product *a) { return a->depth + a->rank; }
+INLINE int64_t total_depth(const Product *args) { return args->depth + args->rank; }
 
-/* Columns from `first` on of a matrix with `depth` rows, as tiles that are a part of `chunks` tiles along the sum. */
-static void pack_columns(const bf16 *from, int64_t depth, int64_t columns, int64_t first, int64_t count, int turned,
-                         int64_t chunks, bf16 *to) {
-    if (turned)
-        pack_rows(from + first * depth, depth, count, count / 16, depth / 32, chunks, 1, to);
-    for (int64_t chunk = 0; chunk < depth / 32 && !turned; chunk++)
-        pack_pairs(from + chunk * 32 * columns + first, columns, 32, count / 16, chunks, 0, to + chunk * TILE);
+/* Pack `count` columns from `first` on of a matrix (depth, columns), or with `transposed` (columns, depth), as tiles of
+ * B. Each column of tiles has `total_depth_tiles`, of which these are some. */
+static void pack_columns(const bf16 *matrix, int64_t depth, int64_t columns, int64_t first, int64_t count,
+                         int transposed, int64_t total_depth_tiles, bf16 *packed_tiles) {
+    if (transposed)
+        pack_rows(matrix + first * depth, depth, count, count / 16, depth / 32, total_depth_tiles, 1, packed_tiles);
+    for (int64_t depth_tile = 0; depth_tile < depth / 32 && !transposed; depth_tile++)
+        pack_pairs(matrix + depth_tile * 32 * columns + first, columns, 32, count / 16, total_depth_tiles, 0,
+                   packed_tiles + depth_tile * TILE);
 }
 
-/* Pieces are PACKED tiles of columns; the last one is `down`, which is behind them. */
-static void pack_right(const void *pointer, int64_t begin, int64_t end, int thread) {
-    const Product *a = pointer;
-    for (int64_t offset; (offset = next_of(a->next) * PACKED * 16) < a->count + PACKED * 16;) {
-        int64_t first_column = a->first + offset, packed_columns = least(PACKED * 16, a->count - offset);
-        bf16 *to = a->packed + least(offset, a->count) * wide(a);
+/* Each piece is PACKED_TILES tiles of columns of `b` and `up`; the last piece is `down`, which is packed behind them. */
+static void pack_b(const void *pointer, int64_t begin, int64_t end, int thread) {
+    const Product *args = pointer;
+    for (int64_t offset;
+         (offset = take_next(args->next_piece) * PACKED_TILES * 16) < args->group_columns + PACKED_TILES * 16;) {
+        int64_t column = args->first_column + offset,
+                packed_columns = min64(PACKED_TILES * 16, args->group_columns - offset);
+        bf16 *packed_tiles = args->b_packed + min64(offset, args->group_columns) * total_depth(args);
         if (packed_columns > 0) {
-            pack_columns(a->right, a->depth, a->columns, first_column, packed_columns, a->turned, wide(a) / 32, to);
-            pack_columns(a->up, a->rank, a->columns, first_column, packed_columns, a->turned, wide(a) / 32, to + a->depth / 32 * TILE);
+            pack_columns(args->b, args->depth, args->columns, column, packed_columns, args->b_transposed,
+                         total_depth(args) / 32, packed_tiles);
+            pack_columns(args->up, args->rank, args->columns, column, packed_columns, args->b_transposed,
+                         total_depth(args) / 32, packed_tiles + args->depth / 32 * TILE);
         } else {
-            pack_columns(a->down, a->depth, a->rank, 0, a->rank, a->turned, a->depth / 32, to);
+            pack_columns(args->down, args->depth, args->rank, 0, args->rank, args->b_transposed, args->depth / 32,
+                         packed_tiles);
         }
     }
 }
 
-/* `scale` left down of a packed panel, beside it; to `low` as well if `writes`. */
-AMX INLINE void multiply_down(const Product *a, Blocks *blocks, bf16 *left_tiles, int64_t row, int64_t rows, int writes) {
-    const bf16 *down = a->packed + a->count * wide(a);
-    for (int64_t block = 0; block < rows; block += 16 * HIGH)
-        for (int64_t column = 0; column < a->rank; column += 32) {
-            float sums[1024 / 2 * HIGH] __attribute__((aligned(64)));
-            multiply(left_tiles + block * wide(a), wide(a) / 32, down + column * a->depth, a->depth / 32, (const char *)down, 0, sums,
-                     &blocks->before, ROUND);
-            for (int64_t i = 0; i < least(16 * HIGH, rows - block); i++)
-                for (int64_t part = 0; part < 32; part += 16) {
-                    __m256i rounded_sums = rounded(mul(_mm512_load_ps(sums + i * 32 + part), all(a->scale)));
-                    int64_t tile = (block + i) / 16 * (wide(a) / 32) + (a->depth + column) / 32;
-                    _mm256_store_si256((void *)(left_tiles + tile * TILE + i % 16 * 32 + part), rounded_sums);
+/* Compute down_output of a packed panel and pack it beside the panel; if `writes`, store it in `down_output`, too. */
+AMX INLINE void multiply_down(const Product *args, Blocks *blocks, bf16 *a_tiles, int64_t row, int64_t rows,
+                              int writes) {
+    const bf16 *down_tiles = args->b_packed + args->group_columns * total_depth(args);
+    for (int64_t block = 0; block < rows; block += 16 * BLOCK_TILES)
+        for (int64_t column = 0; column < args->rank; column += 32) {
+            float sums[1024 / 2 * BLOCK_TILES] __attribute__((aligned(64)));
+            multiply_block(a_tiles + block * total_depth(args), total_depth(args) / 32,
+                           down_tiles + column * args->depth, args->depth / 32, (const char *)down_tiles, 0, sums,
+                           &blocks->previous, STORE_BF16);
+            for (int64_t i = 0; i < min64(16 * BLOCK_TILES, rows - block); i++)
+                for (int64_t half = 0; half < 32; half += 16) {
+                    __m256i rounded_sums = rounded(mul(_mm512_load_ps(sums + i * 32 + half), broadcast(args->scale)));
+                    int64_t tile = (block + i) / 16 * (total_depth(args) / 32) + (args->depth + column) / 32;
+                    _mm256_store_si256((void *)(a_tiles + tile * TILE + i % 16 * 32 + half), rounded_sums);
                     if (writes)
-                        _mm256_storeu_si256((void *)(a->low + (row + block + i) * a->rank + column + part), rounded_sums);
+                        _mm256_storeu_si256(
+                            (void *)(args->down_output + (row + block + i) * args->rank + column + half), rounded_sums);
                 }
         }
 }
 
-/* Pieces are slices of columns of a panel of rows, panel by panel. */
+/* Each piece is one slice of the columns of a panel, panel by panel. */
 AMX static void multiply_panels(const void *pointer, int64_t begin, int64_t end, int thread) {
-    const Product *a = pointer;
-    const int64_t chunks = wide(a) / 32, pairs = a->count / 16 / ACROSS;
-    bf16 *left_tiles = a->own + thread * a->high * chunks * TILE;
-    Blocks blocks = {.before = {0}, .turn = 0};
+    const Product *args = pointer;
+    const int64_t depth_tiles = total_depth(args) / 32, stripes = args->group_columns / 16 / STRIPE_TILES;
+    bf16 *a_tiles = args->a_packed + thread * args->panel_tiles * depth_tiles * TILE;
+    Blocks blocks = {.previous = {0}, .current = 0};
     configure_tiles();
-    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
-        int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t row = panel * a->high * 16, panel_rows = least(a->high * 16, a->rows - row);
+    for (int64_t piece, packed_panel = -1; (piece = take_next(args->next_piece)) < args->panels * args->slices;) {
+        int64_t panel = piece / args->slices, slice = piece % args->slices;
+        int64_t row = panel * args->panel_tiles * 16, panel_rows = min64(args->panel_tiles * 16, args->rows - row);
         if (panel != packed_panel) {
-            pack_rows(a->left + row * a->depth, a->depth, panel_rows, parts(panel_rows, 16), a->depth / 32, chunks, 0, left_tiles);
-            multiply_down(a, &blocks, left_tiles, row, panel_rows, slice == 0 && a->first == 0);
+            pack_rows(args->a + row * args->depth, args->depth, panel_rows, ceil_div(panel_rows, 16), args->depth / 32,
+                      depth_tiles, 0, a_tiles);
+            multiply_down(args, &blocks, a_tiles, row, panel_rows, slice == 0 && args->first_column == 0);
         }
         packed_panel = panel;
-        for (int64_t pair = pairs * slice / a->slices; pair < pairs * (slice + 1) / a->slices; pair++) {
-            int64_t offset = pair * ACROSS * 16, column = a->first + offset;
-            multiply_blocks(&blocks, left_tiles, a->packed + offset * wide(a), chunks, parts(panel_rows, 16), ACROSS,
-                            a->output + row * a->columns + column, a->bias ? a->bias + column : 0, a->columns, panel_rows, ROUND);
+        for (int64_t stripe = stripes * slice / args->slices; stripe < stripes * (slice + 1) / args->slices; stripe++) {
+            int64_t offset = stripe * STRIPE_TILES * 16, column = args->first_column + offset;
+            multiply_blocks(&blocks, a_tiles, args->b_packed + offset * total_depth(args), depth_tiles,
+                            ceil_div(panel_rows, 16), STRIPE_TILES, args->output + row * args->columns + column,
+                            args->bias ? args->bias + column : 0, args->columns, panel_rows, STORE_BF16);
         }
     }
-    put(&blocks.before, 16 * HIGH, ROUND);
+    write_rows(&blocks.previous, 16 * BLOCK_TILES, STORE_BF16);
     _tile_release();
     _mm_sfence();
 }
 
-/* Tiles of a panel's rows: what stays in L2, but a few pieces for each thread, and panels of the same size. */
-static int64_t panel_of(int64_t rows, int64_t depth, int64_t columns, int threads) {
-    const int64_t blocks = parts(rows, 16 * HIGH), slices = most(1, columns / 128);
-    int64_t panels = parts(blocks, most(1, PANEL / (32 * HIGH * depth)));
+/* Return the tiles of a panel from top to bottom: panels of equal size that stay in L2, and enough of them that each
+ * thread has a few pieces. */
+static int64_t tiles_of_panel(int64_t rows, int64_t depth, int64_t columns, int threads) {
+    const int64_t blocks = ceil_div(rows, 16 * BLOCK_TILES), slices = max64(1, columns / 128);
+    int64_t panels = ceil_div(blocks, max64(1, PANEL_BYTES / (32 * BLOCK_TILES * depth)));
     if (threads > 1)
-        panels = most(panels, least(blocks, parts(4 * threads, slices)));
-    return parts(blocks, panels) * HIGH;
+        panels = max64(panels, min64(blocks, ceil_div(4 * threads, slices)));
+    return ceil_div(blocks, panels) * BLOCK_TILES;
 }
 
-/* With `low`, what an adapter adds as well: low up, where low = scale left down. `depth`, `columns` and `rank`, which
- * may be 0, are multiples of 32; `output`, `packed` and `own` start on cache lines. Bytes of `packed`: GROUP, but no
- * more than (depth + rank) * columns * 2 and no less than (depth + rank) * 64, and depth * rank * 2; of `own` PANEL a
- * thread, or 96 * (depth + rank) where that is more. */
-EXPORT void product(const bf16 *left, const bf16 *right, const bf16 *bias, bf16 *output, int64_t rows, int64_t depth,
-                    int64_t columns, uint64_t turned, const bf16 *down, const bf16 *up, bf16 *low, int64_t rank,
-                    float scale, bf16 *packed, bf16 *own, int threads) {
-    int64_t next, group = least(columns, most(GROUP / 2 / (depth + rank) / 32, 1) * 32);
-    Product a = {left, right, bias, output, rows, depth, columns, turned, down, up, low, rank, scale, packed, own,
-                 .first = 0, .next = &next};
-    for (; a.first < columns; a.first += group) {
-        a.count = least(group, columns - a.first);
-        a.high = panel_of(rows, depth + rank, a.count, threads);
-        a.panels = parts(rows, 16 * a.high);
-        a.slices = least(parts(8 * threads, a.panels), most(1, a.count / 128));
-        next = 0;
-        in_shares(threads, pack_right, &a, threads);
-        next = 0;
-        in_shares(threads, multiply_panels, &a, threads);
+/* Multiply, see above. `depth`, `columns` and `rank`, which may be 0, are multiples of 32. `output`, `b_packed` and
+ * `a_packed` start on cache lines. Bytes of `b_packed`: GROUP_BYTES, at most (depth + rank) * columns * 2 and at least
+ * (depth + rank) * 64, plus depth * rank * 2. Bytes of `a_packed` for each thread: PANEL_BYTES, or 96 * (depth + rank) if
+ * that is more. */
+EXPORT void product(const bf16 *a, const bf16 *b, const bf16 *bias, bf16 *output, int64_t rows, int64_t depth,
+                    int64_t columns, uint64_t b_transposed, const bf16 *down, const bf16 *up, bf16 *down_output,
+                    int64_t rank, float scale, bf16 *b_packed, bf16 *a_packed, int threads) {
+    int64_t next_piece, most_columns = min64(columns, max64(GROUP_BYTES / 2 / (depth + rank) / 32, 1) * 32);
+    Product args = {a,
+                    b,
+                    bias,
+                    output,
+                    rows,
+                    depth,
+                    columns,
+                    b_transposed,
+                    down,
+                    up,
+                    down_output,
+                    rank,
+                    scale,
+                    b_packed,
+                    a_packed,
+                    .first_column = 0,
+                    .next_piece = &next_piece};
+    for (; args.first_column < columns; args.first_column += most_columns) {
+        args.group_columns = min64(most_columns, columns - args.first_column);
+        args.panel_tiles = tiles_of_panel(rows, depth + rank, args.group_columns, threads);
+        args.panels = ceil_div(rows, 16 * args.panel_tiles);
+        args.slices = min64(ceil_div(8 * threads, args.panels), max64(1, args.group_columns / 128));
+        next_piece = 0;
+        in_shares(threads, pack_b, &args, threads);
+        next_piece = 0;
+        in_shares(threads, multiply_panels, &args, threads);
     }
 }
 

@@ -1,42 +1,45 @@
 #include "vectors.h"
 
-/* Rotary positions (Su et al. 2021): the halves of a head's vector are turned against each other. */
+/* Rotary positions (Su et al. 2021): rotates each element of the first half of a head's vector with its counterpart in
+ * the second half. */
 typedef struct {
     int type;
     const void *input;
     void *output;
     const float *cosines, *sines; /* of each position */
     int64_t positions, heads, half;
-    int back; /* the transposed matrix, for gradients */
-} Turn;
+    int is_backward; /* multiply by the transposed matrix, for gradients */
+} Rotation;
 
-INLINE void turn_tokens(const Turn *a, int64_t token, int64_t end, int thread, int type) {
-    const int64_t half = a->half, size = 2 * half;
+INLINE void rotate_tokens(const Rotation *args, int64_t token, int64_t end, int thread, int type) {
+    const int64_t half = args->half, size = 2 * half;
     for (; token < end; token++) {
-        const float *cosine = a->cosines + token % a->positions * size, *sine = a->sines + token % a->positions * size;
-        for (int64_t head = token * a->heads; head < (token + 1) * a->heads; head++)
-            REGISTERS(i, some, 0, half, {
-                const int64_t place = head * size + i;
-                vec low = load(a->input, place, some, type), high = load(a->input, place + half, some, type);
-                vec to_low = load_fp32(sine + i, some), to_high = load_fp32(sine + half + i, some);
-                if (a->back) {
-                    vec swapped = sub(zeros(), to_high);
-                    to_high = sub(zeros(), to_low);
-                    to_low = swapped;
+        const float *cosine = args->cosines + token % args->positions * size,
+                    *sine = args->sines + token % args->positions * size;
+        for (int64_t head = token * args->heads; head < (token + 1) * args->heads; head++)
+            REGISTERS(i, active, 0, half, {
+                const int64_t offset = head * size + i;
+                vec low = load(args->input, offset, active, type),
+                    high = load(args->input, offset + half, active, type);
+                vec sine_for_low = load_fp32(sine + i, active), sine_for_high = load_fp32(sine + half + i, active);
+                if (args->is_backward) {
+                    vec swapped = sub(zeros(), sine_for_high);
+                    sine_for_high = sub(zeros(), sine_for_low);
+                    sine_for_low = swapped;
                 }
-                vec new_low = mul(low, load_fp32(cosine + i, some));
-                vec new_high = mul(high, load_fp32(cosine + half + i, some));
-                store(a->output, place, some, neg_mul_add(high, to_low, new_low), type);
-                store(a->output, place + half, some, mul_add(low, to_high, new_high), type);
+                vec new_low = mul(low, load_fp32(cosine + i, active));
+                vec new_high = mul(high, load_fp32(cosine + half + i, active));
+                store(args->output, offset, active, neg_mul_add(high, sine_for_low, new_low), type);
+                store(args->output, offset + half, active, mul_add(low, sine_for_high, new_high), type);
             });
     }
 }
 
-LOOP_BY_TYPE(turn_tokens, Turn)
+LOOP_BY_TYPE(rotate_tokens, Rotation)
 
-/* `positions`: tokens whose cosines and sines there are; further tokens begin with the first again. */
+/* `positions`: number of rows of cosines and sines; token number i has row i % positions. */
 EXPORT void rotary(int64_t type, const void *input, void *output, const void *cosines, const void *sines,
-                   int64_t tokens, int64_t positions, int64_t heads, int64_t half, int64_t back, int threads) {
-    Turn arguments = {type, input, output, cosines, sines, positions, heads, half, back};
-    in_threads(threads, turn_tokens_loop, &arguments, tokens);
+                   int64_t tokens, int64_t positions, int64_t heads, int64_t half, int64_t is_backward, int threads) {
+    Rotation arguments = {type, input, output, cosines, sines, positions, heads, half, is_backward};
+    in_threads(threads, rotate_tokens_loop, &arguments, tokens);
 }

@@ -6,47 +6,48 @@
 
 typedef struct {
     int type;
-    void *values; /* scores, which become probabilities; backward: gradients of these after dropout, which become those of
-                     scores */
+    void *
+        values; /* scores, replaced by probabilities; backward: gradients of the probabilities after dropout, replaced by
+                     gradients of the scores */
     void *others; /* probabilities after dropout; backward: probabilities */
-    int64_t columns, queries, per_key; /* queries of a matrix; causal: of a key, else 0 */
+    int64_t columns, queries, per_key; /* per_key: queries that share the last key they see; 0: not causal */
     Drop drop;
     int drops;
 } Rows;
 
-INLINE int64_t seen_by(const Rows *a, int64_t row) {
-    return a->per_key ? a->columns - (a->queries - 1 - row % a->queries) / a->per_key : a->columns;
+INLINE int64_t seen_by(const Rows *args, int64_t row) {
+    return args->per_key ? args->columns - (args->queries - 1 - row % args->queries) / args->per_key : args->columns;
 }
 
-INLINE void store_zeros(void *numbers, int64_t begin, int64_t end, int type) {
-    REGISTERS(i, some, begin, end, { store(numbers, i, some, zeros(), type); });
+INLINE void store_zeros(void *elements, int64_t begin, int64_t end, int type) {
+    REGISTERS(i, active, begin, end, { store(elements, i, active, zeros(), type); });
 }
 
-INLINE void softmax_rows(const Rows *a, int64_t row, int64_t end, int thread, int type) {
-    const vec dropout_scale = all(a->drop.scale);
+INLINE void softmax_rows(const Rows *args, int64_t row, int64_t end, int thread, int type) {
+    const vec dropout_scale = broadcast(args->drop.scale);
     uint32_t kept_bits[WORDS(LONGEST)];
     float exponentials[LONGEST];
     for (; row < end; row++) {
-        int64_t begin = row * a->columns, seen = seen_by(a, row);
-        vec row_max = largest_of(a->values, begin, seen, type), row_sum = zeros();
-        REGISTERS(i, some, 0, seen, {
-            vec power = exponential(sub(load(a->values, begin + i, some, type), row_max), type);
-            store_fp32(exponentials + i, 0xffff, power);
-            row_sum = add_some(some, row_sum, power);
+        int64_t begin = row * args->columns, seen_columns = seen_by(args, row);
+        vec row_max = largest_of(args->values, begin, seen_columns, type), row_sum = zeros();
+        REGISTERS(i, active, 0, seen_columns, {
+            vec score_exp = exponential(sub(load(args->values, begin + i, active, type), row_max), type);
+            store_fp32(exponentials + i, 0xffff, score_exp);
+            row_sum = add_active(active, row_sum, score_exp);
         });
-        vec inverse_sum = all(1.0f / sum_of(row_sum));
-        REGISTERS(i, some, 0, seen, {
-            store(a->values, begin + i, some, mul(load_fp32(exponentials + i, 0xffff), inverse_sum), type);
+        vec inverse_sum = broadcast(1.0f / sum_of(row_sum));
+        REGISTERS(i, active, 0, seen_columns, {
+            store(args->values, begin + i, active, mul(load_fp32(exponentials + i, 0xffff), inverse_sum), type);
         });
-        store_zeros(a->values, begin + seen, begin + a->columns, type);
-        if (!a->drops)
+        store_zeros(args->values, begin + seen_columns, begin + args->columns, type);
+        if (!args->drops)
             continue;
-        draw(kept_bits, begin, seen, a->drop);
-        REGISTERS(i, some, 0, seen, {
+        draw(kept_bits, begin, seen_columns, args->drop);
+        REGISTERS(i, active, 0, seen_columns, {
             vec factor = choose(bits_at(kept_bits, begin % 4 + i), dropout_scale, zeros());
-            store(a->others, begin + i, some, mul(load(a->values, begin + i, some, type), factor), type);
+            store(args->others, begin + i, active, mul(load(args->values, begin + i, active, type), factor), type);
         });
-        store_zeros(a->others, begin + seen, begin + a->columns, type);
+        store_zeros(args->others, begin + seen_columns, begin + args->columns, type);
     }
 }
 
@@ -58,28 +59,28 @@ EXPORT void softmax(int64_t type, void *scores, void *dropped, int64_t rows, int
     in_threads(threads, softmax_rows_loop, &arguments, rows);
 }
 
-INLINE void softmax_backward_rows(const Rows *a, int64_t row, int64_t end, int thread, int type) {
-    const vec dropout_scale = all(a->drop.scale);
+INLINE void softmax_backward_rows(const Rows *args, int64_t row, int64_t end, int thread, int type) {
+    const vec dropout_scale = broadcast(args->drop.scale);
     uint32_t kept_bits[WORDS(LONGEST)];
     float kept_grads[LONGEST];
     for (; row < end; row++) {
-        int64_t begin = row * a->columns, seen = seen_by(a, row);
+        int64_t begin = row * args->columns, seen_columns = seen_by(args, row);
         vec row_dot = zeros();
-        if (a->drops)
-            draw(kept_bits, begin, seen, a->drop);
-        REGISTERS(i, some, 0, seen, {
-            vec grad = load(a->values, begin + i, some, type);
-            if (a->drops)
+        if (args->drops)
+            draw(kept_bits, begin, seen_columns, args->drop);
+        REGISTERS(i, active, 0, seen_columns, {
+            vec grad = load(args->values, begin + i, active, type);
+            if (args->drops)
                 grad = mul(grad, choose(bits_at(kept_bits, begin % 4 + i), dropout_scale, zeros()));
             store_fp32(kept_grads + i, 0xffff, grad);
-            row_dot = mul_add(grad, load(a->others, begin + i, some, type), row_dot);
+            row_dot = mul_add(grad, load(args->others, begin + i, active, type), row_dot);
         });
-        row_dot = all(sum_of(row_dot));
-        REGISTERS(i, some, 0, seen, {
+        row_dot = broadcast(sum_of(row_dot));
+        REGISTERS(i, active, 0, seen_columns, {
             vec centered = sub(load_fp32(kept_grads + i, 0xffff), row_dot);
-            store(a->values, begin + i, some, mul(load(a->others, begin + i, some, type), centered), type);
+            store(args->values, begin + i, active, mul(load(args->others, begin + i, active, type), centered), type);
         });
-        store_zeros(a->values, begin + seen, begin + a->columns, type);
+        store_zeros(args->values, begin + seen_columns, begin + args->columns, type);
     }
 }
 

@@ -1,31 +1,31 @@
 #include "vectors.h"
 
-#define TOGETHER 8 /* rows */
+#define ROWS_AT_ONCE 8 /* rows that are added before sums are stored */
 
 typedef struct {
     int type;
     const void *rows;
     float *sums; /* for each thread */
     int64_t columns;
-} Columns;
+} ColumnSums;
 
-INLINE void add_rows(const Columns *a, int64_t row, int64_t end, int thread, int type) {
-    float *sums = a->sums + a->columns * thread;
-    for (int64_t next; row < end; row = next) {
-        next = row + TOGETHER < end ? row + TOGETHER : end;
-        REGISTERS(i, some, 0, a->columns, {
-            vec sum = load_fp32(sums + i, some);
-            for (int64_t j = row; j < next; j++)
-                sum = add(sum, load(a->rows, j * a->columns + i, some, type));
-            store_fp32(sums + i, some, sum);
+INLINE void add_rows(const ColumnSums *args, int64_t row, int64_t end, int thread, int type) {
+    float *sums = args->sums + args->columns * thread;
+    for (int64_t next_row; row < end; row = next_row) {
+        next_row = row + ROWS_AT_ONCE < end ? row + ROWS_AT_ONCE : end;
+        REGISTERS(i, active, 0, args->columns, {
+            vec sum = load_fp32(sums + i, active);
+            for (int64_t j = row; j < next_row; j++)
+                sum = add(sum, load(args->rows, j * args->columns + i, active, type));
+            store_fp32(sums + i, active, sum);
         });
     }
 }
 
-LOOP_BY_TYPE(add_rows, Columns)
+LOOP_BY_TYPE(add_rows, ColumnSums)
 
-/* `sums`: zeros. */
+/* `sums`: zeros; each thread adds its rows to its own part. */
 EXPORT void column_sums(int64_t type, const void *rows, void *sums, int64_t count, int64_t columns, int threads) {
-    Columns arguments = {type, rows, sums, columns};
+    ColumnSums arguments = {type, rows, sums, columns};
     in_shares(threads, add_rows_loop, &arguments, count);
 }

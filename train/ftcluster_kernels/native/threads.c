@@ -1,6 +1,6 @@
 #include "vectors.h"
 
-/* Of the half that is not shared equally; more would have many threads wait for each other. */
+/* Parts of the half that is not shared equally. With more parts, many threads would contend for the counter. */
 #define REST_PARTS(threads) (2 * (threads) + 12)
 
 static void (*gomp_parallel)(void (*)(void *), void *, unsigned, unsigned);
@@ -42,6 +42,10 @@ static void run(void (*shares)(void *), int threads, Loop loop, const void *argu
         loop(arguments, 0, count, 0);
 }
 
-void in_shares(int threads, Loop loop, const void *arguments, int64_t count) { run(share, threads, loop, arguments, count); }
+void in_shares(int threads, Loop loop, const void *arguments, int64_t count) {
+    run(share, threads, loop, arguments, count);
+}
 
-void in_threads(int threads, Loop loop, const void *arguments, int64_t count) { run(share_half, threads, loop, arguments, count); }
+void in_threads(int threads, Loop loop, const void *arguments, int64_t count) {
+    run(share_half, threads, loop, arguments, count);
+}

@@ -1,92 +1,117 @@
-/* Products of matrices in bf16 on AMX tiles (Intel 64 and IA-32 Architectures Software Developer's Manual,
+/* Matrix multiplication in bf16 on AMX tiles (Intel 64 and IA-32 Architectures Software Developer's Manual,
  * volume 1, chapter 18).
  *
- * A product has blocks of 48 x 32 sums in six tiles. For these all factors are packed tile by tile, the right
- * ones with pairs of rows side by side. On their way are 5 tiles from L2 to 6 multiplications: with 32 x 32 sums
- * it would be one to each, and L2 would be what they wait for. Meanwhile sums of the block before are written.
- * Threads take the next piece when they have done one: where other machines use half of a core, equal shares
- * would wait for the slowest. A sum does not depend on who computes it. */
+ * A tile register has 16 rows of 64 bytes. C = A B is computed in blocks of 48 x 32 elements of C, which stay in six
+ * tile registers. A and B are packed tile by tile before:
+ *
+ *   A tile: 16 rows of C x 32 of the depth       B tile: 32 of the depth x 16 columns of C, each two rows interleaved
+ *
+ *             depth 0 1 2 ... 31                           column   0     1    ...   15
+ *   row  0        a a a ...  a                   depth  0, 1       b b   b b        b b
+ *   row  1        a a a ...  a                   depth  2, 3       b b   b b        b b
+ *   ...                                          ...
+ *   row 15        a a a ...  a                   depth 30, 31      b b   b b        b b
+ *
+ * A block loads five tiles from L2 for six tile multiplications, see `multiply_tiles`. A block of 32 x 32 elements would
+ * load four for four, and L2 would be the limit. Meanwhile the elements of the block before are written.
+ *
+ * Threads take the next piece of work when they have finished one. With equal shares, all would wait for the slowest
+ * thread, for instance if another virtual machine uses half of its core. An element of C does not depend on the thread
+ * that computes it. */
 
-#define TILE 512 /* numbers of a tile of bf16: 16 rows of 32 */
-#define HIGH 3   /* tiles of a block's rows */
+#define TILE 512      /* elements of a tile of bf16: 16 rows of 32 */
+#define BLOCK_TILES 3 /* tiles of a block from top to bottom */
 #define AMX __attribute__((target("amx-tile,amx-bf16")))
 
-INLINE void store_tile(const __m512i rows[16], bf16 *to) {
+INLINE void store_tile(const __m512i rows[16], bf16 *tile) {
     for (int i = 0; i < 16; i++)
-        _mm512_store_si512((__m512i *)to + i, rows[i]);
+        _mm512_store_si512((__m512i *)tile + i, rows[i]);
 }
 
-/* A register for each of 16 rows of 32 numbers, of which there are `rows`. */
-INLINE void take_rows(const bf16 *from, int64_t columns, int64_t rows, __m512i taken[16]) {
+/* Load 16 rows of 32 elements, a register each; those from `rows` on are zeros. */
+INLINE void load_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m512i registers[16]) {
     for (int i = 0; i < 16; i++)
-        taken[i] = i < rows ? _mm512_loadu_si512(from + i * columns) : _mm512_setzero_si512();
+        registers[i] = i < rows ? _mm512_loadu_si512(matrix + i * row_stride) : _mm512_setzero_si512();
 }
 
-/* A register for each two of 32 rows: the numbers of 16 columns, those of both rows side by side. */
-INLINE void pair_rows(const bf16 *from, int64_t columns, int64_t rows, __m512i pairs[16]) {
+/* Load 32 rows of 16 elements, a register for each two rows: elements of the same column are side by side. Rows from
+ * `rows` on are zeros. */
+INLINE void pair_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, __m512i pairs[16]) {
     for (int i = 0; i < 16; i++) {
-        __m256i even = 2 * i < rows ? _mm256_loadu_si256((const void *)(from + 2 * i * columns)) : _mm256_setzero_si256();
-        __m256i odd = 2 * i + 1 < rows ? _mm256_loadu_si256((const void *)(from + (2 * i + 1) * columns)) : _mm256_setzero_si256();
+        __m256i even =
+            2 * i < rows ? _mm256_loadu_si256((const void *)(matrix + 2 * i * row_stride)) : _mm256_setzero_si256();
+        __m256i odd = 2 * i + 1 < rows ? _mm256_loadu_si256((const void *)(matrix + (2 * i + 1) * row_stride))
+                                       : _mm256_setzero_si256();
         pairs[i] = _mm512_or_si512(_mm512_cvtepu16_epi32(even), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
     }
 }
 
-/* Tiles of 16 rows and 32 columns each, `chunks` of them side by side, then those below, `beside` tiles behind; rows
- * behind `rows` are 0. Turned: of the matrix that is transposed, pairs of its rows side by side. `apart`: numbers
- * from row to row. */
-INLINE void pack_rows(const bf16 *from, int64_t apart, int64_t rows, int64_t tiles, int64_t chunks, int64_t beside,
-                      int turned, bf16 *to) {
-    for (int64_t tile = 0; tile < tiles; tile++)
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            __m512i taken[16];
-            take_rows(from + 16 * tile * apart + 32 * chunk, apart, rows - 16 * tile, taken);
-            if (turned)
-                transpose(taken);
-            store_tile(taken, to + (tile * beside + chunk) * TILE);
+/* Pack a matrix whose rows lie along the depth: A, or the transposed B.
+ *
+ * Each tile has 16 rows and 32 columns of the matrix; rows from `rows` on are zeros. The tile of a row and a column of
+ * tiles becomes number tile_row * tiles_per_row + tile_column. With `transposed` the tiles are those of B: the pairs of
+ * elements of a row become a column. `row_stride`: elements from one row to the next. */
+INLINE void pack_rows(const bf16 *matrix, int64_t row_stride, int64_t rows, int64_t tile_rows, int64_t tile_columns,
+                      int64_t tiles_per_row, int transposed, bf16 *packed_tiles) {
+    for (int64_t tile_row = 0; tile_row < tile_rows; tile_row++)
+        for (int64_t tile_column = 0; tile_column < tile_columns; tile_column++) {
+            __m512i registers[16];
+            load_rows(matrix + 16 * tile_row * row_stride + 32 * tile_column, row_stride, rows - 16 * tile_row,
+                      registers);
+            if (transposed)
+                transpose(registers);
+            store_tile(registers, packed_tiles + (tile_row * tiles_per_row + tile_column) * TILE);
         }
 }
 
-/* Tiles of `rows` <= 32 rows and 16 columns each, pairs of rows side by side. Turned: of 16 rows and 32 columns
- * each, those of the matrix that is transposed. `apart`: tiles from one to the next. */
-INLINE void pack_pairs(const bf16 *from, int64_t columns, int64_t rows, int64_t tiles, int64_t apart, int turned, bf16 *to) {
-    for (int64_t tile = 0; tile < tiles; tile++) {
+/* Pack up to 32 rows of a matrix whose columns lie along the depth: B, or the transposed A.
+ *
+ * Each tile has 16 columns of the matrix, with each two rows interleaved; rows from `rows` on are zeros. With
+ * `transposed` the tiles are those of A. `tile_stride`: tiles from one packed tile to the next. */
+INLINE void pack_pairs(const bf16 *matrix, int64_t row_stride, int64_t rows, int64_t tile_columns, int64_t tile_stride,
+                       int transposed, bf16 *packed_tiles) {
+    for (int64_t tile_column = 0; tile_column < tile_columns; tile_column++) {
         __m512i pairs[16];
         if (rows >= 32)
-            pair_rows(from + 16 * tile, columns, 32, pairs);
+            pair_rows(matrix + 16 * tile_column, row_stride, 32, pairs);
         else
-            pair_rows(from + 16 * tile, columns, rows, pairs);
-        if (turned)
+            pair_rows(matrix + 16 * tile_column, row_stride, rows, pairs);
+        if (transposed)
             transpose(pairs);
-        store_tile(pairs, to + tile * apart * TILE);
+        store_tile(pairs, packed_tiles + tile_column * tile_stride * TILE);
     }
 }
 
-/* How the sums of a block go to their places: rounded, after a bias or none; in fp32; or added to what is there. */
-enum { ROUND, SET, ADD };
+/* How a block is written: rounded to bf16 after the bias is added; in fp32; or added to the output in fp32. */
+enum { STORE_BF16, STORE_FP32, ADD_FP32 };
 
+/* A block that is computed and not written yet. */
 typedef struct {
     const float *sums; /* 48 x 32 */
-    const bf16 *bias;
-    void *to; /* of bf16 or fp32 */
-    int64_t columns, rows, done;
-} Output;
+    const bf16 *bias;  /* of the block's 32 columns, or none */
+    void *target;      /* the block's first element in the output, bf16 or fp32 */
+    int64_t row_stride, rows, written; /* written: number of rows that are in the output */
+} PendingBlock;
 
-/* The next `count` rows, past the caches. */
-INLINE void put(Output *a, int64_t count, int kind) {
-    for (int64_t end = least(a->rows, a->done + count); a->done < end; a->done++) {
-        const vec left = _mm512_load_ps(a->sums + a->done * 32), right = _mm512_load_ps(a->sums + a->done * 32 + 16);
-        if (kind == ROUND) {
-            __m256i low = rounded(a->bias ? add(left, load_bf16(a->bias, 0xffff)) : left);
-            __m256i high = rounded(a->bias ? add(right, load_bf16(a->bias + 16, 0xffff)) : right);
-            _mm512_stream_si512((void *)((bf16 *)a->to + a->done * a->columns), _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1));
+/* Write the next `count` rows of a block, past the caches. */
+INLINE void write_rows(PendingBlock *block, int64_t count, int kind) {
+    for (int64_t end_row = min64(block->rows, block->written + count); block->written < end_row; block->written++) {
+        const vec first_half = _mm512_load_ps(block->sums + block->written * 32),
+                  second_half = _mm512_load_ps(block->sums + block->written * 32 + 16);
+        if (kind == STORE_BF16) {
+            __m256i first_bf16 = rounded(block->bias ? add(first_half, load_bf16(block->bias, 0xffff)) : first_half);
+            __m256i second_bf16 =
+                rounded(block->bias ? add(second_half, load_bf16(block->bias + 16, 0xffff)) : second_half);
+            _mm512_stream_si512((void *)((bf16 *)block->target + block->written * block->row_stride),
+                                _mm512_inserti64x4(_mm512_castsi256_si512(first_bf16), second_bf16, 1));
         } else {
-            float *to = (float *)a->to + a->done * a->columns;
-            if (kind == ADD) {
-                _mm512_store_ps(to, add(left, _mm512_load_ps(to)));
-                _mm512_store_ps(to + 16, add(right, _mm512_load_ps(to + 16)));
+            float *target_row = (float *)block->target + block->written * block->row_stride;
+            if (kind == ADD_FP32) {
+                _mm512_store_ps(target_row, add(first_half, _mm512_load_ps(target_row)));
+                _mm512_store_ps(target_row + 16, add(second_half, _mm512_load_ps(target_row + 16)));
             } else {
-                stream_fp32(to, left);
-                stream_fp32(to + 16, right);
+                stream_fp32(target_row, first_half);
+                stream_fp32(target_row + 16, second_half);
             }
         }
     }
@@ -101,63 +126,72 @@ AMX INLINE void zero_sums(void) {
     _tile_zero(5);
 }
 
-/* Three left tiles, `apart` from each other, times two right ones. Left tiles pass through tile register 6, right ones
- * through 7, and the sums of a block are in registers 0 to 5:
+/* Add the products of three tiles of A and two tiles of B to a block. Tile registers 0 to 5 hold the block of C; tiles
+ * of A pass through register 6, tiles of B through register 7:
  *
- *                              right   beside
+ *                              b_left b_right
  *                             +------+------+
- *                             |  7   |  7   |  32 deep
- *                  32 deep    +------+------+
+ *                             |  7   |  7   |  32 of the depth
+ *              32 of depth    +------+------+
  *                  +------+   +------+------+
- *         left     |  6   |   |  0   |  1   |  16 rows
+ *         a_top    |  6   |   |  0   |  1   |  16 rows
  *                  +------+   +------+------+
- *         middle   |  6   |   |  2   |  3   |  16
+ *         a_middle |  6   |   |  2   |  3   |  16 rows
  *                  +------+   +------+------+
- *         below    |  6   |   |  4   |  5   |  16
+ *         a_bottom |  6   |   |  4   |  5   |  16 rows
  *                  +------+   +------+------+
  *                                16     16 columns
- */
-AMX INLINE void add_products(const bf16 *left, int64_t apart, const bf16 *right, const bf16 *beside) {
-    const bf16 *middle = left + apart, *below = middle + apart;
-    _tile_loadd(7, right, 64);
-    _tile_loadd(6, left, 64);
+ *
+ * Order of the loads, and of the registers of C that each pair is added to:
+ *
+ *         register 7   b_left                        b_right
+ *         register 6   a_top   a_middle   a_bottom   (stays)   a_middle   a_top
+ *         register of C  0        2          4          5          3        1
+ *
+ * a_middle and a_top come from L1 the second time. `a_stride`: elements from a_top to a_middle. */
+AMX INLINE void multiply_tiles(const bf16 *a_top, int64_t a_stride, const bf16 *b_left, const bf16 *b_right) {
+    const bf16 *a_middle = a_top + a_stride, *a_bottom = a_middle + a_stride;
+    _tile_loadd(7, b_left, 64);
+    _tile_loadd(6, a_top, 64);
     _tile_dpbf16ps(0, 6, 7);
-    _tile_loadd(6, middle, 64);
+    _tile_loadd(6, a_middle, 64);
     _tile_dpbf16ps(2, 6, 7);
-    _tile_loadd(6, below, 64);
+    _tile_loadd(6, a_bottom, 64);
     _tile_dpbf16ps(4, 6, 7);
-    _tile_loadd(7, beside, 64);
+    _tile_loadd(7, b_right, 64);
     _tile_dpbf16ps(5, 6, 7);
-    _tile_loadd(6, middle, 64);
+    _tile_loadd(6, a_middle, 64);
     _tile_dpbf16ps(3, 6, 7);
-    _tile_loadd(6, left, 64);
+    _tile_loadd(6, a_top, 64);
     _tile_dpbf16ps(1, 6, 7);
 }
 
-/* To 48 rows of `columns`. */
-AMX INLINE void store_sums(float *sums, int64_t columns) {
-    _tile_stored(0, sums, columns * 4);
-    _tile_stored(1, sums + 16, columns * 4);
-    _tile_stored(2, sums + 16 * columns, columns * 4);
-    _tile_stored(3, sums + 16 * columns + 16, columns * 4);
-    _tile_stored(4, sums + 32 * columns, columns * 4);
-    _tile_stored(5, sums + 32 * columns + 16, columns * 4);
+/* Store a block as 48 rows that are `row_stride` elements apart. */
+AMX INLINE void store_sums(float *sums, int64_t row_stride) {
+    _tile_stored(0, sums, row_stride * 4);
+    _tile_stored(1, sums + 16, row_stride * 4);
+    _tile_stored(2, sums + 16 * row_stride, row_stride * 4);
+    _tile_stored(3, sums + 16 * row_stride + 16, row_stride * 4);
+    _tile_stored(4, sums + 32 * row_stride, row_stride * 4);
+    _tile_stored(5, sums + 32 * row_stride + 16, row_stride * 4);
 }
 
-/* 48 x 32 sums of `chunks` tiles along the sum, left ones `apart` tiles from those below; the next tiles of the right
- * factor come into L2 meanwhile, `lines` at a time, and `before` goes to its place. */
-AMX INLINE const char *multiply(const bf16 *left, int64_t apart, const bf16 *right, int64_t chunks, const char *next,
-                                int64_t lines, float *sums, Output *before, int kind) {
-    const int64_t rows = parts(16 * HIGH, chunks);
+/* Compute a block of 48 x 32 elements over `depth_tiles` tiles, and meanwhile write the previous block and prefetch the
+ * next tiles of B into L2, `prefetch_lines` cache lines with each step. `a_stride`: tiles from one row of tiles to the
+ * next. Returns how far B is prefetched. */
+AMX INLINE const char *multiply_block(const bf16 *a_tiles, int64_t a_stride, const bf16 *b_tiles, int64_t depth_tiles,
+                                      const char *prefetched, int64_t prefetch_lines, float *sums,
+                                      PendingBlock *previous, int kind) {
+    const int64_t rows_per_step = ceil_div(16 * BLOCK_TILES, depth_tiles);
     zero_sums();
-    for (int64_t i = 0; i < chunks * TILE; i += TILE) {
-        add_products(left + i, apart * TILE, right + i, right + chunks * TILE + i);
-        put(before, rows, kind);
-        for (int64_t line = 0; line < lines; line++, next += 64)
-            _mm_prefetch(next, _MM_HINT_T1);
+    for (int64_t i = 0; i < depth_tiles * TILE; i += TILE) {
+        multiply_tiles(a_tiles + i, a_stride * TILE, b_tiles + i, b_tiles + depth_tiles * TILE + i);
+        write_rows(previous, rows_per_step, kind);
+        for (int64_t line = 0; line < prefetch_lines; line++, prefetched += 64)
+            _mm_prefetch(prefetched, _MM_HINT_T1);
     }
     store_sums(sums, 32);
-    return next;
+    return prefetched;
 }
 
 AMX INLINE void configure_tiles(void) {
@@ -165,32 +199,41 @@ AMX INLINE void configure_tiles(void) {
         uint8_t palette, start_row, reserved[14];
         uint16_t bytes[16]; /* of a row */
         uint8_t rows[16];
-    } shapes __attribute__((aligned(64))) = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
+    } shapes
+        __attribute__((aligned(64))) = {1, 0, {0}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
     _tile_loadconfig(&shapes);
 }
 
-/* What a thread writes while it computes. */
+/* Two blocks: a thread writes one while it computes the other. */
 typedef struct {
-    float sums[2][1024 / 2 * HIGH] __attribute__((aligned(64)));
-    Output before;
-    int turn;
+    float sums[2][1024 / 2 * BLOCK_TILES] __attribute__((aligned(64)));
+    PendingBlock previous; /* the block that is not written yet */
+    int current;           /* which of `sums` the next block takes */
 } Blocks;
 
-/* `down` x `across` tiles of sums from packed factors, `chunks` tiles along the sum; the first sum is that of `to`,
- * which has `columns` and `rows` from there on. `next`: what follows the right factors. */
-AMX INLINE void multiply_blocks(Blocks *blocks, const bf16 *left, const bf16 *right, int64_t chunks, int64_t down,
-                                int64_t across, void *to, const bf16 *bias, int64_t columns, int64_t rows, int kind) {
-    const char *next = (const char *)(right + across * chunks * TILE);
-    const int64_t high = parts(down, HIGH), lines = parts(16 * across, high * (across / 2));
-    for (int64_t i = 0; i < high; i++)
-        for (int64_t j = 0; j < across; j += 2) {
-            float *sums = blocks->sums[blocks->turn];
-            next = multiply(left + i * HIGH * chunks * TILE, chunks, right + j * chunks * TILE, chunks, next, lines, sums,
-                            &blocks->before, kind);
-            put(&blocks->before, 16 * HIGH, kind);
-            int64_t place = i * 16 * HIGH * columns + j * 16;
-            void *here = kind == ROUND ? (void *)((bf16 *)to + place) : (void *)((float *)to + place);
-            blocks->before = (Output){sums, bias ? bias + j * 16 : bias, here, columns, least(16 * HIGH, rows - i * 16 * HIGH), 0};
-            blocks->turn = !blocks->turn;
+/* Compute `tile_rows` x `tile_columns` tiles of C from packed tiles of A and B, over `depth_tiles` tiles. `output` is the
+ * first element of C, `rows` the number of its rows from there on. The last block stays in `blocks->previous`. */
+AMX INLINE void multiply_blocks(Blocks *blocks, const bf16 *a_tiles, const bf16 *b_tiles, int64_t depth_tiles,
+                                int64_t tile_rows, int64_t tile_columns, void *output, const bf16 *bias,
+                                int64_t row_stride, int64_t rows, int kind) {
+    const char *prefetched = (const char *)(b_tiles + tile_columns * depth_tiles * TILE);
+    const int64_t block_rows = ceil_div(tile_rows, BLOCK_TILES),
+                  prefetch_lines = ceil_div(16 * tile_columns, block_rows * (tile_columns / 2));
+    for (int64_t i = 0; i < block_rows; i++)
+        for (int64_t j = 0; j < tile_columns; j += 2) {
+            float *sums = blocks->sums[blocks->current];
+            prefetched = multiply_block(a_tiles + i * BLOCK_TILES * depth_tiles * TILE, depth_tiles,
+                                        b_tiles + j * depth_tiles * TILE, depth_tiles, prefetched, prefetch_lines, sums,
+                                        &blocks->previous, kind);
+            write_rows(&blocks->previous, 16 * BLOCK_TILES, kind);
+            int64_t offset = i * 16 * BLOCK_TILES * row_stride + j * 16;
+            void *corner = kind == STORE_BF16 ? (void *)((bf16 *)output + offset) : (void *)((float *)output + offset);
+            blocks->previous = (PendingBlock){sums,
+                                              bias ? bias + j * 16 : bias,
+                                              corner,
+                                              row_stride,
+                                              min64(16 * BLOCK_TILES, rows - i * 16 * BLOCK_TILES),
+                                              0};
+            blocks->current = !blocks->current;
         }
 }

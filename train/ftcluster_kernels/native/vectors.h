@@ -1,9 +1,9 @@
-/* What the loops of this folder have in common.
+/* The types and functions that all loops of this folder share.
  *
  * ../../../hatch_build.py compiles them into two libraries, for CPUs with AVX-512 (F, BW, DQ, VL) and
  * for those with AVX2, of which ../simd.py loads one; the modules that call a loop say what it does.
- * Numbers are bf16 or fp32 in memory and fp32 in between; results are rounded to the nearest, as torch
- * rounds. No function of a library is called but those of OpenMP that torch has loaded: so there is
+ * Elements are bf16 or fp32 in memory and fp32 in registers; results are rounded to the nearest, as in
+ * torch. No function of a library is called but those of OpenMP that torch has loaded: so there is
  * one pool of threads, and the files work with any C library.
  */
 
@@ -14,9 +14,9 @@
 #define INLINE static inline __attribute__((always_inline))
 
 typedef uint16_t bf16;
-typedef uint16_t lanes; /* a bit for each of the 16 numbers of a `vec` */
+typedef uint16_t lanes; /* a bit for each of the 16 elements of a `vec` */
 
-/* The types of numbers in memory; ../simd.py has the same. */
+/* The types of elements in memory; ../simd.py has the same. */
 enum { BF16, FP32 };
 
 #ifdef __AVX512F__
@@ -30,14 +30,14 @@ enum { BF16, FP32 };
 #define WITH_AMX
 #endif
 
-/* Of `count` pieces those from `begin` on, by thread number `thread`. */
+/* A loop over the pieces from `begin` to `end`, in thread number `thread`. */
 typedef void (*Loop)(const void *arguments, int64_t begin, int64_t end, int thread);
 
-/* Each thread takes an equal share of one half, and then parts of the other half as long as there are any: some
- * cores are slower than others. */
+/* Give each thread an equal share of the first half; then threads take parts of the other half until it is done,
+ * because some cores are slower than others. */
 void in_threads(int threads, Loop loop, const void *arguments, int64_t count);
 
-/* Each thread takes an equal share of the whole, for what depends on it. */
+/* Give each thread an equal share of the whole, for loops with a result for each thread. */
 void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
 
 /* Defines name_loop, a Loop that calls `name` with a constant type, which is compiled for each. */
@@ -50,49 +50,49 @@ void in_shares(int threads, Loop loop, const void *arguments, int64_t count);
             name(arguments, begin, end, thread, BF16);                                      \
     }
 
-INLINE int64_t parts(int64_t count, int64_t size) { return (count + size - 1) / size; }
-INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-INLINE int64_t next_of(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
+INLINE int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
+INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+INLINE int64_t take_next(int64_t *counter) { return __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED); }
 
-INLINE lanes first(int64_t left) { return left >= 16 ? 0xffff : (1u << left) - 1; }
+INLINE lanes first_lanes(int64_t count) { return count >= 16 ? 0xffff : (1u << count) - 1; }
 
-/* Computes with numbers i to i + 15, of which there are `some`, and with the next ones, from `begin` to
- * `end`. The body is compiled twice: for whole registers, where `some` is a constant, and for the rest. */
-#define REGISTERS(i, some, begin, end, ...)      \
-    do {                                         \
-        int64_t i = (begin);                     \
-        for (; i + 16 <= (end); i += 16) {       \
-            const lanes some = 0xffff;           \
-            __VA_ARGS__                          \
-        }                                        \
-        if (i < (end)) {                         \
-            const lanes some = first((end) - i); \
-            __VA_ARGS__                          \
-        }                                        \
+/* Run the body for registers of 16 elements from `begin` to `end`: elements i to i + 15, of which the `active` lanes
+ * exist. The body is compiled twice: for whole registers, where `active` is a constant, and for the rest. */
+#define REGISTERS(i, active, begin, end, ...)            \
+    do {                                                 \
+        int64_t i = (begin);                             \
+        for (; i + 16 <= (end); i += 16) {               \
+            const lanes active = 0xffff;                 \
+            __VA_ARGS__                                  \
+        }                                                \
+        if (i < (end)) {                                 \
+            const lanes active = first_lanes((end) - i); \
+            __VA_ARGS__                                  \
+        }                                                \
     } while (0)
 
-/* Numbers from `place` on. */
-INLINE vec load(const void *numbers, int64_t place, lanes some, int type) {
-    return type == FP32 ? load_fp32((const float *)numbers + place, some)
-                        : load_bf16((const bf16 *)numbers + place, some);
+/* Load elements from `offset` on. */
+INLINE vec load(const void *elements, int64_t offset, lanes active, int type) {
+    return type == FP32 ? load_fp32((const float *)elements + offset, active)
+                        : load_bf16((const bf16 *)elements + offset, active);
 }
 
-INLINE void store(void *numbers, int64_t place, lanes some, vec values, int type) {
+INLINE void store(void *elements, int64_t offset, lanes active, vec values, int type) {
     if (type == FP32)
-        store_fp32((float *)numbers + place, some, values);
+        store_fp32((float *)elements + offset, active, values);
     else
-        store_bf16((bf16 *)numbers + place, some, values);
+        store_bf16((bf16 *)elements + offset, active, values);
 }
 
-/* 2^f for f from 0 to 1: a polynomial, fitted for the smallest largest relative error, 8e-8. */
+/* Return 2^f for f from 0 to 1: the minimax polynomial, with a relative error of 8e-8. */
 INLINE vec power_of_fraction(vec f) {
-    vec y = all(0.00187758f);
-    y = mul_add(y, f, all(0.00898934f));
-    y = mul_add(y, f, all(0.05582632f));
-    y = mul_add(y, f, all(0.24015361f));
-    y = mul_add(y, f, all(0.6931531f));
-    return mul_add(y, f, all(0.99999994f));
+    vec y = broadcast(0.00187758f);
+    y = mul_add(y, f, broadcast(0.00898934f));
+    y = mul_add(y, f, broadcast(0.05582632f));
+    y = mul_add(y, f, broadcast(0.24015361f));
+    y = mul_add(y, f, broadcast(0.6931531f));
+    return mul_add(y, f, broadcast(0.99999994f));
 }
 
 /* 2^x for x <= 0, and 0 below 2^-126. */
@@ -100,19 +100,19 @@ INLINE vec power_of_two(vec x) { return scaled(power_of_fraction(fraction(x)), x
 
 /* e^x for x <= 0. In fp32 without the rounding of x / ln 2, which is |x| times as large in the result. */
 INLINE vec exponential(vec x, int type) {
-    vec exponent = mul(x, all(1.44269504f));
+    vec exponent = mul(x, broadcast(1.44269504f));
     if (type == BF16)
         return power_of_two(exponent);
     vec whole = round_down(exponent);
-    vec f = mul_add(x, all(1.44269504f), sub(zeros(), whole));
-    return scaled(power_of_fraction(mul_add(x, all(1.92596299e-8f), f)), whole);
+    vec f = mul_add(x, broadcast(1.44269504f), sub(zeros(), whole));
+    return scaled(power_of_fraction(mul_add(x, broadcast(1.92596299e-8f), f)), whole);
 }
 
-/* in all lanes */
-INLINE vec largest_of(const void *numbers, int64_t begin, int64_t count, int type) {
-    vec largest = all(-__builtin_inff());
-    REGISTERS(i, some, 0, count, {
-        largest = larger_some(some, largest, load(numbers, begin + i, some, type));
+/* Return the largest of `count` elements, in all lanes. */
+INLINE vec largest_of(const void *elements, int64_t begin, int64_t count, int type) {
+    vec largest = broadcast(-__builtin_inff());
+    REGISTERS(i, active, 0, count, {
+        largest = larger_active(active, largest, load(elements, begin + i, active, type));
     });
-    return all(largest_in(largest));
+    return broadcast(largest_in(largest));
 }

@@ -1,112 +1,129 @@
 #include "vectors.h"
 
-/* The gradient of a linear layer's weight, gradient' input. oneDNN copies the transposed matrix number by number,
- * and takes twice as long for it as for the layer's other products; here 16 x 16 pairs are transposed in
- * registers. The sums are fp32 and go to the optimizer's memory without a tensor between. */
+/* The gradient of a linear layer's weight: the transposed gradient of the output times the input. oneDNN copies the
+ * transposed matrix element by element, and takes twice as long as for the layer's other matrix multiplications. Here
+ * registers transpose 16 x 16 pairs of elements. The result in fp32 goes to the optimizer's memory without a tensor in
+ * between. */
 
 #ifdef WITH_AMX
 
 #include "tiles.h"
 
-#define CHUNKS 56 /* tiles along the sum whose products stay in registers: 256 KB of rows are in L2 */
-#define DOWN 12   /* tiles of output rows that share what is packed */
-#define ACROSS 4  /* tiles of output columns: 64, whose input stays in L1 and L2 */
+#define DEPTH_TILES 56 /* tiles of the depth that are multiplied at once: then 256 KB of packed tiles stay in L2 */
+#define PANEL_TILES 12 /* tiles of outputs that share packed tiles of the input */
+#define STRIPE_TILES 4 /* tiles of inputs: 64 columns, which stay in L1 and L2 */
 
-/* Sums run over the rows of both matrices, in parts of CHUNKS tiles. A piece of work is one panel of outputs times one
- * slice of the inputs:
+/* The depth of this multiplication is the rows of both matrices, in parts of DEPTH_TILES tiles. A piece of work is one
+ * panel of outputs times one slice of the inputs:
  *
- *                            input (rows, inputs), packed for all threads
+ *                            B: input (rows, inputs), packed for all threads
  *                            +---------+---------+
- *                     rows   | # # # # |         |   CHUNKS x 32 at once
+ *                     rows   | # # # # |         |   DEPTH_TILES x 32 at once
  *                            +---------+---------+
  *             rows             slice 0   slice 1
  *            +-----+         +---------+---------+
- *    panel 0 | #   |         | # # # # |         |   DOWN = 12 tiles of outputs times ACROSS = 4 tiles of inputs,
- *            | #   |         | # # # # |         |   in blocks of HIGH = 3 x 2 tiles
+ *    panel 0 | #   |         | # # # # |         |   PANEL_TILES = 12 tiles of outputs times STRIPE_TILES = 4 tiles of
+ *            | #   |         | # # # # |         |   inputs, in blocks of BLOCK_TILES = 3 by 2 tiles
  *            +-----+         +---------+---------+
  *    panel 1 |     |         |         |         |
  *            +-----+         +---------+---------+
- *     gradient, transposed     sums (outputs, inputs)
- *     and packed by a thread
+ *     A: gradient,             C: sums (outputs, inputs)
+ *     transposed and
+ *     packed by a thread
  */
 typedef struct {
-    const bf16 *gradient, *input; /* (rows, outputs), turned (outputs, rows); (rows, inputs) */
+    const bf16 *gradient, *input; /* (rows, outputs), or if transposed (outputs, rows); (rows, inputs) */
     float *sums;                  /* (outputs, inputs) */
     int64_t rows, outputs, inputs;
-    bf16 *packed, *own; /* of all threads, of one after the other */
-    int adds, turned;
-    int64_t panels, slices, first_chunk;
-    int64_t *next;
+    bf16 *input_packed, *gradient_packed; /* gradient_packed: a panel for each thread */
+    int adds, gradient_transposed;
+    int64_t panels, slices, first_depth_tile;
+    int64_t *next_piece;
 } Product;
 
-INLINE int64_t chunks_of(const Product *a) { return least(CHUNKS, parts(a->rows, 32) - a->first_chunk); }
+INLINE int64_t depth_tiles_of(const Product *args) {
+    return min64(DEPTH_TILES, ceil_div(args->rows, 32) - args->first_depth_tile);
+}
 
-/* Pieces are ACROSS tiles of the input's columns. */
+/* Each piece is STRIPE_TILES tiles of columns of the input. */
 static void pack_input(const void *pointer, int64_t begin, int64_t end, int thread) {
-    const Product *a = pointer;
-    const int64_t chunks = chunks_of(a), tiles = a->inputs / 16;
-    for (int64_t tile; (tile = next_of(a->next) * ACROSS) < tiles;)
-        for (int64_t chunk = 0; chunk < chunks; chunk++) {
-            int64_t row = (a->first_chunk + chunk) * 32;
-            pack_pairs(a->input + row * a->inputs + tile * 16, a->inputs, a->rows - row, least(ACROSS, tiles - tile), chunks, 0,
-                       a->packed + (tile * chunks + chunk) * TILE);
+    const Product *args = pointer;
+    const int64_t depth_tiles = depth_tiles_of(args), input_tiles = args->inputs / 16;
+    for (int64_t input_tile; (input_tile = take_next(args->next_piece) * STRIPE_TILES) < input_tiles;)
+        for (int64_t depth_tile = 0; depth_tile < depth_tiles; depth_tile++) {
+            int64_t row = (args->first_depth_tile + depth_tile) * 32;
+            pack_pairs(args->input + row * args->inputs + input_tile * 16, args->inputs, args->rows - row,
+                       min64(STRIPE_TILES, input_tiles - input_tile), depth_tiles, 0,
+                       args->input_packed + (input_tile * depth_tiles + depth_tile) * TILE);
         }
 }
 
-/* Left tiles of `panel_outputs` columns of the gradient, from `first_output` on. */
-static void pack_gradient(const Product *a, int64_t first_output, int64_t panel_outputs, bf16 *left_tiles) {
-    const int64_t chunks = chunks_of(a), down = parts(panel_outputs, 16), first_row = a->first_chunk * 32;
-    if (a->turned)
-        pack_rows(a->gradient + first_output * a->rows + first_row, a->rows, panel_outputs, down, chunks, chunks, 0, left_tiles);
-    for (int64_t chunk = 0; chunk < chunks && !a->turned; chunk++) {
-        int64_t row = first_row + chunk * 32;
-        pack_pairs(a->gradient + row * a->outputs + first_output, a->outputs, a->rows - row, down, chunks, 1, left_tiles + chunk * TILE);
+/* Pack `panel_outputs` columns of the gradient, from `first_output` on, as tiles of A. */
+static void pack_gradient(const Product *args, int64_t first_output, int64_t panel_outputs, bf16 *gradient_tiles) {
+    const int64_t depth_tiles = depth_tiles_of(args), tile_rows = ceil_div(panel_outputs, 16),
+                  first_row = args->first_depth_tile * 32;
+    if (args->gradient_transposed)
+        pack_rows(args->gradient + first_output * args->rows + first_row, args->rows, panel_outputs, tile_rows,
+                  depth_tiles, depth_tiles, 0, gradient_tiles);
+    for (int64_t depth_tile = 0; depth_tile < depth_tiles && !args->gradient_transposed; depth_tile++) {
+        int64_t row = first_row + depth_tile * 32;
+        pack_pairs(args->gradient + row * args->outputs + first_output, args->outputs, args->rows - row, tile_rows,
+                   depth_tiles, 1, gradient_tiles + depth_tile * TILE);
     }
 }
 
-AMX INLINE void multiply_slices(const Product *a, Blocks *blocks, bf16 *left_tiles, int kind) {
-    const int64_t chunks = chunks_of(a), tiles = a->inputs / 16, across = parts(tiles, ACROSS);
-    for (int64_t piece, packed_panel = -1; (piece = next_of(a->next)) < a->panels * a->slices;) {
-        int64_t panel = piece / a->slices, slice = piece % a->slices;
-        int64_t first_tile = panel * DOWN, panel_outputs = least(DOWN * 16, a->outputs - first_tile * 16), down = parts(panel_outputs, 16);
+AMX INLINE void multiply_slices(const Product *args, Blocks *blocks, bf16 *gradient_tiles, int kind) {
+    const int64_t depth_tiles = depth_tiles_of(args), input_tiles = args->inputs / 16,
+                  stripes = ceil_div(input_tiles, STRIPE_TILES);
+    for (int64_t piece, packed_panel = -1; (piece = take_next(args->next_piece)) < args->panels * args->slices;) {
+        int64_t panel = piece / args->slices, slice = piece % args->slices;
+        int64_t first_tile = panel * PANEL_TILES,
+                panel_outputs = min64(PANEL_TILES * 16, args->outputs - first_tile * 16),
+                tile_rows = ceil_div(panel_outputs, 16);
         if (panel != packed_panel)
-            pack_gradient(a, first_tile * 16, panel_outputs, left_tiles);
+            pack_gradient(args, first_tile * 16, panel_outputs, gradient_tiles);
         packed_panel = panel;
-        for (int64_t stripe = across * slice / a->slices; stripe < across * (slice + 1) / a->slices; stripe++) {
-            int64_t input_tile = stripe * ACROSS;
-            multiply_blocks(blocks, left_tiles, a->packed + input_tile * chunks * TILE, chunks, down, least(ACROSS, tiles - input_tile),
-                            a->sums + first_tile * 16 * a->inputs + input_tile * 16, 0, a->inputs, panel_outputs, kind);
+        for (int64_t stripe = stripes * slice / args->slices; stripe < stripes * (slice + 1) / args->slices; stripe++) {
+            int64_t input_tile = stripe * STRIPE_TILES;
+            multiply_blocks(blocks, gradient_tiles, args->input_packed + input_tile * depth_tiles * TILE, depth_tiles,
+                            tile_rows, min64(STRIPE_TILES, input_tiles - input_tile),
+                            args->sums + first_tile * 16 * args->inputs + input_tile * 16, 0, args->inputs,
+                            panel_outputs, kind);
         }
     }
-    put(&blocks->before, 16 * HIGH, kind);
+    write_rows(&blocks->previous, 16 * BLOCK_TILES, kind);
 }
 
-/* Pieces are slices of the columns of DOWN tiles of output rows. */
+/* Each piece is one slice of the inputs of a panel of PANEL_TILES tiles of outputs. */
 AMX static void multiply_pieces(const void *pointer, int64_t begin, int64_t end, int thread) {
-    const Product *a = pointer;
-    bf16 *left_tiles = a->own + thread * DOWN * CHUNKS * TILE;
-    Blocks blocks = {.before = {0}, .turn = 0};
+    const Product *args = pointer;
+    bf16 *gradient_tiles = args->gradient_packed + thread * PANEL_TILES * DEPTH_TILES * TILE;
+    Blocks blocks = {.previous = {0}, .current = 0};
     configure_tiles();
-    if (a->adds || a->first_chunk)
-        multiply_slices(a, &blocks, left_tiles, ADD);
+    if (args->adds || args->first_depth_tile)
+        multiply_slices(args, &blocks, gradient_tiles, ADD_FP32);
     else
-        multiply_slices(a, &blocks, left_tiles, SET);
+        multiply_slices(args, &blocks, gradient_tiles, STORE_FP32);
     _tile_release();
     _mm_sfence();
 }
 
-/* Inputs are a multiple of 32, and outputs, turned rows; `sums`, `packed` and `own` start on cache lines. Bytes of
- * `packed`: inputs * CHUNKS * 64, of `own` DOWN * CHUNKS * TILE * 2 a thread. */
+/* `inputs` is a multiple of 32, and so is `outputs`, or `rows` if the gradient is transposed. `sums`, `input_packed` and
+ * `gradient_packed` start on cache lines. Bytes of `input_packed`: inputs * DEPTH_TILES * 64; of `gradient_packed` for
+ * each thread: PANEL_TILES * DEPTH_TILES * TILE * 2. `adds`: add to `sums` instead of replacing it. */
 EXPORT void weight_gradient(const bf16 *gradient, const bf16 *input, float *sums, int64_t rows, int64_t outputs,
-                            int64_t inputs, bf16 *packed, bf16 *own, uint64_t adds, uint64_t turned, int threads) {
-    int64_t next, panels = parts(outputs, 16 * DOWN), across = parts(inputs / 16, ACROSS);
-    int64_t slices = least(parts(8 * threads, panels), across);
-    Product a = {gradient, input, sums, rows, outputs, inputs, packed, own, adds, turned, panels, slices, 0, &next};
-    for (; a.first_chunk < parts(rows, 32); a.first_chunk += CHUNKS) {
-        next = 0;
-        in_shares(threads, pack_input, &a, threads);
-        next = 0;
-        in_shares(threads, multiply_pieces, &a, threads);
+                            int64_t inputs, bf16 *input_packed, bf16 *gradient_packed, uint64_t adds,
+                            uint64_t gradient_transposed, int threads) {
+    int64_t next_piece, panels = ceil_div(outputs, 16 * PANEL_TILES), stripes = ceil_div(inputs / 16, STRIPE_TILES);
+    int64_t slices = min64(ceil_div(8 * threads, panels), stripes);
+    Product args = {
+        gradient, input,  sums, rows,       outputs, inputs, input_packed, gradient_packed, adds, gradient_transposed,
+        panels,   slices, 0,    &next_piece};
+    for (; args.first_depth_tile < ceil_div(rows, 32); args.first_depth_tile += DEPTH_TILES) {
+        next_piece = 0;
+        in_shares(threads, pack_input, &args, threads);
+        next_piece = 0;
+        in_shares(threads, multiply_pieces, &args, threads);
     }
 }
 

@@ -11,7 +11,7 @@ from ftcluster.export.kubernetes import PYTORCH, TRAIN, Pods, manifests
 from ftcluster.export.node_image import files_of_image, why_no_image
 from ftcluster.export.pods import as_pod, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
-from ftcluster.operations.train.facts_file import facts_of
+from ftcluster.operations.plan.facts_file import facts_of
 from ftcluster.operations.train.prepare import RecipeRequest, headline_of
 from ftcluster.operations.train.recipe_words import split_words
 from ftcluster.paths import SHARED_FILE, write_atomically

@@ -17,7 +17,7 @@ from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import Connection, cluster_of
-from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster.operations.train.recipe_words import for_trained_model, on_the_hosts, training_recipe
 from ftcluster.planning.model_size import model_size

@@ -14,8 +14,7 @@ from ftcluster.ansible.answers import json_object
 from ftcluster.errors import UsageError
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import fetch_model
-from ftcluster.operations.models.evaluate import EvaluateResult
-from ftcluster.operations.models.trained import TrainedModelRequest
+from ftcluster.operations.models.trained import TrainedModelRequest, TrainedModelResult
 from ftcluster.operations.train.train import speed
 from ftcluster.paths import write_atomically
 from ftcluster.progress.view import View
@@ -60,28 +59,24 @@ class PredictRequest(TrainedModelRequest):
 
 
 @dataclass(frozen=True)
-class PredictResult(EvaluateResult):
-    """Rows that were written, or that a run predicts which goes on without its caller.
+class PredictResult(TrainedModelResult):
+    """The predictions that were written, or the run that makes them without its caller.
 
     Attributes:
-        output: the file, as it was asked for.
-        rows: how many.
+        output: the file as the user named it.
+        rows: number of predictions in the file.
     """
 
     output: str
     rows: int
 
-    def document(self) -> dict[str, Any]:
-        """What `predict --json` prints."""
-        document = super().document()
-        if self.progress.state == "running":
-            return document
-        return {**document, "output": str(Path(self.output).absolute()), "rows": self.rows}
+    def finished_document(self) -> dict[str, Any]:
+        """Return the document of a finished run, with the file and its number of rows."""
+        output = str(Path(self.output).absolute())
+        return {**super().finished_document(), "output": output, "rows": self.rows}
 
-    def lines(self) -> list[str]:
-        """How many rows, and the speed; of a run that goes on, its id."""
-        if self.progress.state == "running":
-            return super().lines()
+    def finished_lines(self) -> list[str]:
+        """Return the number of rows and the speed."""
         return [f"{self.rows} predictions: {self.output}", speed(self.progress, self.run)]
 
 

@@ -1,17 +1,19 @@
-"""Using a trained model over all hosts of a cluster: what `evaluate` and `predict` share."""
+"""The request and the result that `evaluate` and `predict` share: both use a trained model."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ftcluster.errors import UsageError
 from ftcluster.launch import training_run
 from ftcluster.launch.hub_token import find_token
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, say_notes
+from ftcluster.progress.classes import class_documents
 from ftcluster.progress.state import RunProgress
+from ftcluster.progress.texts import written_texts
 from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
@@ -62,6 +64,60 @@ class TrainedModelRequest(RecipeRequest, ABC):
         run = self.launchable(view)
         say_notes(run, view)
         return run, training_run.train(run, view, self.connection.to(run.cluster))
+
+
+@dataclass(frozen=True)
+class TrainedModelResult(ABC):
+    """The result of a run that uses a trained model.
+
+    Attributes:
+        run: the run, which continues without its caller if `progress.state` is "running".
+        progress: its events.
+        model: the model as the user named it.
+    """
+
+    run: TrainingRun
+    progress: RunProgress
+    model: str
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The metrics, by name."""
+        return dict(self.progress.result.get("metrics", {}))
+
+    @property
+    def classes(self) -> dict[str, Any]:
+        """The scores of each class by validation set, as in `--json`."""
+        return class_documents(self.progress.result)
+
+    def document(self) -> dict[str, Any]:
+        """Return the document that `--json` prints."""
+        started = {"run": self.progress.run, "state": self.progress.state}
+        if self.progress.state == "running":
+            return started
+        return {**started, **self.finished_document()}
+
+    def finished_document(self) -> dict[str, Any]:
+        """Return what the document of a finished run has besides its id and state."""
+        progress, result = self.progress, self.progress.result
+        texts = written_texts(result, ())
+        return {
+            **({"texts": texts} if texts else {}),
+            "model": self.model,
+            "classes": self.classes,
+            "seconds": progress.seconds,
+            **{name: result[name] for name in ("metrics", "samples_per_second", "world_size")},
+        }
+
+    def lines(self) -> list[str]:
+        """Return the result as text; for a run that continues, its id."""
+        if self.progress.state == "running":
+            return [self.progress.run]
+        return self.finished_lines()
+
+    @abstractmethod
+    def finished_lines(self) -> list[str]:
+        """Return the result of a finished run as text."""
 
 
 def dry_run(request: TrainedModelRequest, view: View) -> PlanResult:

@@ -17,7 +17,7 @@ from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import find_job, find_run
 from ftcluster.launch.training_run import HeadLost, TrainingRun
 from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.train.plan import PlanResult
+from ftcluster.operations.train.plan_result import PlanResult
 from ftcluster.operations.train.prepare import (
     LaunchOptions,
     RecipeRequest,

@@ -176,7 +176,7 @@ class Task(ABC):
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:  # noqa: ARG003
         """Return True if this class does what a recipe with its name asks for.
 
-        If several classes with the name do, the one that is derived from the others is taken.
+        If several classes with the name do, the registry takes the most derived one.
         """
         return True
 

@@ -23,11 +23,11 @@ def register(kind: Kind) -> Kind:
     """Make a task available under its `name`; returns the class, so it is a decorator too.
 
     Raises:
-        ValueError: a class that is not related to this one has the name.
+        ValueError: a class has the name, and shares no base class below `Task` with this one.
     """
     others = _kinds.setdefault(kind.name, [])
     for other in others:
-        if not (issubclass(kind, other) or issubclass(other, kind)):
+        if not set(kind.__mro__).intersection(other.__mro__).difference(Task.__mro__):
             raise ValueError(
                 f"{kind.__module__}.{kind.__name__}: the task {kind.name!r} is "
                 f"{other.__module__}.{other.__name__} already; give it another name"

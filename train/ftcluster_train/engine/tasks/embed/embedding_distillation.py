@@ -30,8 +30,8 @@ from ftcluster_train.engine.models import (
 )
 from ftcluster_train.engine.tasks.base import Batch
 from ftcluster_train.engine.tasks.embed.embedded_texts import close_set, texts_of
+from ftcluster_train.engine.tasks.embed.embedding_task import EmbeddingTask, learns_from_teacher
 from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
-from ftcluster_train.engine.tasks.embed.sentence_similarity import SentenceSimilarityTask
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.engine.tasks.tokens import TextReader, check_padding
@@ -45,7 +45,7 @@ HINT = "use a model of sentence-transformers, or of a run of embed"
 
 
 @register
-class EmbeddingDistillationTask(SentenceSimilarityTask):
+class EmbeddingDistillationTask(EmbeddingTask):
     """The mean squared difference to the teacher's embedding of each text, or 1 - their cosine.
 
     The teacher's embeddings are computed once, before the first step, from its own tokens. Where
@@ -53,13 +53,11 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     sentence-transformers' example model_distillation.py.
     """
 
-    compares_batch = False  # an embedding is compared with its teacher's alone
     needs_reference = True
-    group_by_length = True
 
     @classmethod
     def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
-        return bool(recipe.teacher) and purpose == "train"
+        return learns_from_teacher(recipe, purpose)
 
     def __init__(self, recipe: Recipe, *others: Any) -> None:
         super().__init__(recipe, *others)
@@ -138,12 +136,12 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     # data
 
     def look_at_model(self, folder: Path) -> None:
-        modules = self._modules_of(folder)  # each text is read as `encode` reads it
+        modules = self.modules_of(folder)  # each text is read as `encode` reads it
         self.prompts = Prompts(modules.prompt, "", modules.pools_prompt)
 
     def check_model(self, model: "PreTrainedModel") -> None:
         super().check_model(model)
-        plain, normalize = self._modules_of(Path(model.name_or_path)), self.options.normalize
+        plain, normalize = self.modules_of(Path(model.name_or_path)), self.options.normalize
         if normalize == "auto":  # what the student is to be equal to
             normalize = self._teacher.normalize and self._teacher_width == self.width
         self.modules = replace(plain, pooling=self.modules.pooling, normalize=normalize)
@@ -157,11 +155,11 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
     def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
         """Write one sample for each text, also of those that several rows have."""
         theirs = {"teacher_ids": token_kind(len(self._teacher_reader.tokenizer))}
-        writer = SampleWriter(folder, {**self._kinds(), **theirs, "number": "q"})
+        writer = SampleWriter(folder, {**self.token_columns(), **theirs, "number": "q"})
         texts = iter(dict.fromkeys(texts_of(rows, self.options, split)))
         cut = 0
         while batch := list(islice(texts, BATCH_ROWS)):
-            prompted = [text for [text] in self._with_prompts([text] for text in batch)]
+            prompted = [text for [text] in self.with_prompts([text] for text in batch)]
             tokens, too_long = self.reader.tokenize([list(map(str, prompted))], limit)
             read = [f"{self._teacher.prompt}{text}" for text in batch]
             of_teacher, _ = self._teacher_reader.tokenize([read], self._teacher_limit)
@@ -172,7 +170,7 @@ class EmbeddingDistillationTask(SentenceSimilarityTask):
                         "input_ids": tokens["input_ids"][number],
                         "teacher_ids": of_teacher["input_ids"][number],
                         "number": [self._written],
-                        **self._skipped([text], limit),
+                        **self.skipped_tokens([text], limit),
                     }
                 )
                 self._written += 1

@@ -11,7 +11,8 @@ from ftcluster_common.tasks.embed import SentenceSimilarity
 from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.token_samples import Sample, Samples
 from ftcluster_train.engine.progress import ProgressLog
-from ftcluster_train.engine.tasks.embed.embedded_texts import EmbeddedTexts, texts_in
+from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.engine.tasks.embed.embedded_texts import texts_in
 from ftcluster_train.engine.tasks.embed.vectors import decoded
 from ftcluster_train.engine.tasks.predictions import predict
 from ftcluster_train.io.rank_status import report
@@ -125,7 +126,7 @@ class _Texts:
 
 
 def with_hard_negatives(
-    task: EmbeddedTexts, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
+    task: Task, model: "PreTrainedModel", rows: Samples, world: World, bf16: bool,
     log: ProgressLog,
 ) -> Samples:  # fmt: skip
     """The rows of a training set with the negatives that the model finds; the same on every rank.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Prompts(NamedTuple):
-    """What is written before each query, and before each other text.
+    """The texts that are written before each query and before each other text.
 
     Attributes:
         pooled: whether embeddings are also made of the prompts' tokens.

@@ -1,33 +1,32 @@
 """Embeddings of texts: those of a query and the text that belongs to it are alike."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 from torch.nn import functional
-from transformers import AutoModel
 
-from ftcluster_common.data.data_files import DataError
-from ftcluster_common.models.sentence_modules import (
-    DOCUMENTS,
-    QUERY,
-    SentenceModules,
-    module_files,
-    read_modules,
-)
-from ftcluster_common.protocol.job import PREDICT
-from ftcluster_common.tasks.embed import SCORE_LOSSES
+from ftcluster_common.data.data_files import TRAIN
+from ftcluster_common.protocol.job import PREDICT, Purpose
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.embed import SCORE_LOSSES, with_loss
 from ftcluster_train.engine.data.sampler import length_groups
-from ftcluster_train.engine.data.token_samples import Sample, Samples
+from ftcluster_train.engine.data.sources import BATCH_ROWS, Rows
+from ftcluster_train.engine.data.token_samples import Sample, Samples, SampleWriter
 from ftcluster_train.engine.metrics import constant_notice
-from ftcluster_train.engine.models import longest_input
-from ftcluster_train.engine.tasks.base import Batch, Forward
-from ftcluster_train.engine.tasks.embed.embedded_texts import EmbeddedTexts, texts_in
+from ftcluster_train.engine.tasks.base import Document, Forward
+from ftcluster_train.engine.tasks.embed.embedded_texts import (
+    close_set,
+    number_of_text,
+    pair_columns,
+    rows_of,
+    scores_of,
+    texts_in,
+    texts_of,
+)
+from ftcluster_train.engine.tasks.embed.embedding_task import EmbeddingTask, learns_from_teacher
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
     BatchTexts,
     gather_texts,
@@ -36,10 +35,9 @@ from ftcluster_train.engine.tasks.embed.in_batch_negatives import (
 from ftcluster_train.engine.tasks.embed.metrics import recall, retrieval_metrics
 from ftcluster_train.engine.tasks.embed.mined_negatives import with_hard_negatives
 from ftcluster_train.engine.tasks.embed.pair_losses import correlations, score_loss
-from ftcluster_train.engine.tasks.embed.prompted_texts import Prompts
+from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Search
 from ftcluster_train.engine.tasks.embed.vectors import decoded, encoded, pooled
 from ftcluster_train.engine.tasks.registry import register
-from ftcluster_train.errors import TrainError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,85 +52,107 @@ DIGITS = 8  # of a number of an embedding that is predicted, behind the point
 
 
 @register
-class SentenceSimilarityTask(EmbeddedTexts):
-    """Contrastive training; the negatives are those of the batch of all ranks.
+class SentenceSimilarityTask(EmbeddingTask):
+    """Contrastive training; the negatives of a query are the texts of the batches of all ranks.
 
-    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`.
+    So a step computes all embeddings before the loss, see `engine.step.GradientCacheStep`. A sample
+    of the training set is a row. In the other sets each sample is one text.
     """
 
-    name = "sentence-similarity"
     compares_batch = True
-    model_class = AutoModel
-    has_head = False
     # a batch has random rows: rows of one length are often about the same text, so not negatives
     group_by_length = False
-    reads_padding = False
 
-    modules = SentenceModules("mean", normalize=True)
+    @classmethod
+    def serves(cls, recipe: Recipe, purpose: Purpose) -> bool:
+        return not learns_from_teacher(recipe, purpose)
 
-    def look_at_model(self, folder: Path) -> None:
-        modules = self._modules_of(folder)
-        query, text = modules.search_prompts
+    def look_at_rows(self, rows: Rows) -> None:
+        if self.purpose != PREDICT:
+            self.options = with_loss(self.options, rows)
+
+    def notices(self) -> list[str]:
+        notices = super().notices()
+        if self.options.loss != self.recipe.options.loss and self.options.loss in SCORE_LOSSES:  # type: ignore[attr-defined]
+            [label] = self.uses["label"]
+            notices.append(
+                f"column {label} has scores, so pairs are learned by them: loss={self.options.loss}"
+            )
+        return notices
+
+    def encode_split(self, rows: Rows, split: str, limit: int, folder: Path) -> list[str]:
+        encode = self._encode_rows if split == TRAIN else self._encode_texts
+        return self.truncated(split, encode(rows, split, limit, folder), limit, "texts")
+
+    def _encode_rows(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
+        """Write one sample for each row: the tokens of its texts, one after the other.
+
+        Returns:
+            The number of truncated texts.
+        """
+        columns = pair_columns(rows, self.options, split)
+        labels = iter(scores_of(rows, columns, split))
+        kinds = {**self.token_columns(), "lengths": "i", "texts": "q"}
+        writer = SampleWriter(folder, {**kinds, "label": "d"} if columns.loss else kinds)
+        rows_of_texts, cut = self.with_prompts(rows_of(rows, columns, split)), 0
+        while batch := list(islice(rows_of_texts, BATCH_ROWS)):
+            tokens, too_long = self.reader.tokenize(
+                [[str(text) for row in batch for text in row]], limit
+            )
+            ids = iter(tokens["input_ids"])
+            cut += too_long
+            for row in batch:
+                of_texts = [next(ids) for _ in row]
+                writer.add(
+                    {
+                        "input_ids": list(chain.from_iterable(of_texts)),
+                        "lengths": list(map(len, of_texts)),
+                        "texts": [number_of_text(one.text) for one in row],
+                        **({"label": [next(labels)]} if columns.loss else {}),
+                        **self.skipped_tokens(row, limit),
+                    }
+                )
+        query, positive, negatives, *_ = columns
+        read = {"query_column": query, "positive_column": positive, "negative_columns": negatives}
+        return close_set(writer, split, cut, columns=read, rows=len(writer))
+
+    def _encode_texts(self, rows: Rows, split: str, limit: int, folder: Path) -> int:
+        """Write one sample for each text to search, or for each row to predict.
+
+        Returns:
+            The number of truncated texts.
+        """
+        writer = SampleWriter(folder, self.token_columns())
+        about: dict[str, Any] = {}
+        texts: Iterator[PromptedText]
         if self.purpose == PREDICT:
-            query = modules.prompt
-        given = self.options.query_prompt, self.options.text_prompt
-        self.prompts = Prompts(
-            query if given[0] is None else given[0],
-            text if given[1] is None else given[1],
-            modules.pools_prompt,
-        )
+            alone = ([text] for text in texts_of(rows, self.options, split))
+            texts = (text for [text] in self.with_prompts(alone))
+        else:
+            columns = pair_columns(rows, self.options, split)
+            found = list(self.with_prompts(rows_of(rows, columns, split)))
+            search = Search.of(found)
+            texts, about = iter(search.texts), search.about
+            if columns.loss:
+                numbers = {text: number for number, text in enumerate(search.texts)}
+                about = {"pairs": [[numbers[text] for text in row] for row in found]}
+                about["labels"] = list(scores_of(rows, columns, split))
+        cut = 0
+        while batch := list(islice(texts, BATCH_ROWS)):
+            tokens, too_long = self.reader.tokenize([list(map(str, batch))], limit)
+            cut += too_long
+            for text, ids in zip(batch, tokens["input_ids"], strict=True):
+                writer.add({"input_ids": ids, **self.skipped_tokens([text], limit)})
+        return close_set(writer, split, cut, **about)
 
-    def _modules_of(self, folder: Path) -> SentenceModules:
-        """What follows the transformer of a folder, without the recipe's own settings."""
-        try:
-            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
-        except DataError as error:
-            if self.options.pooling == "auto" or self.options.normalize == "auto":
-                raise TrainError(
-                    str(error), "train another way: pooling=mean normalize=true"
-                ) from None
-            return self.modules
-
-    def check_model(self, model: "PreTrainedModel") -> None:
-        if model.config.is_encoder_decoder:
-            raise TrainError(
-                f"{self.recipe.model} is a {model.config.model_type} model, which has a decoder "
-                "beside its encoder",
-                "use an encoder, such as microsoft/mpnet-base",
-            )
-        folder = Path(model.name_or_path)
-        self.look_at_model(folder)
-        modules = self._modules_of(folder)
-        named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
-        if self.options.query_prompt is not None or self.options.text_prompt is not None:
-            modules = replace(modules, prompts=named, default_prompt=None)
-        elif any(named.values()):  # both by name, as the model is trained, whatever has no name
-            modules = replace(modules, prompts={**modules.prompts, **named})
-        pooling, normalize = self.options.pooling, self.options.normalize
-        self.modules = replace(
-            modules,
-            pooling=modules.pooling if pooling == "auto" else pooling,
-            normalize=modules.normalize if normalize == "auto" else normalize,
-        )
-        self.width = model.config.hidden_size
-        dims = self.options.matryoshka_dims
-        if dims and max(dims) != self.width:
-            raise TrainError(
-                f"matryoshka_dims are {', '.join(map(str, dims))}, and embeddings of "
-                f"{self.recipe.model} have {self.width} numbers",
-                f"the largest is all of them, or these are not trained: {self.width}",
-            )
-        # no embedding depends on it, and the exchange of gradients would wait for its own
-        pooler = getattr(model, "pooler", None)
-        if isinstance(pooler, torch.nn.Module):
-            pooler.requires_grad_(False)
-
-    def collate(self, samples: Sequence[Sample]) -> Batch:
-        inputs = self.reader.pad(samples)
-        tokens = inputs["attention_mask"].clone()
-        for mask, sample in zip(tokens, samples, strict=True):
-            mask[: sample.get("skipped", [0])[0]] = 0
-        return Batch(inputs, {"tokens": tokens})
+    def documents(self, sample: Sample, samples: Samples) -> list[Document]:
+        if "lengths" not in sample:
+            return super().documents(sample, samples)
+        texts = list(texts_in(sample))
+        labels = ("query", "positive", *["negative"] * len(texts))
+        if "label" in sample:
+            labels = ("text", f"score {sample['label'][0]:g}")
+        return [Document(ids, label=label) for ids, label in zip(texts, labels, strict=False)]
 
     def prepare_train_set(
         self, model: "PreTrainedModel", train_set: Samples, world: "World", bf16: bool,
@@ -233,25 +253,6 @@ class SentenceSimilarityTask(EmbeddedTexts):
             {"prediction": [round(number, DIGITS) for number in numbers]}
             for numbers in decoded(predictions).tolist()
         ]
-
-    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
-        """What sentence-transformers needs to load the model."""
-        length = longest_input(model.config, self.tokenizer) or self.options.max_length
-        documents = module_files(
-            self.modules,
-            self.width,
-            min(length, self.options.max_length),
-            {"transformers": transformers.__version__, "pytorch": torch.__version__},
-        )
-        for name, document in documents.items():
-            path = folder / name
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-
-    def saved_problems(self, folder: Path) -> list[str]:
-        saved = read_modules(folder)
-        trained = f"its files say {saved}, it was trained with {self.modules}"
-        return [] if saved == self.modules else [trained]
 
 
 def _first(embeddings: torch.Tensor, width: int, whole: bool = False) -> torch.Tensor:

@@ -10,7 +10,7 @@ from ftcluster.cluster.facts import ClusterFacts, HostFacts
 from ftcluster.cluster.price import read_price
 from ftcluster.cluster.saved import Cluster, recall
 from ftcluster.errors import InputError, raise_together
-from ftcluster.operations.train.common_hosts import NAMED, common_hosts, with_sockets
+from ftcluster.operations.plan.common_hosts import NAMED, common_hosts, with_sockets
 from ftcluster_common.given_files import GivenFileError, read_json
 
 HINT = (

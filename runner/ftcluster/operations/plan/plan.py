@@ -4,52 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.text import Text
-
-from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import FtclusterError, raise_together
-from ftcluster.launch.preview import as_commands, as_document, as_lines
-from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
-from ftcluster.operations.train.facts_file import facts_of
-from ftcluster.operations.train.prepare import RecipeRequest, headline_of, shape_of
+from ftcluster.operations.plan.facts_file import facts_of
+from ftcluster.operations.train.plan_result import PlanResult
+from ftcluster.operations.train.prepare import RecipeRequest, shape_of
 from ftcluster.progress.view import View
 from ftcluster.report.cost import Shape, comparison
 from ftcluster.report.epoch_time import past_runs
-
-AS_OF = "this control node's copy; each launch asks the head"
-
-
-@dataclass(frozen=True)
-class PlanResult:
-    """What would run, with the reasons.
-
-    Attributes:
-        run: with the plan and the launch.
-    """
-
-    run: TrainingRun
-
-    def document(self) -> dict[str, Any]:
-        """What `plan --json` prints."""
-        run = self.run
-        names = {host.name for host in run.plan.prepared}
-        hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
-        more = shape_of(run, past_runs()).epoch() if run.purpose == "train" else {}
-        facts = ClusterFacts(hosts)
-        return as_document(run.id, run.recipe, run.columns, run.plan, run.launch, facts, more)
-
-    def lines(self) -> list[Text | str]:
-        """The plan as text, without the commands."""
-        run = self.run
-        epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
-        as_of = run.cluster.as_of
-        more = [*epoch, *([("cluster", f"as of {as_of}", AS_OF)] if as_of else [])]
-        return as_lines(headline_of(run), run.plan, run.folders, more)
-
-    def commands(self) -> str:
-        """The plan as commands of a shell, with the lines as comments."""
-        return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)
 
 
 @dataclass(frozen=True)

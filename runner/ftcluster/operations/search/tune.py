@@ -14,13 +14,13 @@ from ftcluster.launch import training_run
 from ftcluster.launch.run_hosts import run_hosts_of
 from ftcluster.launch.runs import clean_runs
 from ftcluster.launch.training_run import TrainingRun
+from ftcluster.operations.benchmark.bench_scaling import short_run
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.result import Result
-from ftcluster.operations.train.bench_scaling import short_run
+from ftcluster.operations.search.tune_result import document as tune_document
+from ftcluster.operations.search.tune_result import lines as tune_lines
 from ftcluster.operations.train.prepare import LaunchOptions, RecipeRequest, as_tuned
 from ftcluster.operations.train.recipe_words import on_the_hosts, training_recipe
-from ftcluster.operations.train.tune_result import document as tune_document
-from ftcluster.operations.train.tune_result import lines as tune_lines
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
 from ftcluster.planning.tuned import written

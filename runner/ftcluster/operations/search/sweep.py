@@ -21,8 +21,8 @@ from ftcluster.launch.tags import is_tag
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.connection import cluster_of
 from ftcluster.operations.runs.report import ReportRequest, report
-from ftcluster.operations.train.sweep_request import Part, SweepRequest, name_of, parts_of
-from ftcluster.operations.train.sweep_result import SweepResult
+from ftcluster.operations.search.sweep_request import Part, SweepRequest, name_of, parts_of
+from ftcluster.operations.search.sweep_result import SweepResult
 from ftcluster.progress.view import View
 from ftcluster.provision.stages import run_stages
 from ftcluster.search.engine import search

@@ -1,0 +1,1 @@
+"""Measure how fast a cluster trains and sums gradients."""

@@ -1,0 +1,1 @@
+"""Plan a training and describe its data and recipes, before anything starts."""

@@ -1,0 +1,181 @@
+"""The base of both tasks that train embeddings: prompts, pooling and the files of the model."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import AutoModel
+
+from ftcluster_common.data.data_files import DataError
+from ftcluster_common.models.sentence_modules import (
+    DOCUMENTS,
+    QUERY,
+    SentenceModules,
+    module_files,
+    read_modules,
+)
+from ftcluster_common.protocol.job import PREDICT, Purpose
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.embed import SentenceSimilarity
+from ftcluster_train.engine.data.token_samples import Sample, token_kind
+from ftcluster_train.engine.models import longest_input
+from ftcluster_train.engine.tasks.base import Batch, Task
+from ftcluster_train.engine.tasks.embed.prompted_texts import PromptedText, Prompts
+from ftcluster_train.errors import TrainError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def learns_from_teacher(recipe: Recipe, purpose: Purpose) -> bool:
+    """Return True if a recipe trains a model to give the embeddings of its teacher."""
+    return bool(recipe.teacher) and purpose == "train"
+
+
+class EmbeddingTask(Task):
+    """Training of a model that gives texts embeddings, in the format of sentence-transformers.
+
+    Attributes:
+        prompts: the text before each query and before each other text.
+        modules: the pooling and normalization after the transformer, as the saved model has them.
+    """
+
+    name = "sentence-similarity"
+    model_class = AutoModel
+    has_head = False
+    reads_padding = False
+
+    options: SentenceSimilarity
+    prompts = Prompts()
+    modules = SentenceModules("mean", normalize=True)
+    _prompted = 0  # texts that begin with their prompt
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._tokens_of: dict[str, int] = {}  # of the prompts that are not pooled
+
+    def sample_settings(self) -> dict[str, Any]:
+        return {"prompts": self.prompts}
+
+    def notices(self) -> list[str]:
+        query, text, pooled = self.prompts
+        used = {"query": query} if self.purpose == PREDICT else {"query": query, "text": text}
+        written = [f"{prompt!r} before each {kind}" for kind, prompt in used.items() if prompt]
+        apart = "" if pooled else ", whose tokens embeddings are not made of"
+        notices = [f"prompts: {', '.join(written)}{apart}"] if written else []
+        if self._prompted:
+            notices.append(
+                f"{self._prompted} texts begin with their prompt already, and get another"
+            )
+        return [*super().notices(), *notices]
+
+    def look_at_model(self, folder: Path) -> None:
+        modules = self.modules_of(folder)
+        query, text = modules.search_prompts
+        if self.purpose == PREDICT:
+            query = modules.prompt
+        given = self.options.query_prompt, self.options.text_prompt
+        self.prompts = Prompts(
+            query if given[0] is None else given[0],
+            text if given[1] is None else given[1],
+            modules.pools_prompt,
+        )
+
+    def modules_of(self, folder: Path) -> SentenceModules:
+        """Return the modules of a model's folder, without the settings of the recipe."""
+        try:
+            return (read_modules(folder) if folder.is_absolute() else None) or self.modules
+        except DataError as error:
+            if self.options.pooling == "auto" or self.options.normalize == "auto":
+                raise TrainError(
+                    str(error), "train another way: pooling=mean normalize=true"
+                ) from None
+            return self.modules
+
+    def check_model(self, model: "PreTrainedModel") -> None:
+        if model.config.is_encoder_decoder:
+            raise TrainError(
+                f"{self.recipe.model} is a {model.config.model_type} model, which has a decoder "
+                "beside its encoder",
+                "use an encoder, such as microsoft/mpnet-base",
+            )
+        folder = Path(model.name_or_path)
+        self.look_at_model(folder)
+        modules = self.modules_of(folder)
+        named = {QUERY: self.prompts.query, DOCUMENTS[0]: self.prompts.text}
+        if self.options.query_prompt is not None or self.options.text_prompt is not None:
+            modules = replace(modules, prompts=named, default_prompt=None)
+        elif any(named.values()):  # both by name, as the model is trained, whatever has no name
+            modules = replace(modules, prompts={**modules.prompts, **named})
+        pooling, normalize = self.options.pooling, self.options.normalize
+        self.modules = replace(
+            modules,
+            pooling=modules.pooling if pooling == "auto" else pooling,
+            normalize=modules.normalize if normalize == "auto" else normalize,
+        )
+        self.width = model.config.hidden_size
+        dims = self.options.matryoshka_dims
+        if dims and max(dims) != self.width:
+            raise TrainError(
+                f"matryoshka_dims are {', '.join(map(str, dims))}, and embeddings of "
+                f"{self.recipe.model} have {self.width} numbers",
+                f"the largest is all of them, or these are not trained: {self.width}",
+            )
+        # no embedding depends on it, and the exchange of gradients would wait for its own
+        pooler = getattr(model, "pooler", None)
+        if isinstance(pooler, torch.nn.Module):
+            pooler.requires_grad_(False)
+
+    def with_prompts(self, rows: Iterable[list[str]]) -> Iterator[list[PromptedText]]:
+        """Yield rows of a query and other texts, each text behind its prompt."""
+        query, text, _ = self.prompts
+        for first, *others in rows:
+            self._prompted += bool(query) and first.startswith(query)
+            self._prompted += sum(bool(text) and other.startswith(text) for other in others)
+            yield [PromptedText(query, first), *(PromptedText(text, other) for other in others)]
+
+    def token_columns(self) -> dict[str, str]:
+        """Return the type code of each column that a sample of one text has."""
+        skipped = {} if self.prompts.pooled else {"skipped": "i"}
+        return {"input_ids": token_kind(len(self.tokenizer)), **skipped}
+
+    def skipped_tokens(self, texts: Iterable[PromptedText], limit: int) -> dict[str, list[int]]:
+        """Return how many tokens of each text are not pooled, as sentence-transformers does."""
+        if self.prompts.pooled:
+            return {}
+        for prompt in self.prompts[:2]:
+            if prompt and prompt not in self._tokens_of:
+                ids = self.tokenizer(prompt, truncation=True, max_length=limit)["input_ids"]
+                special = ids[-1] in self.tokenizer.all_special_ids
+                self._tokens_of[prompt] = len(ids) - special
+        return {"skipped": [self._tokens_of.get(text.prompt, 0) for text in texts]}
+
+    def collate(self, samples: Sequence[Sample]) -> Batch:
+        inputs = self.reader.pad(samples)
+        tokens = inputs["attention_mask"].clone()
+        for mask, sample in zip(tokens, samples, strict=True):
+            mask[: sample.get("skipped", [0])[0]] = 0
+        return Batch(inputs, {"tokens": tokens})
+
+    def write_files(self, model: "PreTrainedModel", folder: Path) -> None:
+        """Write the files that sentence-transformers needs to load the model."""
+        length = longest_input(model.config, self.tokenizer) or self.options.max_length
+        documents = module_files(
+            self.modules,
+            self.width,
+            min(length, self.options.max_length),
+            {"transformers": transformers.__version__, "pytorch": torch.__version__},
+        )
+        for name, document in documents.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    def saved_problems(self, folder: Path) -> list[str]:
+        saved = read_modules(folder)
+        trained = f"its files say {saved}, it was trained with {self.modules}"
+        return [] if saved == self.modules else [trained]
