@@ -88,8 +88,8 @@ def _inputs_of(job: Job) -> Path | None:
     fields = job.to_dict()["recipe"]
     training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
     packages = [sys.prefix, Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
-    made_of = [{**fields, "training": training}, job.purpose, packages]
-    made_of += [file.sha256 for file in job.code.files]
+    code = [file.sha256 for file in job.code.files]
+    made_of = [{**fields, "training": training}, job.purpose, packages, *([code] if code else [])]
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     return job.prefix / "cache" / "inputs" / f"{digest}.json"
 
