@@ -225,15 +225,19 @@ def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
         exec(compile(file.text, str(path), "exec"), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise as_code_error(error, import_hint) from error
+        raise as_code_error(error, import_hint, file.name) from error
     return module
 
 
-def as_code_error(error: BaseException, import_hint: str) -> CodeError:
-    """Return an error of a user's file with its place and what to do."""
+def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeError:
+    """Return an error of a user's file with its place and what to do.
+
+    Args:
+        name: the place of an error without a line, such as code that is nested too deeply.
+    """
     if isinstance(error, CodeError):
         return error
-    what = f"{error_place(error)}: {described(error)}"
+    what = f"{error_place(error) or name}: {described(error)}"
     if isinstance(error, ImportError):
         return CodeError(what, import_hint)
     return CodeError(what, "correct the file, and start again")
@@ -288,7 +292,10 @@ def declared_metrics(file: CodeFile | None) -> tuple[str, ...]:
         )
     for node in body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == NAMES:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name == NAMES:
                 return _names_in(file, node.lineno, value)
     raise CodeError(
         f"{file.name} has no {NAMES}",

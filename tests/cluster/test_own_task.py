@@ -1,4 +1,4 @@
-"""The task of examples/word_count.py through the installed command, as docs/own-task.md shows it."""
+"""The task of examples/word_count.py through the installed command, as on docs/own-task.md."""
 
 import json
 import re

@@ -17,13 +17,25 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import CodeFile, UserCode, code_file, load_task
 from ftcluster_train.engine.data.inputs_cache import keep_inputs, reuse_inputs
-from ftcluster_train.engine.data.run_code import open_job
+from ftcluster_train.engine.data.run_code import open_job, own_metrics
 from ftcluster_train.engine.data.run_inputs import read_inputs, write_inputs
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.registry import registered, task_class
 from ftcluster_train.errors import MARKER, TrainError
 from tests.engine.jobs import make_job, read_events, result_of
-from tests.engine.runs import classes, make_whole_job, write_data, write_model
+from tests.engine.runs import (
+    Row,
+    classes,
+    make_whole_job,
+    numbers,
+    questions,
+    sets_of_classes,
+    summaries,
+    tags,
+    triplets,
+    write_data,
+    write_model,
+)
 from tests.programs import ROOT, free_ports
 
 BIN = Path(sys.executable).parent
@@ -193,6 +205,30 @@ def test_a_file_that_has_changed_replaces_its_task(tmp_path: Path) -> None:
     assert before.__name__ == after.__name__
     assert before is not after
     assert len(registered()["word-count"]) == 1
+    load_task(None, Path())
+    assert "word-count" not in registered()
+
+
+@pytest.mark.usefixtures("one_world")
+def test_a_loss_of_ones_own_is_minimized(tmp_path: Path) -> None:
+    """With gamma 0 it is the cross entropy, with a larger one another training."""
+    task = file_of(ROOT / "examples/focal_loss.py")
+    spec = load_task(task, Path("focal_loss.py"))
+    assert spec is not None
+    data = write_data(tmp_path / "data", {"train": classes(48, 1), "validation": classes(24, 2)})
+    model = write_model(tmp_path / "model", "bert", "text-classification")
+    plain = make_whole_job(
+        tmp_path / "runs/plain", "text-classification", data, model, max_steps=3,
+        eval_strategy="epoch", full_determinism=True,
+    )  # fmt: skip
+    metrics = {"plain": result_of(plain)["metrics"]}
+    for gamma in (0.0, 4.0):
+        options = spec.fields(**{**vars(plain.recipe.options), "gamma": gamma})
+        recipe = replace(plain.recipe, task=spec.name, options=options)
+        job = replace(as_run(plain, str(gamma)), recipe=recipe, code=UserCode(task))
+        metrics[str(gamma)] = result_of(job)["metrics"]
+    assert metrics["0.0"] == pytest.approx(metrics["plain"])
+    assert metrics["4.0"] != pytest.approx(metrics["plain"])
 
 
 @pytest.mark.usefixtures("one_world")
@@ -220,3 +256,70 @@ def test_open_job_makes_the_task_available(tmp_path: Path) -> None:
     job = own_job(tmp_path, file_of(EXAMPLE))
     load_task(None, Path())
     assert open_job(write_job(job)).recipe == job.recipe
+
+
+def equally_long_tags(count: int, seed: int) -> list[Row]:
+    """Rows of as many words, so that the mean over rows is that over words."""
+    rows = [row for row in tags(20 * count, seed) if len(row["tokens"]) >= 5][:count]
+    return [{name: values[:5] for name, values in row.items()} for row in rows]
+
+
+METRICS = """
+METRICS: tuple[str, ...] = ("own",)
+
+def compute_metrics(predictions, references):
+    assert len(predictions) == len(references) > 0
+    right = [{compare} for a, b in zip(predictions, references)]
+    return {{"own": sum(right) / len(right)}}
+"""
+TAGS = "sum(x == y for x, y in zip(a, b, strict=True)) / len(b)"
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(
+    ("task", "kind", "rows", "options", "compare", "same"),
+    [
+        ("text-classification", "bert", classes, {}, "a == b and type(a) is str", "accuracy"),
+        ("text-classification", "bert", sets_of_classes, {}, "(a == b) * isinstance(a, list)", ""),
+        ("text-classification", "bert", numbers, {"regression": True}, "abs(a - b) >= 0", ""),
+        ("token-classification", "bert", equally_long_tags, {}, TAGS, "accuracy"),
+        ("question-answering", "bert", questions, {}, "(a in b) * 100", ""),
+        ("seq2seq-lm", "t5", summaries, {}, "type(a) is type(b) is str", ""),
+        ("text-ranking", "bert", triplets, {}, "(a >= 0.5) == (b >= 0.5)", "accuracy"),
+    ],
+)
+def test_metrics_get_predictions_and_references_of_each_task(
+    tmp_path: Path, task: str, kind: str, rows: Any, options: dict[str, Any], compare: str,
+    same: str,
+) -> None:  # fmt: skip
+    data = write_data(tmp_path / "data", {"train": rows(16, 1), "validation": rows(12, 2)})
+    model = write_model(tmp_path / "model", kind, task)
+    job = make_whole_job(
+        tmp_path / "runs/one", task, data, model, options, max_steps=1, eval_strategy="steps",
+        eval_steps=1,
+    )  # fmt: skip
+    assert job.recipe.spec.has_references(job.recipe.options)
+    code = UserCode(metrics=code_file("own.py", METRICS.format(compare=compare)))
+    metrics = result_of(replace(job, code=code))["metrics"]
+    if same:
+        assert metrics["own"] == pytest.approx(metrics[same])
+    else:
+        assert metrics["own"] >= 0
+
+
+@pytest.mark.usefixtures("one_world")
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('return {"other": 1.0}', "returns other, and METRICS names own"),
+        ("return 1.0", "returns float, and METRICS names own"),
+        ('return {"own": "high"}', "could not convert string to float"),
+        ("return {}[predictions[0]]", r"own.py:\d+: KeyError: "),
+        ("import no_such_package", r"own.py:\d+: ModuleNotFoundError: "),
+    ],
+)
+def test_a_wrong_result_of_metrics_is_reported(tmp_path: Path, body: str, problem: str) -> None:
+    text = f'METRICS = ("own",)\n\ndef compute_metrics(predictions, references):\n    {body}\n'
+    measure = own_metrics(code_file("own.py", text), tmp_path / "own.py")
+    with pytest.raises(TrainError, match=problem):
+        measure(["a"], ["b"])

@@ -7,7 +7,8 @@ import pytest
 from tests.programs import ROOT
 
 PAGE = (ROOT / "docs/own-task.md").read_text(encoding="utf-8")
-EXAMPLES = [(ROOT / f"examples/{name}.py").read_text() for name in ("word_count", "worst_class")]
+NAMES = ("focal_loss", "word_count", "worst_class")
+EXAMPLES = [(ROOT / f"examples/{name}.py").read_text(encoding="utf-8") for name in NAMES]
 
 
 @pytest.mark.parametrize("shown", re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import stat
+import traceback
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +20,9 @@ from ftcluster_common.user_code import (
     UserCode,
     as_code_error,
     code_file,
+    current_task,
     declared_metrics,
+    described,
     error_place,
     load_task,
 )
@@ -70,18 +73,28 @@ def use_code(code: UserCode, path: Path) -> None:
 def reported() -> Iterator[None]:
     """Report an exception of a user's file as an error of that file, with its line.
 
+    Where its task returns what ftcluster cannot use, the error has the line of ftcluster.
+
     Raises:
-        UsageError: a file of the user's own raised an exception.
+        UsageError: a file of the user's own raised an exception, or is the likely cause of one.
     """
     try:
         yield
-    except FtclusterError:
+    except (FtclusterError, OSError):
         raise
     except Exception as error:
-        if not isinstance(error, CodeError) and not error_place(error):
+        own = current_task()
+        if isinstance(error, CodeError) or error_place(error):
+            failure = as_code_error(error, NO_TORCH, "")
+            raise UsageError(failure.message, failure.hint) from error
+        if own is None:
             raise
-        failure = as_code_error(error, NO_TORCH)
-        raise UsageError(failure.message, failure.hint) from error
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"{own.file.name}: {described(error)} ({Path(frame.filename).name}:{frame.lineno} of "
+            "ftcluster)",
+            f"check what the methods of {type(own.spec).__name__} return",
+        ) from error
 
 
 def _read(name: str, flag: str) -> CodeFile:

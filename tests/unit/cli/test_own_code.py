@@ -159,6 +159,19 @@ def test_an_error_in_a_method_is_reported_with_its_line(folder: Path, shell: She
     assert "Traceback" not in refused
 
 
+def test_what_a_method_returns_wrongly_is_reported(folder: Path, shell: Shell) -> None:
+    change(folder, ('return {"text": (options.text_column,)}', "return 7"))
+    refused = shell(f"data --here --task {TASK} --data texts.jsonl --model model", 2).err
+    assert re.search(r"word_count.py: TypeError: .*\(\w+.py:\d+ of ftcluster\)", refused)
+    assert "check what the methods of WordCountSpec return" in refused
+    assert "Traceback" not in refused
+
+
+def test_code_that_is_nested_too_deeply_is_reported(folder: Path, shell: Shell) -> None:
+    change(folder, ("register(WordCountSpec())", "x = " + "(" * 9000 + ")" * 9000))
+    assert "word_count.py:" in shell(f"data --here --task {TASK}", 2).err
+
+
 def _directory(folder: Path) -> None:
     (folder / TASK).unlink()
     (folder / TASK).mkdir()

@@ -107,8 +107,9 @@ def code_failure(error: Exception) -> TrainError:
     Raises:
         Exception: the error itself, where it is not from such a file.
     """
-    if not error_place(error):
+    place = error_place(error)
+    if not place and not isinstance(error, CodeError):
         raise error
-    failure = as_code_error(error, NOT_INSTALLED)
+    failure = as_code_error(error, NOT_INSTALLED, place)
     hint = failure.hint if isinstance(error, ImportError | CodeError) else CORRECT
     return TrainError(failure.message, hint)

@@ -50,7 +50,10 @@ def registered() -> dict[str, tuple[type[Task], ...]]:
     """
     _import_folders()
     own = current_task()
-    if own and _own.get(own.spec.name) != own.file.sha256:
+    for name, digest in [*_own.items()]:
+        if not own or (name, digest) != (own.spec.name, own.file.sha256):
+            del _own[name], _kinds[name]
+    if own and own.spec.name not in _own:
         _register_own(own)
     return {name: tuple(kinds) for name, kinds in _kinds.items()}
 
@@ -75,8 +78,6 @@ def make_task(
 
 def _register_own(own: OwnTask) -> None:
     name = own.spec.name
-    _kinds.pop(name, None)  # the class of an earlier version of the file
-    _own.pop(name, None)
     try:
         getattr(own.module, ON_HOSTS)()
     except Exception as error:
