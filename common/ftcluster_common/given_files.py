@@ -20,8 +20,15 @@ class GivenFileError(ValueError):
     """A file is not used; says which one and why."""
 
 
-def read_given(path: Path, max_bytes: int = MAX_BYTES) -> str:
+def read_given(
+    path: Path,
+    max_bytes: int = MAX_BYTES,
+    check: Callable[[os.stat_result], None] = lambda _: None,
+) -> str:
     """The text of a file. It may be a link, because the user has named the path or its folder.
+
+    Args:
+        check: gets owner and mode of the open file, and raises an error of its own to refuse it.
 
     Raises:
         GivenFileError: it is missing or cannot be read, is a folder, a pipe or a device, is larger,
@@ -31,9 +38,10 @@ def read_given(path: Path, max_bytes: int = MAX_BYTES) -> str:
         # a pipe would be waited for, and a terminal become this process's own
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            kind = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(kind):
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
                 raise GivenFileError(f"{path} is a pipe or a device, not a file")
+            check(about)
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise GivenFileError(f"{path} cannot be read: {error.strerror}") from error

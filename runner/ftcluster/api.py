@@ -259,7 +259,8 @@ def train(
         hub_token: whether the hosts may use this user's token for the Hugging Face Hub.
         more: `data` and `model`, a file, folder or Hub name (data also a DataFrame or a list of
             dicts); `name`, `nodes`, `spares` and
-            `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook.
+            `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook; `task` and
+            `metrics`, Python files of your own, which are executed.
 
     Raises:
         FtclusterError: the recipe, its data or the plan are not valid, or it could not be started.
@@ -364,7 +365,7 @@ def generate(
     return again(lambda: generating.generate(request, view), view).answers
 
 
-def load(model: "Run | Name", **options: Any) -> Any:
+def load(model: "Run | Name", *, task: Name = "", **options: Any) -> Any:
     """A trained model in this Python: transformers' pipeline, or that of sentence-transformers.
 
     transformers has no pipeline for answers to questions and for summaries or translations: these
@@ -372,12 +373,14 @@ def load(model: "Run | Name", **options: Any) -> Any:
 
     Args:
         model: a run, whose model is copied here (`Run.model`), or a model's folder.
+        task: the Python file of the task of your own that it was trained for.
         options: of the pipeline, SentenceTransformer, CrossEncoder or the model's from_pretrained.
 
     Raises:
         FtclusterError: a package is missing in this Python, or there is no such model.
     """
-    return loading.load(model.model if isinstance(model, Run) else Path(model), **options)
+    folder = model.model if isinstance(model, Run) else Path(model)
+    return loading.load(folder, fspath(task), **options)
 
 
 def terminal_view(verbose: bool = False) -> View:
@@ -474,6 +477,8 @@ def _asked(
     name: str | None = None,
     cluster: Cluster | None = None,
     options: Sequence[str] = (),
+    task: Name = "",
+    metrics: Name = "",
 ) -> dict[str, Any]:
     """The fields of a RecipeRequest."""
     words = [fspath(recipe)] if recipe else []
@@ -487,4 +492,6 @@ def _asked(
         "ranks_per_host": ranks_per_host,
         "run_name": name,
         "connection": Connection(options=tuple(options), cluster=cluster),
+        "task": fspath(task),
+        "metrics": fspath(metrics),
     }

@@ -91,6 +91,7 @@ from ftcluster_common.tasks.ner import TokenClassification, tagged_columns
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.tasks.rerank import TextRanking, ranking_columns
 from ftcluster_common.tasks.seq2seq import Seq2SeqLm, source_target_columns
+from ftcluster_common.user_code import CodeError, UserCode, code_file, declared_metrics
 from ftcluster_train.engine.data.download import missing_weights
 from ftcluster_train.engine.data.model_archive import ArchiveError, unpack_model
 from ftcluster_train.engine.data.run_inputs import read_inputs
@@ -368,6 +369,13 @@ LAUNCH = dumped(
     ).to_dict()
 )  # fmt: skip
 JOB = dumped(Job("r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False).to_dict())
+METRICS_FILE = code_file("worst.py", (ROOT / "examples/worst_class.py").read_text("utf-8"))
+OWN_JOB = dumped(
+    Job(
+        "r", Path("/r"), Path("/opt"), load_recipe("quickstart"), "fp32", False,
+        code=UserCode(metrics=METRICS_FILE),
+    ).to_dict()
+)  # fmt: skip
 SCRIPT_JOB = dumped(ScriptJob("r", "/opt", ("a.py", "-x"), "/start").to_dict())
 ANY: dict[Any, Any] = {str: "", int: 1, float: 1.0, bool: True, float | None: None}
 HOST = {
@@ -526,7 +534,14 @@ PARSERS = {
     "launch.json": Parser(
         of_job(lambda folder: read_launch(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
     ),
-    "job.json of a training": Parser(of_job(read_job, "job.json"), (JOB,), (GivenFileError,)),
+    "job.json of a training": Parser(
+        of_job(read_job, "job.json"), (JOB, OWN_JOB), (GivenFileError,)
+    ),
+    "names of a user's own metrics": Parser(
+        of_text(lambda text: declared_metrics(code_file("worst.py", text))),
+        (METRICS_FILE.text.encode(),),
+        (CodeError,),
+    ),
     "job.json of a script": Parser(
         of_job(read_script_job, "job.json"), (SCRIPT_JOB,), (GivenFileError,)
     ),

@@ -20,8 +20,8 @@ COMMANDS = {
     "teardown": [("operations/setup/setup.py", "TeardownResult")],
     "train": [PROGRESS, ("operations/train/train.py", "TrainResult")],
     "attach": [PROGRESS, ("operations/runs/attach.py", "AttachResult")],
-    "data": [("operations/train/data.py", "DataResult")],
-    "sweep": [("operations/train/sweep_result.py", "SweepResult")],
+    "data": [("operations/plan/data.py", "DataResult")],
+    "sweep": [("operations/search/sweep_result.py", "SweepResult")],
 }
 
 

@@ -1,6 +1,6 @@
 """job.json in a run's folder: what every rank does. Standard library only."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ftcluster_common.given_files import read_form
 from ftcluster_common.recipe import Recipe, Training
 from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.user_code import NO_CODE, UserCode, code_of
 
 Purpose = Literal["train", "evaluate", "predict", "generate"]
 EVALUATE: Purpose = "evaluate"
@@ -36,6 +37,7 @@ class Job:
             and `seed`; `more`: whether further prompts come while it runs. Only where texts are
             generated.
         price_per_hour: of all hosts, in `currency`; None where it is not known.
+        code: the files of the user's own that the hosts execute.
     """
 
     run: str
@@ -56,6 +58,7 @@ class Job:
     price_per_hour: float | None = None
     currency: str = ""
     generation: Mapping[str, Any] = field(default_factory=dict)
+    code: UserCode = NO_CODE
 
     @property
     def run_dirs(self) -> tuple[Path, ...]:
@@ -66,18 +69,27 @@ class Job:
         """The content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}
         del data["run_dir"]
+        if self.code == NO_CODE:
+            del data["code"]
         return data
 
 
-def read_job(run_dir: Path) -> Job:
+def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -> Job:
     """Read `run_dir`/job.json of a training.
+
+    Args:
+        load: is called with the user's own files before the recipe is read, whose task one of them
+            may define.
 
     Raises:
         GivenFileError: it is missing or damaged.
     """
 
     def job(data: Any) -> Job:
+        code = code_of(data.get("code"))
+        load(code)
         data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
+        data |= {"code": code}
         return Job(run_dir=run_dir, **_with_tuples(data))
 
     return read_form(run_dir / "job.json", job)

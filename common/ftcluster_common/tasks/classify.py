@@ -279,6 +279,10 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
             label = f" and {', '.join(options.label_columns)} (0 or 1)"
         return f"each row has {texts}{label}"
 
+    def has_references(self, options: TextClassification) -> bool:
+        """Return True."""
+        return True
+
     def metric_names(self, options: TextClassification) -> tuple[str, ...]:
         """Return the metrics, for each of several validation sets."""
         default = REGRESSION_METRICS if options.regression else CLASS_METRICS

@@ -136,6 +136,10 @@ class TokenClassificationSpec(TaskSpec[TokenClassification]):
             "end and label)"
         )
 
+    def has_references(self, options: TokenClassification) -> bool:
+        """Return True."""
+        return True
+
     def metric_names(self, options: TokenClassification) -> tuple[str, ...]:
         """Return the metrics of entities, and of tags that are no entities."""
         return ENTITY_METRICS

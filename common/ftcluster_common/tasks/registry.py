@@ -43,6 +43,22 @@ def register(spec: AnyTask) -> None:
     _BY_FIELDS[spec.fields] = spec
 
 
+def forget(spec: AnyTask) -> None:
+    """Remove a task, for recipes that are read from now on; recipes that were read keep it."""
+    if TASKS.get(spec.name) is spec:
+        del TASKS[spec.name]
+
+
+def restore(spec: AnyTask) -> None:
+    """Add a task again that was removed.
+
+    Raises:
+        ValueError: another task has its name by now.
+    """
+    if TASKS.setdefault(spec.name, spec) is not spec:
+        raise ValueError(f"there is a task {spec.name} already: name yours otherwise")
+
+
 def spec_of(options: Options) -> AnyTask:
     """Return the task that has these fields.
 

@@ -160,6 +160,10 @@ class TextRankingSpec(TaskSpec[TextRanking]):
         )
         return f"each row has {texts}{label if answered else ''}"
 
+    def has_references(self, options: TextRanking) -> bool:
+        """Return True."""
+        return True
+
     def metric_names(self, options: TextRanking) -> tuple[str, ...]:
         """Return the metrics of a ranking and of each pair."""
         return (*RETRIEVAL_METRICS, "accuracy", "loss")

@@ -140,6 +140,10 @@ class Seq2SeqLmSpec(TaskSpec[Seq2SeqLm]):
             "each language: source_lang=en target_lang=de"
         )
 
+    def has_references(self, options: Seq2SeqLm) -> bool:
+        """Return True if evaluations write texts."""
+        return options.predict_with_generate
+
     def metric_names(self, options: Seq2SeqLm) -> tuple[str, ...]:
         """Return the loss, and on request the metrics of texts that are written."""
         return ("loss", *(WRITING_METRICS if options.predict_with_generate else ()))

@@ -230,6 +230,10 @@ class TaskSpec(ABC, Generic[Fields]):
             return [name for name in labels if as_flag(row.get(name))]
         return [*flat_labels(row.get(name) for name in labels)]
 
+    def has_references(self, options: Fields) -> bool:
+        """Return True if evaluations have a right answer for each row, for users' own metrics."""
+        return False
+
     def lacks_class_weights(self, options: Fields) -> bool:
         """Return True if classes could have weights in the loss, and have none."""
         return False

@@ -121,6 +121,10 @@ class QuestionAnsweringSpec(TaskSpec[QuestionAnswering]):
         answers = f" and {options.answers_column} ({form})" if answered else ""
         return f"each row has {texts}{answers}"
 
+    def has_references(self, options: QuestionAnswering) -> bool:
+        """Return True."""
+        return True
+
     def metric_names(self, options: QuestionAnswering) -> tuple[str, ...]:
         """Return the metrics of SQuAD 1.1 or 2.0."""
         names: tuple[str, ...] = ("exact_match", "f1")

@@ -16,7 +16,8 @@ def add_parser(commands: Any) -> None:
         help="list example scripts for run, or write them",
         description="Lists scripts that `ftcluster run` runs as they are, shows one, or writes "
         "them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, and a GPT "
-        "from random weights.",
+        "from random weights. Three are for `ftcluster train`: a task and a loss of your own "
+        "(--task), and a metric of your own (--metrics).",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
     parser.add_argument("words", nargs="*", metavar="NAME", help="an example (left out: all)")

@@ -35,7 +35,26 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
     )
+    add_code(parser)
     parser.set_defaults(takes_recipe=True)
+
+
+def add_code(parser: argparse.ArgumentParser) -> None:
+    """Add --task and --metrics."""
+    parser.add_argument(
+        "--task",
+        type=not_empty,
+        metavar="FILE.py",
+        help="a Python file of yours that defines the recipe's task; it runs with your rights, "
+        "here and on the hosts",
+    )
+    parser.add_argument(
+        "--metrics",
+        type=not_empty,
+        metavar="FILE.py",
+        help="a Python file of yours with a function compute_metrics(predictions, references), "
+        "which the hosts run",
+    )
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +101,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=not_empty, metavar="PATH", help="a file, a folder or a Hub name"
     )
+    add_code(parser)
     add_launch(parser)
     add_running(parser)
     parser.set_defaults(takes_recipe=True)
@@ -93,4 +113,10 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
     names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    for name in ("task", "metrics"):  # fields of recipes have these names, too
+        value = getattr(options, name, None) or ""
+        if value.endswith(".py"):
+            given[name] = value
+        elif value:
+            words = (*words, f"{name}={value}")
     return {"words": words, **given}

@@ -13,7 +13,7 @@ from ftcluster.cli.arguments import add_output, at_least
 from ftcluster.cli.connection import add_cluster, connected
 from ftcluster.cli.launch_arguments import add_sharing, launch_options
 from ftcluster.cli.output import print_result
-from ftcluster.cli.recipe import recipe_of
+from ftcluster.cli.recipe import add_code, recipe_of
 from ftcluster.errors import Interrupted
 from ftcluster.operations.connection import CONNECTION
 from ftcluster.operations.search.tune import TuneRequest, dry_run, forget, tune
@@ -39,6 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--data", metavar="PATH", help="as in train")
     parser.add_argument("--model", metavar="DIR", help="as in train")
+    add_code(parser)
     parser.add_argument("--nodes", type=at_least(1), metavar="N", help="as in train")
     parser.add_argument(
         "--ranks-per-host",

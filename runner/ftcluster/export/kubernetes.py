@@ -16,6 +16,7 @@ from ftcluster.text.printable import is_plain
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.protocol.launch import rank_placement
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import NO_CODE, UserCode
 
 PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both start torchrun in each pod
 TEMPLATE = Path(__file__).with_name("kubernetes.yaml.j2")
@@ -36,6 +37,7 @@ class Pods:
         token_secret: the Secret with a token for the Hugging Face Hub, or "".
         min_nodes: with how many pods a PyTorchJob goes on.
         max_restarts: how often it is started again after a failure.
+        code: the user's own files that the pods execute.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Pods:
     resources: Resources
     min_nodes: int
     max_restarts: int
+    code: UserCode = NO_CODE
 
     @property
     def run_dir(self) -> str:
@@ -72,6 +75,7 @@ class Pods:
         job = Job(
             self.name, Path(self.run_dir), Path(VOLUME), self.recipe, plan.precision, plan.ipex,
             nodes=self.nodes, shard_optimizer=plan.shard_optimizer, shared_folder=True,
+            code=self.code,
         )  # fmt: skip
         return json.dumps(job.to_dict(), indent=2)
 

@@ -30,6 +30,7 @@ FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
     "inventories": list, "options": list, "slurm_job": str, "facts": list, "stack": dict,
     "plan": dict, "launch": dict, "recipe": dict, "end": dict,
+    "code": list,
 }  # fmt: skip
 
 
@@ -125,6 +126,12 @@ def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
 def read_record(run: str) -> dict[str, Any] | None:
     """The run.json of a run; None where this control node has none, or a damaged one."""
     return read_state(_file(run), _record)
+
+
+def recorded_digests(run: str) -> set[str]:
+    """Return the SHA-256 of the user's own files that this control node started a run with."""
+    files = (read_record(run) or {}).get("code", [])
+    return {str(file.get("sha256")) for file in files if isinstance(file, dict)}
 
 
 def recorded_run_hosts(run: str) -> RunHosts | None:

@@ -22,11 +22,14 @@ from ftcluster.ansible.playbook import TaskEvent
 from ftcluster.ansible.playbooks import Ask, Caches, Clean, Data, Fetch, Jobs, Logs, Runs
 from ftcluster.ansible.signals import Interrupts
 from ftcluster.errors import FtclusterError, Interrupted
+from ftcluster.launch.record import recorded_digests
 from ftcluster.launch.run_hosts import UNREACHABLE, RunHosts, head_lost_hint, play_on, sudo_hint
 from ftcluster.recipe.recipe import checked_recipe
 from ftcluster.text.printable import printable
+from ftcluster.user_script.own_code import reported, use_code
 from ftcluster_common.protocol.run_state import RunState
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metrics
 
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # a head that never ends its list is hostile
@@ -119,6 +122,7 @@ class FoundJob:
         resume: the runs that it has continued itself.
         ipex: whether IPEX optimized its model.
         saved: whether one of the hosts has a checkpoint or a snapshot of it.
+        code: the user's own files that it executes.
     """
 
     run: str
@@ -128,13 +132,21 @@ class FoundJob:
     resume: tuple[str, ...] = ()
     ipex: bool = False
     saved: bool = True
+    code: UserCode = NO_CODE
 
 
-def find_job(run_hosts: RunHosts, run: str) -> FoundJob:
+def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJob:
     """A training by its id or the beginning of it, on any of the hosts: the head may be lost.
 
+    The user's own files that it executes come from a host. They are used if they are the files
+    that this control node started the run with, or that the user names.
+
+    Args:
+        given: files that the user names.
+
     Raises:
-        FtclusterError: no host answers, there is no such run, or it is a script's.
+        FtclusterError: no host answers, there is no such run, it is a script's, or its files are
+            not known here.
     """
     jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in run_hosts.hosts if host in jobs)
@@ -148,15 +160,43 @@ def find_job(run_hosts: RunHosts, run: str) -> FoundJob:
     if job.get("purpose", "train") != "train":
         raise FtclusterError(f"{name} has trained nothing that can be resumed", LIST)
     try:
+        code = code_of(job.get("code"))
+        _check_code(name, code, given)
+        with reported():
+            use_code(code, Path(code.task.name if code.task else name))
+            recipe = checked_recipe(job["recipe"], declared_metrics(code.metrics))
         return FoundJob(
-            name, checked_recipe(job["recipe"]), hosts, min(prepared, _count(job["nodes"])),
-            tuple(map(run_id, job["resume"])), job["ipex"] is True, saved,
+            name, recipe, hosts, min(prepared, _count(job["nodes"])),
+            tuple(map(run_id, job["resume"])), job["ipex"] is True, saved, code,
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FtclusterError(
             f"{name} on {hosts[0]} is no training that can be resumed: {ascii(str(error))[:200]}",
             LIST,
         ) from error
+
+
+def _check_code(run: str, code: UserCode, given: UserCode) -> None:
+    """Refuse files that neither this control node has recorded for a run nor the user names.
+
+    Raises:
+        FtclusterError: a file is another one, or is not known here.
+    """
+    recorded = recorded_digests(run)
+    kinds = (("--task", code.task, given.task), ("--metrics", code.metrics, given.metrics))
+    for flag, file, named in kinds:
+        if named and (file is None or file.sha256 != named.sha256):
+            uses = f"{file.name} (SHA-256 {file.sha256[:12]})" if file else "none"
+            raise FtclusterError(
+                f"{flag}: run {run} uses {uses}, and {named.name} has SHA-256 {named.sha256[:12]}",
+                f"leave out {flag}: a run continues with its own files; train again with others",
+            )
+        if file and not named and file.sha256 not in recorded:
+            raise FtclusterError(
+                f"run {run} executes {file.name} (SHA-256 {file.sha256[:12]}), which this control "
+                "node has no record of",
+                f"name the file, if you trust it: {flag} {file.name}",
+            )
 
 
 def _count(value: Any) -> int:

@@ -17,6 +17,7 @@ from ftcluster.text.host_names import described
 from ftcluster_common.data.column_uses import Columns
 from ftcluster_common.protocol.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import NO_CODE, UserCode
 
 LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/runs.md
 
@@ -36,6 +37,7 @@ class TrainingRun(ClusterRun):
         generation: see Job.
         prompts: a file of this machine that gets further prompts while it runs, or "".
         hub_token: what each host downloads model and data with, or "".
+        code: the user's own files that the hosts execute.
     """
 
     recipe: Recipe
@@ -48,6 +50,7 @@ class TrainingRun(ClusterRun):
     generation: Mapping[str, Any] = field(default_factory=dict)
     prompts: str = ""
     hub_token: str = field(default="", repr=False)
+    code: UserCode = NO_CODE
 
     kind: ClassVar[str] = "train"
 
@@ -63,6 +66,7 @@ class TrainingRun(ClusterRun):
             shared_folder=bool(self.cluster.slurm_job), hardware=self._hardware,
             price_per_hour=price.per_hour if price else None,
             currency=price.currency if price else "", generation=self.generation,
+            code=self.code,
         )  # fmt: skip
         return job.to_dict()
 
@@ -85,7 +89,8 @@ class TrainingRun(ClusterRun):
         return Train(events, launch, folders, self.hub_token, self.prompts)
 
     def record(self) -> dict[str, Any]:
-        return {"recipe": asdict(self.recipe)}
+        files = [{"name": file.name, "sha256": file.sha256} for file in self.code.files]
+        return {"recipe": asdict(self.recipe), **({"code": files} if files else {})}
 
 
 class HeadLost(FtclusterError):

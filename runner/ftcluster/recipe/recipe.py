@@ -34,6 +34,7 @@ SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
 NOT_TEXT = "has characters that are not text"
+OWN_TASK = "a task of your own needs the file that defines it: --task FILE.py"
 Given = tuple[str, Any, str]  # a key, its value, and where it is set
 
 
@@ -73,19 +74,26 @@ def find_recipe(name: str) -> Path:
     )
 
 
-def load_recipe(name: str, *overrides: Sequence[str], remembered: Sequence[Given] = ()) -> Recipe:
+def load_recipe(
+    name: str,
+    *overrides: Sequence[str],
+    remembered: Sequence[Given] = (),
+    metrics: Sequence[str] = (),
+) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
 
     Args:
         name: a shipped recipe, or a path.
         overrides: groups of `key=value`; each has a higher rank than those before it.
         remembered: further values, which replace the file's and which overrides may replace.
+        metrics: names of the user's own metrics.
 
     Raises:
         RecipeError: every unknown key, wrong type and impossible value, each with file and line.
     """
     path = find_recipe(name)
-    return parse_recipe(recipe_text(path), str(path), *overrides, remembered=remembered)
+    text = recipe_text(path)
+    return parse_recipe(text, str(path), *overrides, remembered=remembered, metrics=metrics)
 
 
 def recipe_text(path: Path) -> str:
@@ -101,7 +109,11 @@ def recipe_text(path: Path) -> str:
 
 
 def parse_recipe(
-    text: str, source: str, *overrides: Sequence[str], remembered: Sequence[Given] = ()
+    text: str,
+    source: str,
+    *overrides: Sequence[str],
+    remembered: Sequence[Given] = (),
+    metrics: Sequence[str] = (),
 ) -> Recipe:
     """The pure part of `load_recipe`: text in, Recipe out.
 
@@ -109,7 +121,7 @@ def parse_recipe(
         source: the file's name, for messages; its stem names the recipe.
         overrides: groups of `key=value`, each with a higher rank than those before it. A field's
             type decides how its value is read. Within a group a key may be set once.
-        remembered: see `load_recipe`.
+        remembered, metrics: see `load_recipe`.
 
     Raises:
         RecipeError: as in `load_recipe`.
@@ -141,7 +153,8 @@ def parse_recipe(
         try:
             accepted[key] = _accept(key, value, schema)
         except ValueError as error:
-            problems.append(f"{lines[key]}: {error}")
+            own = f"; {OWN_TASK}" if key == "task" and isinstance(value, str) else ""
+            problems.append(f"{lines[key]}: {error}{own}")
     training, contradictions = with_own_names(_section("training.", accepted))
     problems += [f"{lines[f'training.{key}']}: {said}" for key, said in contradictions]
     accepted = {**_spec_of(task).implied(accepted), **accepted}
@@ -152,7 +165,7 @@ def parse_recipe(
     ]
     if not problems:
         recipe = _build(Path(source).stem, accepted, training)
-        said = contradictions_of(recipe, training)
+        said = contradictions_of(recipe, training, metrics)
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
         typed = all(problem.startswith("'") for problem in problems)  # no fault of the file
@@ -162,20 +175,24 @@ def parse_recipe(
     return recipe
 
 
-def contradictions_of(recipe: Recipe, given: Mapping[str, Any]) -> list[Contradiction]:
+def contradictions_of(
+    recipe: Recipe, given: Mapping[str, Any], metrics: Sequence[str] = ()
+) -> list[Contradiction]:
     """Return what is wrong with a recipe whose values are valid by themselves.
 
     Args:
         given: the fields of `training` that the recipe sets.
+        metrics: names of the user's own metrics.
     """
-    return [*_contradictions(recipe), *_of_training(recipe, given)]
+    return [*_contradictions(recipe), *_of_training(recipe, given, metrics)]
 
 
-def checked_recipe(data: Mapping[str, Any]) -> Recipe:
+def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Recipe:
     """Read a recipe that a host returns, with the checks that one of this machine has.
 
     Args:
         data: the recipe of a job.json.
+        metrics: names of the user's own metrics.
 
     Raises:
         LookupError, TypeError, ValueError, AttributeError: it is not valid; says why.
@@ -194,7 +211,7 @@ def checked_recipe(data: Mapping[str, Any]) -> Recipe:
             if name in values and values[name] != default:
                 given[key.name] = key.convert(values[name])
     training = _section("training.", given)
-    if said := contradictions_of(recipe, training):
+    if said := contradictions_of(recipe, training, metrics):
         raise ValueError("; ".join(f"{key}: {what}" for key, what in said))
     return recipe
 
@@ -477,13 +494,15 @@ def _not_a_source(value: str) -> str:
     return "has more than 4,096 bytes" if len(value.encode()) > MAX_PATH_BYTES else ""
 
 
-def _of_training(recipe: Recipe, given: Mapping[str, Any]) -> Iterator[Contradiction]:
+def _of_training(
+    recipe: Recipe, given: Mapping[str, Any], own: Sequence[str]
+) -> Iterator[Contradiction]:
     """Find contradictions within the section `training`, and between it and the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options
     metric = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    metrics = recipe.spec.metric_names(options)
+    metrics = (*recipe.spec.metric_names(options), *own)
     if metric and metric not in metrics:
         yield (
             "training.metric_for_best_model",

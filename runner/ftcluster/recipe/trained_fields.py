@@ -29,6 +29,7 @@ class TrainedFields:
         options: values of the task's fields, in the form of YAML.
         ignored: names of all other entries, and of fields whose value is not allowed.
         missing: what the folder lacks, if it names no task.
+        unknown_task: the task that the folder names, if ftcluster has none with this name.
     """
 
     file: Path
@@ -37,6 +38,7 @@ class TrainedFields:
     options: Mapping[str, Any] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     missing: str = FILE
+    unknown_task: str = ""
 
     @property
     def ignored_note(self) -> str:
@@ -55,7 +57,8 @@ def trained_fields(folder: Path) -> TrainedFields:
     if not trained:
         return TrainedFields(file, missing=f"valid {FILE}" if file.exists() else FILE)
     if trained["task"] not in TASKS:
-        return TrainedFields(file, missing=f"known task in {FILE}")
+        name = shortened(trained["task"])
+        return TrainedFields(file, missing=f"known task in {FILE}", unknown_task=name)
     task = trained["task"]
     keys = {
         key.name: key

@@ -92,7 +92,9 @@ class Aim:
         return by_name if self.greater is None else self.greater
 
 
-def aim_of(recipe: Recipe, asked: str, fields: Sequence[str]) -> Aim:
+def aim_of(
+    recipe: Recipe, asked: str, fields: Sequence[str], own_metrics: Sequence[str] = ()
+) -> Aim:
     """What a sweep looks for: a metric that is asked for, or that of the recipe's best model.
 
     Where a field that is tried is a part of the loss itself, losses of runs say nothing of which
@@ -100,16 +102,17 @@ def aim_of(recipe: Recipe, asked: str, fields: Sequence[str]) -> Aim:
 
     Args:
         fields: that have several values.
+        own_metrics: names of the user's own metrics.
 
     Raises:
         UsageError: the task has no such metric, or none that its runs are compared by.
     """
-    training, known = recipe.training, recipe.spec.metric_names(recipe.options)
+    training, known = recipe.training, (*recipe.spec.metric_names(recipe.options), *own_metrics)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)
     asked = asked.removeprefix(PREFIX)
     if asked and asked not in known:
         raise UsageError(f"--metric {asked}: this task has {', '.join(known)}")
-    comparable = recipe.spec.comparable_metrics(recipe.options, fields)
+    comparable = (*recipe.spec.comparable_metrics(recipe.options, fields), *own_metrics)
     if asked or (own or "loss") in comparable or comparable == known:
         metric = asked or own
         return Aim(metric, training.greater_is_better if metric == own else None)

@@ -46,6 +46,9 @@ COMMANDS = (
     "run --dry-run --json -- missing.py",
     "run",
     "data classify --json --here --data rows.csv --model someone/bert",
+    "data --json --here --task word_count.py --data texts.jsonl --model someone/bert",
+    "data --here --task missing.py",
+    "data classify --here --metrics missing.py --data rows.csv --model someone/bert",
     "data unknown",
     "bundle --stack unknown",
     "bench",
@@ -81,6 +84,9 @@ def test_exit_codes_and_documents_are_as_recorded(command: str, tmp_path: Path) 
     work.mkdir()
     (work / "script.py").write_text("print(1)\n")
     (work / "rows.csv").write_text("text,label\na b,x\nc d,y\n")
+    (work / "texts.jsonl").write_text('{"text": "two words"}\n')
+    (work / "word_count.py").write_text((ROOT / "examples/word_count.py").read_text())
+    (work / "word_count.py").chmod(0o644)
     (work / "facts.json").write_text(json.dumps(FACTS["facts"]))
     state = tmp_path / "state/ftcluster"
     if command.startswith(("train", "run", "bench")):

@@ -41,7 +41,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
     in_job = Cluster((Path("localhost.ini"),), NODES, slurm_job="12")
     monkeypatch.setattr(training_run, "train", stopped)
     monkeypatch.setattr(train, "cluster_of_job", lambda _: in_job)
-    monkeypatch.setattr(train, "find_job", lambda _, run: FoundJob(run, RECIPE, ("localhost",), 1))
+    monkeypatch.setattr(
+        train, "find_job", lambda _, run, __: FoundJob(run, RECIPE, ("localhost",), 1)
+    )
     monkeypatch.setattr("sys.argv", ["ftcluster", *WORDS])
     job(monkeypatch)
     return runs

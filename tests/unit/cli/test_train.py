@@ -28,7 +28,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[TrainingRun]:
         runs.append(run)
         raise HeadLost(f"{run.plan.hosts[0].name} is lost", details={"steps": 0})
 
-    def find_job(_place: object, run: str) -> FoundJob:
+    def find_job(_place: object, run: str, _code: object) -> FoundJob:
         earlier = next((one.resume for one in runs if one.id == run), ("r-0",))
         left = ("node0", "node1", "node2")[len(runs) :]
         return FoundJob(run, RECIPE, left, len(left), earlier)
@@ -71,7 +71,7 @@ def test_a_run_that_is_resumed_looks_at_all_runs_before_it(launched: list[Traini
 def test_a_run_that_saved_nothing_is_refused_before_anything_starts(
     launched: list[TrainingRun], monkeypatch: pytest.MonkeyPatch, shell: Shell
 ) -> None:
-    def find_job(_place: object, run: str) -> FoundJob:
+    def find_job(_place: object, run: str, _code: object) -> FoundJob:
         return FoundJob(run, RECIPE, ("node0",), 1, saved=False)
 
     monkeypatch.setattr(train, "find_job", find_job)

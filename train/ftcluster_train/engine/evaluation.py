@@ -62,6 +62,9 @@ def evaluate(
         if name == sets[0] and task.purpose == "train":
             task.fit(predictions, samples)
         of_set = task.score(predictions, samples)
+        if task.own_metrics:
+            measured = task.own_metrics(*task.compared(predictions, samples))
+            of_set |= gather_over_ranks(measured)[0]  # a user's function may draw random numbers
         if report := task.class_report(predictions, samples):
             classes[name] = report.to_dict()
         if written := task.texts(predictions, samples):

@@ -41,11 +41,13 @@ from transformers.utils import logging as transformers_logging
 from ftcluster_common.data.data_files import TRAIN, DataError
 from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import hash_of, read_rows
-from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job, read_job
+from ftcluster_common.protocol.job import EVALUATE, GENERATE, Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
+from ftcluster_common.user_code import declared_metrics
 from ftcluster_train.engine.adapters import check_whole, has_only_adapters, settings_of_base
 from ftcluster_train.engine.class_head import head_of
 from ftcluster_train.engine.data.download import commit_of, fetch_base, fetch_model
+from ftcluster_train.engine.data.run_code import code_failure, open_job
 from ftcluster_train.engine.data.run_inputs import write_inputs
 from ftcluster_train.engine.data.sources import dataset_version, load_texts
 from ftcluster_train.engine.data.token_cache import cached_tokens, token_key
@@ -99,6 +101,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
     check_quantization(recipe, config)
     trained = None if job.purpose == "train" else config
     task = make_task(recipe, tokenizer, job.purpose, trained)
+    task.own_metric_names = declared_metrics(job.code.metrics)
     if not model.startswith(BY_TYPE):
         task.look_at_model(Path(own))
     teacher = ""
@@ -140,6 +143,8 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         # with which the classes have to go together
         "checked": [recipe.training.metric_for_best_model, recipe.training.label_smoothing_factor],
         "earlier": hash_of(sorted(number >> 1 for number in earlier)),
+        **({"code": job.code.task.sha256} if job.code.task else {}),
+        **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
     }
     paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
     # another build of this package may have written other columns
@@ -235,7 +240,7 @@ def main() -> int:
         with _one_host_at_a_time(run_dir) if job_file else contextlib.nullcontext():
             if job_file:
                 write_atomically(run_dir / "job.json", Path(job_file).read_text(encoding="utf-8"))
-            job = read_job(run_dir)
+            job = open_job(run_dir)
             inputs = prepare(job)
             write_inputs(run_dir, inputs)
         with contextlib.suppress(OSError):  # the next run prepares them again
@@ -244,22 +249,28 @@ def main() -> int:
         print(error)
         return 1
     except TrainError as error:
-        print(error.message)
-        print(error.hint)
-        return 1
+        return _refused(error)
     except OSError as error:
         if error.errno != errno.ENOSPC:
-            raise
+            return _refused(code_failure(error))
         print(f"the disk of {error.filename or run_dir} is full")
         return 1
+    except Exception as error:  # of the user's own task, or else a bug of ours
+        return _refused(code_failure(error))
     return 0
+
+
+def _refused(error: TrainError) -> int:
+    print(error.message)
+    print(error.hint)
+    return 1
 
 
 def _report(job: str) -> str:
     """What `data_report` and the notices say, of the text of a job.json."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "job.json").write_text(job, encoding="utf-8")
-        inputs = prepare(read_job(Path(folder)), weights=False)
+        inputs = prepare(open_job(Path(folder)), weights=False)
     return json.dumps({"report": inputs.report, "notices": inputs.notices})
 
 

@@ -28,7 +28,7 @@ from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import ROWS
 from ftcluster_common.protocol.class_report import read_report
 from ftcluster_common.protocol.cpu_list import format_cpus
-from ftcluster_common.protocol.job import GENERATE, Job, read_job
+from ftcluster_common.protocol.job import GENERATE, Job
 from ftcluster_common.protocol.launch import own_rank
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
@@ -55,6 +55,7 @@ from ftcluster_train.engine.class_head import (
     head_of,
     settings_to_load,
 )
+from ftcluster_train.engine.data.run_code import code_failure, open_job, own_metrics
 from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import run_on_sets
@@ -112,6 +113,8 @@ def run(job: Job) -> None:
         log.notice(notice)
     check_equal_commits(inputs)
     task, model, samples = load(job, inputs)
+    if job.code.metrics:
+        task.own_metrics = own_metrics(job.code.metrics, job.run_dir / job.code.metrics.name)
     check_equal_samples("".join(split.about["sha256"] for split in samples.values()))
     largest = max(split.about["largest"]["input_ids"] for split in samples.values())
     vocabulary = model.get_input_embeddings().num_embeddings
@@ -309,7 +312,7 @@ def main() -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     run_dir = Path(sys.argv[1])
     try:
-        run(read_job(run_dir))
+        run(open_job(run_dir))
     except TrainingStopped:
         if own_rank(os.environ) == 0:
             print(STOPPED_LINE, flush=True)
@@ -325,6 +328,10 @@ def main() -> int:
     except OSError as error:
         traceback.print_exc()
         return fail(disk_full(run_dir) if error.errno == errno.ENOSPC else None)
+    except Exception as error:  # of the user's own task, or else a bug of ours
+        failure = code_failure(error)
+        traceback.print_exc()
+        return fail(failure)
     return 0
 
 

@@ -301,6 +301,8 @@ def find_jobs(folder: Path, beginning: str) -> dict[str, dict[str, Any]]:
     names = (path.name for path in folder.glob("[!.]*") if path.name.startswith(beginning))
     ids = [beginning] if (folder / beginning).is_dir() else sorted(filter(is_run_id, names))
     found = {run: _document(folder / run / "job.json") for run in ids[:MOST_JOBS]}
+    if len(found) > 1:  # an error, which needs no files of the user's own
+        found = {run: {**job, "code": None} if "code" in job else job for run, job in found.items()}
     return {run: {**job, "saved": has_state(folder, run, job)} for run, job in found.items()}
 
 

@@ -239,6 +239,7 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
         resources=resources(first_hosts(cluster.facts, count)),
         min_nodes=request.min_nodes or count,
         max_restarts=request.max_restarts,
+        code=prepared.code,
     )
 
 

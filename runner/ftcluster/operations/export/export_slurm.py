@@ -7,9 +7,14 @@ from pathlib import Path
 from ftcluster.errors import UsageError
 from ftcluster.export.slurm import BatchJob, batch_script
 from ftcluster.operations.train.prepare import RecipeRequest
-from ftcluster.operations.train.recipe_words import split_words, training_recipe
+from ftcluster.operations.train.recipe_words import (
+    names_no_recipe,
+    split_words,
+    training_recipe,
+)
 from ftcluster.paths import SHARED_FILE, plain_name, write_atomically
 from ftcluster.recipe.inputs import check_inputs
+from ftcluster.user_script.own_code import reported
 
 # sbatch(1): minutes, minutes:seconds, hours:minutes:seconds, days-hours, ...
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}", re.ASCII)
@@ -43,8 +48,10 @@ def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
     """
     if problems := _wrong(request):
         raise UsageError("\n".join(problems))
-    recipe = training_recipe(request.words, request.data, request.model)
-    check_inputs(recipe, "train")
+    code = request.user_code()
+    with reported():
+        recipe = training_recipe(request.words, request.data, request.model, code=code)
+        check_inputs(recipe, "train")
     limits = ("time", "partition", "account")
     job = BatchJob(
         request.name or plain_name(recipe.name),
@@ -75,13 +82,19 @@ def _wrong(request: SlurmRequest) -> list[str]:
 def _train_command(request: SlurmRequest) -> tuple[str, ...]:
     """The command of the job, with absolute paths for what is in this folder."""
     recipe, overrides = split_words(request.words)
-    given = {"--data": _absolute(request.data), "--model": _absolute(request.model)}
+    if request.task and names_no_recipe(request.words):
+        recipe = ""  # the file of the task stands for it
+    given = {
+        "--task": _absolute(request.task or None),
+        "--metrics": _absolute(request.metrics or None),
+    }
+    given |= {"--data": _absolute(request.data), "--model": _absolute(request.model)}
     if request.ranks_per_host is not None:
         given["--ranks-per-host"] = str(request.ranks_per_host)
     recipe = str(Path(recipe).absolute()) if Path(recipe).is_file() else recipe
     flags = [(name, value) for name, value in given.items() if value is not None]
     words = (word for flag in flags for word in flag)
-    return (request.program, "train", recipe, *overrides, *words)
+    return (request.program, "train", *filter(None, [recipe]), *overrides, *words)
 
 
 def _absolute(name: str | None) -> str | None:

@@ -13,6 +13,7 @@ from ftcluster.paths import state_dir, write_atomically
 from ftcluster.recipe.inputs import ADAPTERS
 from ftcluster.recipe.model_code import code_problems
 from ftcluster.recipe.trained_fields import trained_fields
+from ftcluster.user_script.own_code import read_code
 from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of
 from ftcluster_common.tasks.registry import TASKS
@@ -64,10 +65,13 @@ def data_path(data: Data) -> str:
     return str(path)
 
 
-def load(folder: Path, **options: Any) -> Any:
+def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     """A model's folder as those use it who know nothing of ftcluster.
 
     Whatever the library's release does, nothing of the folder runs: it is checked before.
+
+    Args:
+        task_file: a Python file of the user's own that defines the model's task, or "".
 
     Returns:
         sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; where
@@ -83,12 +87,19 @@ def load(folder: Path, **options: Any) -> Any:
             "ftcluster.load runs no code of a model's folder: trust_remote_code=True",
             "load a model that you trust by transformers' or sentence-transformers' own functions",
         )
+    read_code(task_file)
     trained = trained_fields(folder)
     task = trained.task
     spec = TASKS.get(task)
     ranks = spec is not None and spec.is_cross_encoder
     if not folder.is_dir():
         raise FtclusterError(f"there is no folder {folder}", "ftcluster fetch RUN copies one here")
+    if trained.unknown_task:
+        raise FtclusterError(
+            f"{folder} was trained for the task {trained.unknown_task}, which ftcluster does not "
+            "have",
+            'name the file that defines it: ftcluster.load(MODEL, task="FILE.py")',
+        )
     if not task and not (folder / MODULES).is_file():
         raise FtclusterError(
             f"{folder} has no {trained.missing}, so it is not known what its model does",

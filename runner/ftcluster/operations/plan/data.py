@@ -16,8 +16,10 @@ from ftcluster.progress.view import View
 from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
 from ftcluster.recipe.data_counts import count_rows
 from ftcluster.recipe.inputs import check_inputs, hub_notes
+from ftcluster.user_script.own_code import reported
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import UserCode
 
 SAMPLES = 3
 NO_HEAD = "lengths and samples as the model sees them: on a cluster, or ftcluster setup localhost"
@@ -89,12 +91,18 @@ def describe(request: DataRequest, view: View) -> DataResult:
     Raises:
         FtclusterError: the recipe or its data are not valid, or the head does not answer.
     """
-    recipe = training_recipe(request.words, request.data, request.model)
+    code = request.user_code()
+    with reported():
+        return _described(request, code, view)
+
+
+def _described(request: DataRequest, code: UserCode, view: View) -> DataResult:
+    recipe = training_recipe(request.words, request.data, request.model, code=code)
     check_inputs(recipe)
     columns = find_columns(recipe)
     cluster = None if request.here else _cluster(request, view)
     if cluster:
-        return _of_head(request, recipe, cluster, view)
+        return _of_head(request, recipe, code, cluster, view)
     sets, notes = count_rows(recipe, columns)
     known = {use: list(names) for use, names in columns.items()}
     if not sets and Path(recipe.data).exists():
@@ -110,10 +118,12 @@ def _cluster(request: DataRequest, view: View) -> Cluster | None:
         return None
 
 
-def _of_head(request: DataRequest, recipe: Recipe, cluster: Cluster, view: View) -> DataResult:
+def _of_head(
+    request: DataRequest, recipe: Recipe, code: UserCode, cluster: Cluster, view: View
+) -> DataResult:
     facts, prefix = cluster.facts, Path(cluster.facts.head.prefix)
     there, folders = on_the_hosts(recipe, replace(facts, hosts=facts.hosts[:1]))
-    job = Job("data", prefix, prefix, there, "fp32", ipex=False)
+    job = Job("data", prefix, prefix, there, "fp32", ipex=False, code=code)
     run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""

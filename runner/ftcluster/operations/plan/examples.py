@@ -1,4 +1,4 @@
-"""Example scripts for `ftcluster run` that come with ftcluster."""
+"""Example files that come with ftcluster: scripts for `run`, a task and a metric for `train`."""
 
 import ast
 from pathlib import Path

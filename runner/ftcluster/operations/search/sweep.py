@@ -30,6 +30,7 @@ from ftcluster.search.rows import DIVERGED, NOT_STARTED, WAITING, SweepRun, aim_
 from ftcluster.search.space import Settings
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState, name_of_run
+from ftcluster_common.user_code import declared_metrics
 
 POLL_SECONDS = 10.0  # between two looks at runs that go on side by side
 ENDED = ("done", "failed", "stopped", DIVERGED)
@@ -91,7 +92,8 @@ class _Sweep:
         self._contents: dict[str, str] = {}
         prepared, _ = self._add(self._strategy.ask())
         first = prepared[0].recipe
-        self._aim = aim_of(first, request.metric, request.fields)
+        own = declared_metrics(prepared[0].code.metrics)
+        self._aim = aim_of(first, request.metric, request.fields, own)
         self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
         self._running: dict[int, SweepRun] = {}  # by the part's place
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"

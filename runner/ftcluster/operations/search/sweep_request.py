@@ -57,6 +57,7 @@ class SweepRequest(RecipeRequest):
             UsageError: that is so, or there are several recipes.
         """
         super().__post_init__()
+        self.user_code()  # whose task may have fields to try
         if self.tpe and self.random:
             raise UsageError("--random and --tpe: one of them chooses the combinations")
         if self.tpe > MOST:
@@ -93,8 +94,9 @@ class SweepRequest(RecipeRequest):
         """The request of one run, on all hosts that it is given."""
         words = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
         return RecipeRequest(
-            words, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection
-        )
+            words, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection,
+            task=self.task, metrics=self.metrics,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,11 @@ def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str])
         return contents[folder]
 
     one = request.with_settings(settings)
-    recipe = with_folders(training_recipe(one.words, one.data, one.model), content)
+    code = one.user_code()
+    asked = training_recipe(one.words, one.data, one.model, code=code)
+    recipe = with_folders(asked, content)
     trained = [asdict(recipe), request.nodes, request.ranks_per_host, *request.launch.env]
+    trained += [file.sha256 for file in code.files]
     text = json.dumps(trained, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
     return f"{plain_name(request.run_name or recipe.name)[:NAME_LENGTH]}-{digest}"

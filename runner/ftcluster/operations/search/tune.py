@@ -154,7 +154,8 @@ class _Trials:
         self.cluster = cluster_of(request.connection, view)
         self._connection_options = request.connection.to(self.cluster)
         self.hosts = first_hosts(self.cluster.usable, request.nodes)
-        asked = training_recipe(request.words, request.data, request.model)
+        code = request.user_code()
+        asked = training_recipe(request.words, request.data, request.model, code=code)
         placed, _ = on_the_hosts(asked, self.hosts)
         self.recipe = as_tuned(placed, request.ranks_per_host)
         self.view = view

@@ -38,9 +38,11 @@ from ftcluster.report.cost import Shape
 from ftcluster.report.epoch_time import PastRun, batch_of, epoch_time
 from ftcluster.stacks.catalog import load_stacks
 from ftcluster.text.host_names import described
+from ftcluster.user_script.own_code import read_code, reported
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.protocol.run_state import name_of_run
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import UserCode
 
 AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
@@ -58,6 +60,8 @@ class RecipeRequest:
         run_name: what the run's id begins with, instead of the recipe's name.
         connection: which cluster it is about.
         chosen: `key=value` of a command that tries settings, which override the words.
+        task: a Python file of the user's own that defines the recipe's task, or "".
+        metrics: a Python file of the user's own that computes further metrics, or "".
     """
 
     words: tuple[str, ...] = ()
@@ -69,6 +73,8 @@ class RecipeRequest:
     run_name: str | None = None
     connection: Connection = field(default_factory=Connection)
     chosen: tuple[str, ...] = ()
+    task: str = ""
+    metrics: str = ""
 
     def __post_init__(self) -> None:
         """Refuse several recipes, and one that is not known.
@@ -77,6 +83,14 @@ class RecipeRequest:
             UsageError: that is so.
         """
         find_recipe(split_words(self.words)[0])
+
+    def user_code(self) -> UserCode:
+        """Read the user's own files, and make their task available to recipes.
+
+        Raises:
+            UsageError: a file cannot be used; says why, with file and line.
+        """
+        return read_code(self.task, self.metrics)
 
     def prepared(
         self, cluster: Cluster, purpose: Purpose = "train", use_tuning: bool = True
@@ -91,14 +105,25 @@ class RecipeRequest:
             UsageError: there are too few hosts for spares.
             FtclusterError: the recipe, its folders, the cluster or the plan are not valid.
         """
+        code = self.user_code()
+        with reported():
+            return self._prepared(cluster, code, purpose, use_tuning)
+
+    def _prepared(
+        self, cluster: Cluster, code: UserCode, purpose: Purpose, use_tuning: bool
+    ) -> TrainingRun:
         trains = purpose == "train"
         # the recipe's stages: as asked for, with the folders of the hosts, with the settings of
         # `ftcluster tune`, and with the plan's batch
         remembered: tuple[str, ...] = ()
         if trains:
-            asked = training_recipe(self.words, self.data, self.model, chosen=self.chosen)
+            asked = training_recipe(
+                self.words, self.data, self.model, chosen=self.chosen, code=code
+            )
         else:
-            asked, remembered = trained_recipe(self.words, self.data, self.model or "", purpose)
+            asked, remembered = trained_recipe(
+                self.words, self.data, self.model or "", purpose, code
+            )
         check_inputs(asked, purpose)
         columns, encodings = find_columns(asked, purpose), file_notes(asked, purpose)
         facts = first_hosts(cluster.usable, self.nodes)
@@ -119,11 +144,11 @@ class RecipeRequest:
             decided = decided.with_decision(Decision("tuning", *tuning))
         if "batch_size" in tuned.settings:
             notes = (*notes, f"batch_size={launched.batch_size}: {tuned.why} --batch")
-        notes = (*notes, *encodings)
+        notes = (*notes, *encodings, *_code_notes(code))
         run_id = new_run_id(self.run_name or launched.name)
         launch = render(decided, run_id, slurm_job=cluster.slurm_job)
         return TrainingRun(
-            run_id, cluster, decided, launch, launched, folders, columns, notes, purpose
+            run_id, cluster, decided, launch, launched, folders, columns, notes, purpose, code=code
         )
 
 
@@ -170,6 +195,14 @@ class LaunchOptions:
         env = with_user_variables(run.launch, plain, secret, read_tags(given.pop("tags")))
         launch = replace(run.launch, env=env, **given)
         return replace(run, command=command, launch=launch, secrets=secret)
+
+
+def _code_notes(code: UserCode) -> tuple[str, ...]:
+    """Return a line for each file of the user's own that hosts execute."""
+    return tuple(
+        f"the hosts execute your file {file.name} (SHA-256 {file.sha256[:12]})"
+        for file in code.files
+    )
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
@@ -238,7 +271,10 @@ def resumed_run(
         )
     run_id, resumed = new_run_id(name or name_of_run(job.run)), (job.run, *job.resume)
     launch = render(decided, run_id, slurm_job=cluster.slurm_job)
-    return TrainingRun(run_id, cluster, decided, launch, job.recipe, resume=resumed)
+    notes = _code_notes(job.code)
+    return TrainingRun(
+        run_id, cluster, decided, launch, job.recipe, notes=notes, resume=resumed, code=job.code
+    )
 
 
 def _size_of(recipe: Recipe) -> ModelSize | None:

@@ -10,7 +10,14 @@ from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.errors import InputError, RecipeError, UsageError
 from ftcluster.recipe.data_columns import header
 from ftcluster.recipe.inputs import copy_name
-from ftcluster.recipe.recipe import RECIPES, Given, all_fields, known_recipes, load_recipe
+from ftcluster.recipe.recipe import (
+    RECIPES,
+    Given,
+    all_fields,
+    known_recipes,
+    load_recipe,
+    parse_recipe,
+)
 from ftcluster.recipe.schema import in_recipe
 from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fields
 from ftcluster_common.given_files import read_json
@@ -18,6 +25,7 @@ from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.classify import GLUE
 from ftcluster_common.tasks.registry import TASKS
+from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared_metrics
 
 DEFAULT_RECIPE = "quickstart"
 # fields of a recipe that may name one of this machine
@@ -58,17 +66,21 @@ def training_recipe(
     model: str | None,
     remembered: Sequence[Given] = (),
     chosen: Sequence[str] = (),
+    code: UserCode = NO_CODE,
 ) -> Recipe:
     """The recipe that words of the command line ask for, its folders by absolute paths.
+
+    With a task of the user's own, and no recipe among the words, it has the task's defaults.
 
     Args:
         words: a recipe, a known one or a file, and `key=value` of its fields.
         data, model: a folder or a name, instead of the recipe's.
         remembered: values for fields of the task, which words may override.
         chosen: `key=value` of a command that tries settings, which override words.
+        code: the user's own files, which `read_code` has read.
 
     Raises:
-        UsageError: there are several recipes.
+        UsageError: there are several recipes, or the recipe does not go with the user's own files.
         RecipeError: the recipe is unknown or not valid.
     """
     recipe_name, overrides = split_words(words)
@@ -79,12 +91,60 @@ def training_recipe(
             flags.append("data_config=null")  # the recipe's is a configuration of its own data set
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
-    recipe = load_recipe(recipe_name, [*flags, *overrides], chosen, remembered=remembered)
+    given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
+    own = current_task() if code.task else None
+    if own and names_no_recipe(words):
+        recipe = parse_recipe(
+            f"task: {json.dumps(own.spec.name)}\n", own.file.name, given, chosen,
+            remembered=remembered, metrics=metrics,
+        )  # fmt: skip
+    else:
+        recipe = load_recipe(recipe_name, given, chosen, remembered=remembered, metrics=metrics)
+    _check_code(recipe, code)
     return with_folders(recipe, lambda _, folder: str(Path(folder).absolute()))
 
 
+def names_no_recipe(words: Sequence[str]) -> bool:
+    """Return True if all words are `key=value`."""
+    return all("=" in word for word in words)
+
+
+def _check_code(recipe: Recipe, code: UserCode) -> None:
+    """Refuse files of the user's own that the recipe does not go with.
+
+    Raises:
+        UsageError: the recipe has another task, or its task has no references for metrics.
+    """
+    own = current_task() if code.task else None
+    if own and recipe.task != own.spec.name:
+        raise UsageError(
+            f"{own.file.name} defines the task {own.spec.name}, and the recipe {recipe.name} is "
+            f"for {recipe.task}",
+            f"leave out the recipe, or set its task: task={own.spec.name}",
+        )
+    if not code.metrics:
+        return
+    if not recipe.spec.has_references(recipe.options):
+        raise UsageError(
+            f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no right answers "
+            "that predictions are compared with",
+            "leave out --metrics",
+        )
+    measured = {*recipe.spec.metric_names(recipe.options)}
+    if taken := [name for name in declared_metrics(code.metrics) if name in measured]:
+        raise UsageError(
+            f"--metrics {code.metrics.name}: {recipe.task} has the metric {', '.join(taken)} "
+            "already",
+            "give yours another name",
+        )
+
+
 def trained_recipe(
-    words: Sequence[str], data: str | None, model: str, purpose: Purpose
+    words: Sequence[str],
+    data: str | None,
+    model: str,
+    purpose: Purpose,
+    code: UserCode = NO_CODE,
 ) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe for a trained model, which reads data as it was trained to, and notes about that.
 
@@ -95,7 +155,8 @@ def trained_recipe(
     Args, Raises: as in `training_recipe`.
     """
     trained, notes = trained_fields(Path(model)), []
-    if not any("=" not in word for word in words):
+    own = current_task() if code.task else None
+    if names_no_recipe(words) and not (own and trained.task in ("", own.spec.name)):
         name = _recipe_of(trained, model)
         has_data = data is not None or any(word.startswith("data=") for word in words)
         if name != trained.recipe and not has_data:
@@ -105,7 +166,7 @@ def trained_recipe(
             )
         words = [name, *words]
         notes.append(f"recipe {name}, as the model was trained ({trained.file})")
-    plain = training_recipe(words, data, model)
+    plain = training_recipe(words, data, model, code=code)
     if notes and data is None:
         notes = [f"{notes[0]}: data={shortened(plain.data)}"]
     if trained.task != plain.task:  # used for another task, or trained by another program
@@ -116,7 +177,8 @@ def trained_recipe(
             )
         return for_trained_model(plain), tuple(notes)
     try:
-        recipe = training_recipe(words, data, model, _settings(trained, words, plain, purpose))
+        settings = _settings(trained, words, plain, purpose)
+        recipe = training_recipe(words, data, model, settings, code=code)
     except RecipeError as error:  # without the model's values the recipe is valid
         raise RecipeError(
             f"{trained.file} has values that do not fit together, or not to what was typed\n  "
@@ -133,6 +195,12 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
     Raises:
         UsageError: the model's folder does not say what it was trained for.
     """
+    if trained.unknown_task:
+        raise UsageError(
+            f"{model} was trained for the task {trained.unknown_task}, which ftcluster does not "
+            "have",
+            "name the file that defines it: --task FILE.py",
+        )
     if not trained.task:
         raise UsageError(
             f"{model} does not say what it was trained for (it has no {trained.missing}): name a "

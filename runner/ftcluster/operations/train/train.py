@@ -198,7 +198,7 @@ def _resuming(request: TrainRequest, run: str) -> TrainRequest:
 def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
     if request.resume:  # on a host that is left, where the head is lost
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
-        job = find_job(run_hosts, request.resume)
+        job = find_job(run_hosts, request.resume, request.user_code())
         shape = (request.nodes, request.spares, request.ranks_per_host)
         run = resumed_run(job, cluster, *shape, must_resume, request.run_name)
     else:

@@ -16,8 +16,9 @@ from pathlib import Path
 import ftcluster_common
 from ftcluster_common.given_files import GivenFileError, read_form
 from ftcluster_common.models.model_package import PACKAGE
-from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import BY_TYPE, GENERATED
+from ftcluster_train.engine.data.run_code import open_job
 from ftcluster_train.engine.data.run_inputs import Inputs, write_inputs
 from ftcluster_train.engine.data.token_cache import (
     NO_TOKEN_FILES,
@@ -25,6 +26,7 @@ from ftcluster_train.engine.data.token_cache import (
     remove_least_recent,
     token_key,
 )
+from ftcluster_train.errors import TrainError
 from ftcluster_train.io.fsync import ACCOUNT_ONLY, write_atomically
 
 KEPT_INPUTS = 64  # of recipes with these
@@ -51,7 +53,7 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
         return False
     os.umask(ACCOUNT_ONLY)
     try:
-        job = read_job(Path(arguments[0]))
+        job = open_job(Path(arguments[0]))
         if (path := _inputs_of(job)) is None:
             return False
         inputs, files = read_form(path, lambda data: (Inputs(**data["inputs"]), data["files"]))
@@ -59,7 +61,7 @@ def reuse_inputs(arguments: Sequence[str]) -> bool:
             return False
         os.utime(inputs.samples)  # the least recently used ones are removed
         os.utime(path)
-    except (GivenFileError, OSError):
+    except (GivenFileError, OSError, TrainError):  # which the preparation reports
         return False
     write_inputs(job.run_dir, inputs)
     return True
@@ -86,7 +88,8 @@ def _inputs_of(job: Job) -> Path | None:
     fields = job.to_dict()["recipe"]
     training = {name: fields["training"][name] for name in fields["training"].keys() - OF_STEPS}
     packages = [sys.prefix, Path(sysconfig.get_path("purelib")).stat().st_mtime_ns]
-    made_of = [{**fields, "training": training}, job.purpose, packages]
+    code = [file.sha256 for file in job.code.files]
+    made_of = [{**fields, "training": training}, job.purpose, packages, *([code] if code else [])]
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     return job.prefix / "cache" / "inputs" / f"{digest}.json"
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from ftcluster_train.comm.traffic import Traffic
     from ftcluster_train.comm.world import World
+    from ftcluster_train.engine.data.run_code import Metrics
     from ftcluster_train.engine.progress import ProgressLog
 
 ROWS_FILE = "rows.jsonl"  # beside the samples: the rows to predict
@@ -118,6 +119,8 @@ class Task(ABC):
         about_data: for the card of the model that is trained, see `engine.model_card`.
         model_notices: lines for the user about the loaded model, from `check_model`.
         score_notices: lines for the user about the last evaluation, from `doubts`.
+        own_metric_names: names of the metrics that a user's own file computes.
+        own_metrics: the function of a user's own file that computes further metrics.
         columns: fields of the recipe with the columns that were found by their names in the data
             that the model is trained on.
     """
@@ -147,6 +150,8 @@ class Task(ABC):
     compares = True
     model_notices: Sequence[str] = ()
     score_notices: Sequence[str] = ()
+    own_metric_names: tuple[str, ...] = ()
+    own_metrics: "Metrics | None" = None
     _unread: tuple[str, ...] = ()
     _reviewed: Sequence[str] = ()
 
@@ -463,6 +468,15 @@ class Task(ABC):
     @abstractmethod
     def score(self, predictions: Sequence[Any], samples: Samples) -> dict[str, float]:
         """The metrics of a set, from its predictions in the order of its samples."""
+
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the answers for the rows of a set and the right answers, for users' own metrics.
+
+        Tasks whose declaration says `has_references` implement it.
+        """
+        raise NotImplementedError
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:  # noqa: ARG002
         """Return why the metrics of a set mean less than they seem to, or ""."""

@@ -1,7 +1,8 @@
 """Tasks by their name in a recipe.
 
 Each task registers itself: `@register` above its class. The folders beside this module are imported
-when a task is needed first, so a new folder needs no line here.
+when a task is needed first, so a new folder needs no line here. The class of a user's own task is
+registered by the function `on_hosts` of its file, which is called then, too.
 """
 
 import pkgutil
@@ -11,12 +12,16 @@ from typing import TypeVar
 
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
+from ftcluster_common.user_code import ON_HOSTS, OwnTask, current_task
 from ftcluster_train.engine import tasks
+from ftcluster_train.engine.data.run_code import CORRECT, code_failure
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.errors import TrainError
 
 Kind = TypeVar("Kind", bound=type[Task])
 
 _kinds: dict[str, list[type[Task]]] = {}
+_own: dict[str, str] = {}  # digests of the users' files whose classes are registered, by task
 
 
 def register(kind: Kind) -> Kind:
@@ -38,8 +43,18 @@ def register(kind: Kind) -> Kind:
 
 
 def registered() -> dict[str, tuple[type[Task], ...]]:
-    """Return the classes of each name."""
+    """Return the classes of each name.
+
+    Raises:
+        TrainError: a user's own file registers no class for its task.
+    """
     _import_folders()
+    own = current_task()
+    for name, digest in [*_own.items()]:
+        if not own or (name, digest) != (own.spec.name, own.file.sha256):
+            del _own[name], _kinds[name]
+    if own and own.spec.name not in _own:
+        _register_own(own)
     return {name: tuple(kinds) for name, kinds in _kinds.items()}
 
 
@@ -59,6 +74,20 @@ def make_task(
         TrainError: the task cannot use the tokenizer.
     """
     return task_class(recipe, purpose)(recipe, tokenizer, purpose, trained)
+
+
+def _register_own(own: OwnTask) -> None:
+    name = own.spec.name
+    try:
+        getattr(own.module, ON_HOSTS)()
+    except Exception as error:
+        raise code_failure(error) from error
+    if name not in _kinds:
+        raise TrainError(
+            f"{own.file.name}: {ON_HOSTS}() registers no class for the task {name}",
+            f'write @register above a class with name = "{name}"; {CORRECT}',
+        )
+    _own[name] = own.file.sha256
 
 
 @cache

@@ -221,9 +221,17 @@ def read_number(label: Any, where: str) -> float:
 
 
 def check_metrics(
-    recipe: Recipe, options: TextClassification, names: Sequence[str], several: bool, trains: bool
+    recipe: Recipe,
+    options: TextClassification,
+    names: Sequence[str],
+    several: bool,
+    trains: bool,
+    own_metrics: Sequence[str] = (),
 ) -> None:
     """Make sure that the metrics of a recipe can be measured of these classes.
+
+    Args:
+        own_metrics: names of the user's own metrics.
 
     Raises:
         TrainError: they cannot.
@@ -240,7 +248,8 @@ def check_metrics(
             "use others: metrics=[accuracy,f1_macro,f1_weighted]",
         )
     best = (recipe.training.metric_for_best_model or "").removeprefix("eval_")
-    if trains and best and len(options.validation_splits) == 1 and best not in (*metrics, "loss"):
+    measured = (*metrics, *own_metrics, "loss")
+    if trains and best and len(options.validation_splits) == 1 and best not in measured:
         raise TrainError(
             f"metric_for_best_model is {best}, and of {len(names)} classes are measured: "
             f"{', '.join(metrics)}",

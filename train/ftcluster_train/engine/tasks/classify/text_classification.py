@@ -110,7 +110,8 @@ class TextClassificationTask(Task):
         if labelled and not self.options.regression:
             if self.trained:
                 names = names_of_model(self.trained)
-            check_metrics(self.recipe, self.options, names, self.several, self.purpose == "train")
+            trains, own = self.purpose == "train", self.own_metric_names
+            check_metrics(self.recipe, self.options, names, self.several, trains, own)
             if self.purpose == "train":
                 notices += check_classes(self.recipe, self.options, classes, names, self.several)
         return [*notices, *drawn]
@@ -275,6 +276,22 @@ class TextClassificationTask(Task):
             names = metrics or default_metrics(len(report.classes), self.several)
             values = measure(names, self._classes(predictions, samples), labels, report)
         return {**values, "loss": math.fsum(losses) / len(losses)}
+
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return numbers, or names of classes: one of each row, or a list of them."""
+        labels = [sample["label"] for sample in samples]
+        if self.options.regression:
+            return [value for _, value, *_ in predictions], [label for [label] in labels]
+        names = self._names(samples)
+        chosen, right = (
+            [[names[number] for number in numbers] for numbers in rows]
+            for rows in (self._classes(predictions, samples), labels)
+        )
+        if self.several:
+            return chosen, right
+        return [name for [name] in chosen], [name for [name] in right]
 
     def doubts(self, predictions: Sequence[Any], samples: Samples) -> str:
         if not self.options.regression:

@@ -180,6 +180,13 @@ class TokenClassificationTask(Task):
         metrics = entity_metrics(entity_report(found, true, scheme), found, true, scheme)
         return {**metrics, "loss": sum(loss for loss, *_ in predictions) / sum(map(len, true))}
 
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the tags of the labelled tokens of each row."""
+        chosen, right, _ = self._of_rows(predictions, samples)
+        return chosen, right
+
     def class_report(self, predictions: Sequence[Any], samples: Samples) -> ClassReport | None:
         return entity_report(*self._of_rows(predictions, samples))
 

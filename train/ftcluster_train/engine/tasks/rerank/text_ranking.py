@@ -188,6 +188,13 @@ class TextRankingTask(Task):
         labels = [sample["label"][0] for sample in samples]
         return constant_notice([logit for logit, _ in predictions], labels)
 
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the score of each pair, and its label."""
+        scores = [answer["prediction"] for answer in self.answers(predictions, samples)]
+        return scores, [sample["label"][0] for sample in samples]
+
     def answers(self, predictions: Sequence[Any], _samples: Samples) -> list[dict[str, Any]]:
         """Return the scores as `CrossEncoder.predict` gives them."""
         logits = torch.tensor([logit for logit, _ in predictions], dtype=torch.float64)

@@ -300,6 +300,12 @@ class Seq2SeqLmTask(Task):
             scores["gen_len"] = statistics.fmean(lengths)
         return scores
 
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the written texts, and the targets."""
+        return [text for _, _, text, _ in predictions], [_reference(one) for one in samples]
+
     def texts(self, predictions: Sequence[Any], samples: Samples) -> list[list[str]]:
         if not self.generates:
             return []

@@ -281,6 +281,13 @@ class QuestionAnsweringTask(Task):
         answers = self._answers(predictions, samples)
         return squad_metrics(answers, wanted, self.options.version_2_with_negative)
 
+    def compared(
+        self, predictions: Sequence[Any], samples: Samples
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return an answer to each question, and its list of right answers."""
+        right = [question["answers"] for question in samples.about["questions"]]
+        return self._answers(predictions, samples), right
+
     def answers(self, predictions: Sequence[Any], samples: Samples) -> list[dict[str, Any]]:
         """The text of each question's answer, or "" for none."""
         return [{"prediction": answer} for answer in self._answers(predictions, samples)]

@@ -1,0 +1,317 @@
+"""Python files of the user's own that a run executes: a task, or a metric. Standard library only.
+
+A file has the rights of whoever executes it. The control node executes the file of `--task` alone,
+never one that a recipe, a model or a host names; the hosts execute the copies in a run's folder.
+"""
+
+import ast
+import hashlib
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path, PurePath
+from types import ModuleType
+from typing import Any
+
+from ftcluster_common.tasks.registry import TASKS, AnyTask, forget, restore
+from ftcluster_common.tasks.spec import Options
+
+ON_HOSTS = "on_hosts"  # the function of a task's file that needs torch
+COMPUTE = "compute_metrics"  # the function of a file with metrics
+NAMES = "METRICS"  # the tuple beside it
+MAX_BYTES = 1 << 16  # a job with the text is one argument of a command, and Linux allows 128 KiB
+NEEDED_FIELDS = ("max_length", "validation_split_percentage")  # of each task
+NO_TORCH = (
+    "the control node has no torch and imports none of your modules: import from ftcluster_common "
+    f"and the standard library here, and all else in {ON_HOSTS}()"
+)
+
+
+class CodeError(Exception):
+    """A file of the user's own cannot be used.
+
+    Args:
+        message: what is wrong, with file and line.
+        hint: what to do about it.
+    """
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.message, self.hint = message, hint
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """The content of a file of the user's own.
+
+    Attributes:
+        name: file name, for messages and for the copy in a run's folder.
+        sha256: digest of the text in UTF-8.
+        text: source code.
+    """
+
+    name: str
+    sha256: str
+    text: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class UserCode:
+    """The files of the user's own that a run executes.
+
+    Attributes:
+        task: the file that defines the recipe's task; None for a task of ftcluster.
+        metrics: the file that computes further metrics, or None.
+    """
+
+    task: CodeFile | None = None
+    metrics: CodeFile | None = None
+
+    @property
+    def files(self) -> tuple[CodeFile, ...]:
+        """The files that there are."""
+        return tuple(filter(None, (self.task, self.metrics)))
+
+
+NO_CODE = UserCode()
+
+
+@dataclass(frozen=True)
+class OwnTask:
+    """A task that a file of the user's own has registered.
+
+    Attributes:
+        file: the executed file.
+        module: its module, with the function `on_hosts`.
+        spec: the registered declaration.
+    """
+
+    file: CodeFile
+    module: ModuleType
+    spec: AnyTask
+
+
+_tasks: dict[str, OwnTask] = {}  # by digest: a file is executed once in a process
+_current: OwnTask | None = None
+_names: dict[str, str] = {}  # names of executed files for messages, by the path in tracebacks
+
+
+def code_file(name: str, text: str) -> CodeFile:
+    """Return a file with its digest.
+
+    Raises:
+        CodeError: the name is no plain name of a Python file, or the text is too long.
+    """
+    if PurePath(name).name != name or not name.endswith(".py") or not name.isprintable():
+        raise CodeError(f"{name!a} is not the name of a Python file", "name a file: FILE.py")
+    content = text.encode("utf-8", "surrogatepass")
+    if len(content) > MAX_BYTES:
+        raise CodeError(
+            f"{name} has {len(content):,} bytes, more than {MAX_BYTES:,}",
+            "leave data and other programs out of the file",
+        )
+    return CodeFile(name, hashlib.sha256(content).hexdigest(), text)
+
+
+def code_of(data: Mapping[str, Any] | None) -> UserCode:
+    """Return the files of a job.json.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: the entry has another form, or a digest
+            is not that of its text.
+    """
+    files: dict[str, CodeFile | None] = dict.fromkeys(("task", "metrics"))
+    for kind in files:
+        entry = (data or {}).get(kind)
+        if entry is not None:
+            try:
+                file = code_file(entry["name"], entry["text"])
+            except CodeError as error:
+                raise ValueError(error.message) from None
+            if file.sha256 != entry["sha256"]:
+                raise ValueError(f"{file.name} has another SHA-256 than its record")
+            files[kind] = file
+    return UserCode(**files)
+
+
+def load_task(file: CodeFile | None, path: Path) -> AnyTask | None:
+    """Make the task of a file available under its name, in place of the last file's task.
+
+    The file is executed unless this process has executed it before.
+
+    Args:
+        file: content of the file; None only removes the last file's task.
+        path: location of the file, for tracebacks.
+
+    Returns:
+        The declaration of the task, or None without a file.
+
+    Raises:
+        CodeError: the file is not valid, or does not define one task; has file and line.
+    """
+    global _current
+    if _current:
+        forget(_current.spec)
+        _current = None
+    if file is None:
+        return None
+    if file.sha256 in _tasks:
+        restore(_tasks[file.sha256].spec)
+    else:
+        _tasks[file.sha256] = _executed(file, path)
+    _current = _tasks[file.sha256]
+    return _current.spec
+
+
+def current_task() -> OwnTask | None:
+    """Return the task of a user's file that recipes can name now, if there is one."""
+    return _current
+
+
+def _executed(file: CodeFile, path: Path) -> OwnTask:
+    before = set(TASKS)
+    try:
+        module = execute(file, path, NO_TORCH)
+        names = [name for name in TASKS if name not in before]
+        if len(names) != 1:
+            what = f"the tasks {', '.join(names)}" if names else "no task"
+            raise CodeError(
+                f"{file.name} registers {what}",
+                "register one: register(YourSpec()), with register of "
+                "ftcluster_common.tasks.registry",
+            )
+        spec = TASKS[names[0]]
+        for problem in _problems(spec, module):
+            raise CodeError(f"{file.name}: {problem}", "see docs/own-task.md")
+    except BaseException:
+        for name in set(TASKS) - before:
+            forget(TASKS[name])
+        raise
+    return OwnTask(file, module, spec)
+
+
+def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
+    kind = spec.fields
+    if not (isinstance(kind, type) and issubclass(kind, Options) and is_dataclass(kind)):
+        yield f"the fields of {spec.name} are no dataclass derived from Options"
+        return
+    names = {one.name for one in fields(kind)}
+    for name in NEEDED_FIELDS:
+        if name not in names:
+            yield f"{kind.__name__} has no field {name}, which each task needs"
+    if not callable(getattr(module, ON_HOSTS, None)):
+        yield (
+            f"there is no function {ON_HOSTS}(), which imports torch and registers the class that "
+            "the hosts use"
+        )
+
+
+def execute(file: CodeFile, path: Path, import_hint: str) -> ModuleType:
+    """Execute a file as a module of its own, which no import finds.
+
+    Args:
+        path: location of the file, for tracebacks.
+        import_hint: what to do if an import fails.
+
+    Raises:
+        CodeError: it has a syntax error, or raises one; has file and line.
+    """
+    module = ModuleType(f"ftcluster_user_{file.sha256[:16]}")
+    module.__file__ = str(path)
+    _names[str(path)] = file.name
+    sys.modules[module.__name__] = module  # where dataclasses look up types written as texts
+    try:
+        exec(compile(file.text, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise as_code_error(error, import_hint, file.name) from error
+    return module
+
+
+def as_code_error(error: BaseException, import_hint: str, name: str) -> CodeError:
+    """Return an error of a user's file with its place and what to do.
+
+    Args:
+        name: the place of an error without a line, such as code that is nested too deeply.
+    """
+    if isinstance(error, CodeError):
+        return error
+    what = f"{error_place(error) or name}: {described(error)}"
+    if isinstance(error, ImportError):
+        return CodeError(what, import_hint)
+    return CodeError(what, "correct the file, and start again")
+
+
+def described(error: BaseException) -> str:
+    """Return an error as one line, with its type where the message needs it."""
+    if isinstance(error, SystemExit):
+        return "the file ends the program; it may only define things"
+    if isinstance(error, SyntaxError):
+        return f"syntax error: {error.msg}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def error_place(error: BaseException) -> str:
+    """Return FILE.py:LINE for an error that a user's file raised; "" for other errors.
+
+    The innermost line of the file counts, also where a function that it calls raised the error.
+    """
+    if isinstance(error, SyntaxError) and error.filename in _names:
+        return f"{_names[error.filename]}:{error.lineno or 1}"
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(frame.filename, frame.lineno) for frame in frames if frame.filename in _names]
+    if not places:
+        return ""
+    filename, line = places[-1]
+    return f"{_names[filename]}:{line}"
+
+
+def declared_metrics(file: CodeFile | None) -> tuple[str, ...]:
+    """Return the names in a file's METRICS, without executing the file.
+
+    Raises:
+        CodeError: the file has no such tuple of names, or no function compute_metrics.
+    """
+    if file is None:
+        return ()
+    try:
+        body = ast.parse(file.text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise CodeError(
+            f"{file.name}:{line}: syntax error: {getattr(error, 'msg', error)}",
+            "correct the file, and start again",
+        ) from error
+    functions = [node for node in body if isinstance(node, ast.FunctionDef)]
+    if COMPUTE not in [node.name for node in functions]:
+        raise CodeError(
+            f"{file.name} has no function {COMPUTE}",
+            f"define it: def {COMPUTE}(predictions, references), which returns a dictionary",
+        )
+    for node in body:
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ) if name == NAMES:
+                return _names_in(file, node.lineno, value)
+    raise CodeError(
+        f"{file.name} has no {NAMES}",
+        f'name what {COMPUTE} returns: {NAMES} = ("NAME",)',
+    )
+
+
+def _names_in(file: CodeFile, line: int, value: ast.expr) -> tuple[str, ...]:
+    try:
+        names = ast.literal_eval(value)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        names = None
+    valid = isinstance(names, tuple | list) and names
+    if not valid or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise CodeError(
+            f"{file.name}:{line}: {NAMES} is not a tuple of names",
+            f'write the names there: {NAMES} = ("NAME",)',
+        )
+    return tuple(names)

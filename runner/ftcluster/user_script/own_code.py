@@ -1,0 +1,134 @@
+"""The user's own files with a task or with metrics, which `--task` and `--metrics` name."""
+
+import contextlib
+import os
+import stat
+import traceback
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from ftcluster.errors import FtclusterError, UsageError
+from ftcluster_common.given_files import GivenFileError, read_given
+from ftcluster_common.recipe import Recipe
+from ftcluster_common.tasks.registry import AnyTask
+from ftcluster_common.user_code import (
+    MAX_BYTES,
+    NO_TORCH,
+    CodeError,
+    CodeFile,
+    UserCode,
+    as_code_error,
+    code_file,
+    current_task,
+    declared_metrics,
+    described,
+    error_place,
+    load_task,
+)
+
+RESERVED = {field.name for field in fields(Recipe)}  # keys that every recipe has
+
+
+def read_code(task: str = "", metrics: str = "") -> UserCode:
+    """Read the files that a user names, and make the task available to recipes.
+
+    The file of the task is executed, the file of the metrics is not.
+
+    Args:
+        task, metrics: paths; "" for none.
+
+    Raises:
+        UsageError: a file cannot be used; says why, with file and line.
+    """
+    with reported():
+        code = UserCode(
+            _read(task, "--task") if task else None,
+            _read(metrics, "--metrics") if metrics else None,
+        )
+        use_code(code, Path(task).absolute())
+    return code
+
+
+def use_code(code: UserCode, path: Path) -> None:
+    """Make the task of a run's files available to recipes, in place of the last one.
+
+    Args:
+        path: location of the task's file, for messages.
+
+    Raises:
+        CodeError: a file is not valid; says why, with file and line.
+    """
+    declared_metrics(code.metrics)
+    spec = load_task(code.task, path)
+    if spec and code.task:
+        try:
+            _check_fields(spec, code.task)
+        except CodeError:
+            load_task(None, path)
+            raise
+
+
+@contextlib.contextmanager
+def reported() -> Iterator[None]:
+    """Report an exception of a user's file as an error of that file, with its line.
+
+    Where its task returns what ftcluster cannot use, the error has the line of ftcluster.
+
+    Raises:
+        UsageError: a file of the user's own raised an exception, or is the likely cause of one.
+    """
+    try:
+        yield
+    except (FtclusterError, OSError):
+        raise
+    except Exception as error:
+        own = current_task()
+        if isinstance(error, CodeError) or error_place(error):
+            failure = as_code_error(error, NO_TORCH, "")
+            raise UsageError(failure.message, failure.hint) from error
+        if own is None:
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UsageError(
+            f"{own.file.name}: {described(error)} ({Path(frame.filename).name}:{frame.lineno} of "
+            "ftcluster)",
+            f"check what the methods of {type(own.spec).__name__} return",
+        ) from error
+
+
+def _read(name: str, flag: str) -> CodeFile:
+    path = Path(name).absolute()
+    try:
+        text = read_given(path, MAX_BYTES, lambda about: _check_owner(path, about))
+    except GivenFileError as error:
+        raise UsageError(f"{flag}: {error}", f"name a Python file: {flag} FILE.py") from None
+    return code_file(path.name, text)
+
+
+def _check_owner(path: Path, about: os.stat_result) -> None:
+    """Refuse a file that others can change.
+
+    Raises:
+        UsageError: somebody else owns the file, or may write it.
+    """
+    if about.st_uid not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{path} belongs to another account, and would be executed with your rights",
+            "read it, and name a copy of your own",
+        )
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise UsageError(
+            f"{path} can be changed by other accounts, and would be executed with your rights",
+            f"take their permission away: chmod go-w {path}",
+        )
+
+
+def _check_fields(spec: AnyTask, file: CodeFile) -> None:
+    taken = sorted(RESERVED & {field.name for field in fields(spec.fields)})
+    if taken:
+        raise CodeError(
+            f"{file.name}: {spec.fields.__name__} has the field {', '.join(taken)}, which every "
+            "recipe has with another meaning",
+            "give it another name",
+        )

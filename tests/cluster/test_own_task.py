@@ -1,0 +1,68 @@
+"""The task of examples/word_count.py through the installed command, as on docs/own-task.md."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.cluster.conftest import Machine
+from tests.cluster.rows import Row, write_rows
+
+STEPS = ("--ranks-per-host", "2", "batch_size=8", "precision=fp32", "max_steps=8",
+         "learning_rate=1e-3", "eval_steps=4", "eval_strategy=steps", "save_strategy=steps",
+         "save_steps=4")  # fmt: skip
+
+
+def text(number: int) -> Row:
+    return {"text": " ".join(["Anna", "has", "a", "red", "ball"][: 1 + number % 5])}
+
+
+def test_a_task_of_ones_own_from_its_file_to_predictions(machine: Machine, tmp_path: Path) -> None:
+    home = machine.home
+    shown = home.run("examples", "word_count", "--to", str(tmp_path))
+    assert shown.returncode == 0, shown.stderr
+    file = tmp_path / "word_count.py"
+    file.chmod(0o644)
+    task = ("--task", str(file), "--model")
+    data = ("--data", str(write_rows(tmp_path / "texts", text, train=40, validation=10)))
+
+    described = home.run("data", *task, str(machine.model), *data, "--json")
+    assert described.returncode == 0, described.stderr
+    assert len(json.loads(described.stdout)["samples"]) > 0
+    planned = home.run("plan", *task, str(machine.model), *data, "--ranks-per-host", "2")
+    assert "2 ranks" in planned.stdout, planned.stderr
+
+    done = home.run("train", *task, str(machine.model), *data, *STEPS, "--json")
+    assert done.returncode == 0, done.stderr
+    trained = json.loads(done.stdout)
+    assert trained["world_size"] == 2
+    assert trained["metrics"].keys() == {"loss", "exact"}
+    run_dir = home.prefix / "runs" / trained["run"]
+    assert (run_dir / file.name).read_text() == file.read_text()
+    assert (run_dir / file.name).stat().st_mode & 0o777 == 0o600
+
+    measured = home.run("evaluate", *task, trained["model"], *data, "--json")
+    assert measured.returncode == 0, measured.stderr
+    loss = json.loads(measured.stdout)["metrics"]["loss"]
+    assert abs(loss - trained["metrics"]["loss"]) < 1e-3
+    output = tmp_path / "predictions.jsonl"
+    predicted = home.run("predict", *task, trained["model"], *data, "--output", str(output))
+    assert predicted.returncode == 0, predicted.stderr
+    assert all("prediction" in json.loads(line) for line in output.read_text().splitlines())
+
+    without = home.run("evaluate", "--model", trained["model"], *data)
+    assert without.returncode == 2
+    assert "--task FILE.py" in without.stderr
+    file.unlink()  # a run has its own copy
+    resumed = home.run("train", "--resume", trained["run"], "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["metrics"].keys() == {"loss", "exact"}
+
+    broken = tmp_path / "broken.py"
+    copy = (run_dir / "word_count.py").read_text()
+    broken.write_text(copy.replace("errors = [abs(a - b)", "errors = [{}[a]"))
+    broken.chmod(0o644)
+    words = ("--task", str(broken), "--model", str(machine.model), *data, *STEPS)
+    failed = home.run("train", *words, "--max-restarts", "0")
+    assert failed.returncode == 1
+    assert re.search(r"broken\.py:\d+: KeyError: ", failed.stderr), failed.stderr
+    assert home.left_running() == []

@@ -1,0 +1,115 @@
+"""The user's own Python files of a run, on a host. Standard library only.
+
+job.json has their text. The first program that reads it writes each file into the run's folder,
+and every later one executes that copy, unless it differs from the digest in job.json.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ftcluster_common.given_files import GivenFileError, read_given
+from ftcluster_common.protocol.job import Job, read_job
+from ftcluster_common.user_code import (
+    COMPUTE,
+    MAX_BYTES,
+    CodeError,
+    CodeFile,
+    UserCode,
+    as_code_error,
+    declared_metrics,
+    error_place,
+    execute,
+    load_task,
+)
+from ftcluster_train.errors import TrainError
+from ftcluster_train.io.fsync import write_atomically
+
+NOT_INSTALLED = "the hosts have the packages of the stack only: use what it has (ftcluster stacks)"
+CORRECT = "correct the file, and start again as a new run"
+
+Metrics = Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]
+
+
+def open_job(run_dir: Path) -> Job:
+    """Read job.json of a run, and make the user's own task available if the run has one.
+
+    Raises:
+        GivenFileError: job.json is missing or damaged.
+        TrainError: a file of the user's own cannot be used.
+    """
+
+    def load(code: UserCode) -> None:
+        for file in code.files:
+            check_copy(file, run_dir / file.name)
+        try:
+            load_task(code.task, run_dir / code.task.name if code.task else run_dir)
+        except CodeError as error:
+            raise TrainError(error.message, error.hint) from error
+
+    return read_job(run_dir, load)
+
+
+def check_copy(file: CodeFile, path: Path) -> None:
+    """Write the copy of a file, or compare the copy that is there.
+
+    Raises:
+        TrainError: the copy has changed.
+    """
+    if not path.exists():
+        write_atomically(path, file.text)
+        path.chmod(0o600)
+    try:
+        same = read_given(path, MAX_BYTES) == file.text
+    except GivenFileError:
+        same = False
+    if not same:
+        raise TrainError(
+            f"{path} is not the file that the run was started with (SHA-256 {file.sha256})",
+            "start again as a new run",
+        )
+
+
+def own_metrics(file: CodeFile, path: Path) -> Metrics:
+    """Return the function of a file that computes metrics, with checks of its result.
+
+    Raises:
+        TrainError: the file cannot be executed; the function raises it for a wrong result.
+    """
+    try:
+        names = declared_metrics(file)
+        compute = getattr(execute(file, path, NOT_INSTALLED), COMPUTE)
+    except CodeError as error:
+        raise TrainError(error.message, error.hint) from error
+
+    def measure(predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
+        try:
+            values = compute(predictions, references)
+        except Exception as error:
+            raise code_failure(error) from error
+        if not isinstance(values, dict) or {*values} != {*names}:
+            got = ", ".join(map(str, values)) if isinstance(values, dict) else type(values).__name__
+            raise TrainError(
+                f"{COMPUTE} of {file.name} returns {got}, and METRICS names {', '.join(names)}",
+                CORRECT,
+            )
+        try:
+            return {name: float(values[name]) for name in names}
+        except (TypeError, ValueError) as error:
+            raise TrainError(f"{COMPUTE} of {file.name}: {error}", CORRECT) from error
+
+    return measure
+
+
+def code_failure(error: Exception) -> TrainError:
+    """Return what a user reads of an exception in a file of their own.
+
+    Raises:
+        Exception: the error itself, where it is not from such a file.
+    """
+    place = error_place(error)
+    if not place and not isinstance(error, CodeError):
+        raise error
+    failure = as_code_error(error, NOT_INSTALLED, place)
+    hint = failure.hint if isinstance(error, ImportError | CodeError) else CORRECT
+    return TrainError(failure.message, hint)
