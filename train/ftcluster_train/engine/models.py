@@ -219,7 +219,7 @@ def load_model(
         keyword["quantization_config"] = NF4
     try:
         if recipe.from_scratch:
-            return model_class.from_config(config, **keyword)  # type: ignore[no-any-return]
+            return model_class.from_config(config, **keyword)
         loaded, info = model_class.from_pretrained(
             model,
             config=config,
