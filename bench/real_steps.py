@@ -114,7 +114,7 @@ def main(words: Sequence[str]) -> int:
         dist.barrier()
         spans.begin()
         began, waited = time.perf_counter(), optimizer.traffic.waited
-        with kernels:
+        with optimizer.context, kernels:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = model(input_ids=tokens, labels=tokens[:, 0] % 2).loss
             spans.until("forward", "forward")

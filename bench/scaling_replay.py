@@ -29,6 +29,7 @@ from ftcluster_common.recipe import Training
 from ftcluster_train.comm.world import gather_over_ranks, latency_of_collectives
 from ftcluster_train.engine.optim.flat_step import FlatOptimizerStep, LocalOptimizerStep
 from ftcluster_train.engine.optim.sharded_step import ShardedOptimizerStep
+from ftcluster_train.patching.batch_context import NOTHING, current_context
 
 assert ftcluster_train.mpi
 EMBEDDINGS = "distilbert.embeddings"
@@ -53,9 +54,10 @@ class Layer(torch.autograd.Function):
 
 
 def _gradient(parameter: torch.nn.Parameter, rows: int) -> torch.Tensor | None:
-    if hasattr(parameter, "row_gradients") and len(parameter) == VOCABULARY:
+    waiting = (current_context() or NOTHING).sinks.rows.get(parameter)
+    if waiting is not None and len(parameter) == VOCABULARY:
         chosen = torch.randperm(VOCABULARY)[:rows].sort().values
-        parameter.row_gradients.append((chosen, torch.zeros(rows, parameter.shape[1])))
+        waiting.append((chosen, torch.zeros(rows, parameter.shape[1])))
         return None
     return torch.zeros_like(parameter)
 
@@ -134,7 +136,8 @@ def steps_of(mode: str, options: dict[str, Any]) -> Iterator[dict[str, float]]:
         else:
             traffic = step.traffic
             waited, sent, collectives = traffic.waited, traffic.sent, traffic.collectives
-            step.backward(replay(), last=True)
+            with step.context:
+                step.backward(replay(), last=True)
             step.step()
             waited, sent = traffic.waited - waited, traffic.sent - sent
             collectives = traffic.collectives - collectives

@@ -69,13 +69,12 @@ def make_step(
         model, task, True, Optimizations(cross_entropy=task is not None), ProgressLog(None)
     )
     optimizer = make(model, ranks)
-    kernels.pending_gathers = optimizer.pending_gathers
     model.train()
     tokens = torch.randint(1000, (case.samples, case.tokens))
 
     def step() -> list[float]:
         began = time.perf_counter()
-        with kernels:
+        with optimizer.context, kernels:
             with torch.autocast("cpu", torch.bfloat16):
                 if task:
                     outputs = model(input_ids=tokens, use_cache=False)

@@ -133,8 +133,7 @@ def learn(case: Case, rank: int, size: int) -> Learned:
     norms, losses = [], []
     overrides = contextlib.nullcontext()
     if case.rows:
-        overrides = KernelMode()
-        overrides.pending_gathers = update.pending_gathers
+        overrides = KernelMode(context=update.context)
     autocast = case.rows and case.dtype == torch.bfloat16
     for batch in case.batches:
         losses.append(0.0)

@@ -36,6 +36,7 @@ from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError
 from ftcluster_train.patching.attention import Attention
+from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import result_of, run_rank
@@ -104,7 +105,7 @@ def test_loss_gradients_and_merged_weights_are_those_of_peft(
     base = kind_of_model.from_pretrained(job.recipe.model, **settings)
     other = peft.PeftModel.from_pretrained(base, folder, is_trainable=True)
     few = [samples["validation"][number] for number in range(6)]
-    with KernelMode():
+    with KernelMode(context=context_of(model)):
         loss = loss_of(task, model, few)
         loss.backward()
     expected = loss_of(task, other, few)
@@ -173,7 +174,10 @@ def test_a_decoder_on_tiles_has_the_gradients_of_peft(
     positions = torch.cat([torch.arange(length) for length in lengths])
     learned = torch.cat([torch.arange(length) < length - 1 for length in lengths])
     every = torch.cat(rows)
-    with KernelMode([Attention(with_dropout=False).patch()]), torch.autocast("cpu", torch.bfloat16):
+    with (
+        KernelMode([Attention(with_dropout=False).patch()], context=context_of(ours)),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
         hidden = ours.model(
             every[None], document_mask(lengths), positions[None], use_cache=False
         ).last_hidden_state

@@ -17,7 +17,8 @@ from ftcluster_train.engine.optim.flat_params import FlatWeights
 from ftcluster_train.engine.optim.sharded_weights import ShardedWeights
 from ftcluster_train.engine.tasks.rerank.metrics import ranking_metrics
 from ftcluster_train.errors import TrainError
-from ftcluster_train.patching.exact_heads import is_exact
+from ftcluster_train.patching.batch_context import context_of
+from ftcluster_train.patching.exact_heads import exact_parameters
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.beside import COMPARED
 from tests.engine.jobs import make_job, result_of, run_rank
@@ -120,7 +121,8 @@ def test_heads_stay_in_fp32_in_training(
     config = KINDS[kind][0].from_pretrained(folder)
     model = load_model(MODEL_CLASSES[CLASSIFY], recipe, folder, config)
     kept = weights(model, torch.bfloat16)
-    heads = {name: p for name, p in model.named_parameters() if is_exact(p)}
+    exact = exact_parameters(model)
+    heads = {name: p for name, p in model.named_parameters() if p in exact}
     assert {p.shape[0] for p in heads.values()} == {1}  # the last layer alone
     assert {p.dtype for p in heads.values()} == {torch.float32}
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
@@ -128,7 +130,7 @@ def test_heads_stay_in_fp32_in_training(
         kept.start_gather()
         kept.pending_gathers.wait()
     tokens = torch.tensor([[2, 5, 6, 7, 3]])
-    with KernelMode(), torch.autocast("cpu", torch.bfloat16):
+    with KernelMode(context=context_of(model)), torch.autocast("cpu", torch.bfloat16):
         logits = model(input_ids=tokens).logits
     assert logits.dtype == torch.float32
     logits.sum().backward()
@@ -142,7 +144,7 @@ def test_a_language_model_has_no_such_head(tmp_path: Path) -> None:
         config_class, settings = KINDS[kind]
         config = config_class(vocab_size=VOCABULARY, pad_token_id=0, **settings(0.0))
         model = load_model(MODEL_CLASSES[task], job.recipe, "config:x", config)
-        assert not any(map(is_exact, model.parameters()))
+        assert exact_parameters(model) == set()
 
 
 def test_equal_scores_share_their_ranks_as_in_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:

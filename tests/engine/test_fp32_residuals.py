@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers.pytorch_utils import Conv1D
 
 from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.batch_context import BatchContext
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import DTYPES, ROUNDOFF, check_near, dtypes, tensors, unit
@@ -29,8 +30,8 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, eps: float, data:
     ]
     upstream = data.draw(tensors((rows, width), torch.float32))
     own = [x.clone().requires_grad_() for x in inputs]
-    own[1].master_weight = inputs[1]
-    found = layer_norm(own[0], [width], own[1], own[2], eps)
+    with BatchContext(fp32_weights={own[1]: inputs[1]}):
+        found = layer_norm(own[0], [width], own[1], own[2], eps)
     gradients = torch.autograd.grad(found, own, upstream)
     assert found.dtype == torch.float32
     assert [g.dtype for g in gradients] == [x.dtype for x in inputs]
@@ -87,24 +88,25 @@ def test_embedding(
     numbers = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
     tokens = torch.randint(vocabulary, shape, generator=numbers)
     weight = master.to(dtype, copy=True).requires_grad_()
+    context = BatchContext()
     if dtype == torch.bfloat16 and data.draw(st.booleans()):
-        weight.master_weight = master
+        context = BatchContext(fp32_weights={weight: master})
     by_rows = data.draw(st.booleans())  # as of a large vocabulary
     if by_rows:
-        weight.row_gradients = []
-    with patch.object(fp32_residuals, "MANY_ELEMENTS", 0):
+        context.sinks.rows[weight] = []
+    with context, patch.object(fp32_residuals, "MANY_ELEMENTS", 0):
         found = embedding(tokens, weight, padding)
         if by_rows:
             found.backward(upstream)
     assert found.dtype == torch.float32
     if by_rows:
         assert weight.grad is None
-        ((rows, sums),) = weight.row_gradients
+        ((rows, sums),) = context.sinks.rows[weight]
         gradient = torch.zeros(vocabulary, width).index_add_(0, rows, sums)
     else:
         (gradient,) = torch.autograd.grad(found, weight, upstream)
         assert gradient.dtype == dtype
-    assert torch.equal(found, getattr(weight, "master_weight", weight)[tokens].float())
+    assert torch.equal(found, context.fp32_weights.get(weight, weight)[tokens].float())
     check_sums(gradient, tokens, upstream, padding)
 
 

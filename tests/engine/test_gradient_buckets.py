@@ -17,6 +17,7 @@ from ftcluster_train.engine.optim.gradient_buckets import (
     bucket_slices,
 )
 from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.batch_context import BatchContext
 from tests.engine.ranks import Case, Learned, learn, learn_all, on_ranks
 
 STEPS = 5
@@ -118,7 +119,8 @@ def _sum_a_table(rank: int, size: int, dtype: torch.dtype) -> list[tuple[torch.T
             loss = loss + table.sum()
         else:
             tokens = torch.tensor(rows, dtype=torch.int64)
-            loss = loss + 2 * fp32_residuals.EMBEDDING.function()(tokens, table).sum()
+            with BatchContext(sinks=buckets.sinks):
+                loss = loss + 2 * fp32_residuals.EMBEDDING.function()(tokens, table).sum()
         loss.backward()
         summed = buckets.wait()[place].view(ROWS, WIDTH).clone()
         found.append((summed, buckets.traffic.sent - sent))

@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ftcluster_train.engine.models import call_model
-from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.health.probe import cpu_flags
@@ -95,7 +95,7 @@ def ours(model: PreTrainedModel, task: Any, batch: Any, bf16: bool) -> Gradients
     model.train()
     weights = FlatWeights(model, torch.bfloat16 if bf16 else torch.float32)
     gradients = GradientBuckets(weights, 1)
-    with kernels:
+    with weights.context(gradients.sinks, PendingGathers()), kernels:
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             outputs = call_model(model, inputs)
         loss = task.loss(outputs, targets) / ROWS

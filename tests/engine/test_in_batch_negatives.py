@@ -27,6 +27,7 @@ from ftcluster_train.engine.step_times import StepTimes
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.tasks.embed.in_batch_negatives import BatchTexts, ranking_loss
 from ftcluster_train.engine.tasks.registry import make_task
+from ftcluster_train.patching.batch_context import BatchContext
 from ftcluster_train.patching.patch_model import Optimizations, patch_model
 from tests.engine.jobs import make_job, make_task_of, run
 from tests.engine.models import make_model, make_tokenizer
@@ -120,7 +121,7 @@ class Gradients:
     """In place of an optimizer: leaves the gradients where torch puts them."""
 
     def __init__(self) -> None:
-        self.traffic = Traffic()
+        self.traffic, self.context = Traffic(), BatchContext()
         self.lasts: list[bool] = []
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:

@@ -17,6 +17,7 @@ from ftcluster_train.engine.adapters import adapted_layers, add_adapters, linear
 from ftcluster_train.engine.models import load_model
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import unit
 from tests.engine.jobs import make_job, run_rank
@@ -74,13 +75,16 @@ def test_loss_and_gradients(tmp_path: Path, dtype: torch.dtype, changes: dict[st
     for layer in layers.values():
         torch.nn.init.normal_(layer.lora_B, std=0.1)
     tokens = torch.randint(VOCABULARY, (3, 20))
-    with KernelMode(), torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+    with (
+        KernelMode(context=context_of(model)),
+        torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16),
+    ):
         loss = model.train()(input_ids=tokens, labels=tokens).loss
     found = torch.autograd.grad(loss, adapters)
 
     weights = {f"{n}.weight": dense(one.weight).float() for n, one in linear_layers(model).items()}
     for name, layer in layers.items():
-        scale = layer.weight.adapter.scale
+        scale = layer.adapter.scale
         weights[f"{name}.weight"] = weights[f"{name}.weight"] + scale * layer.lora_B @ layer.lora_A
     exact = functional_call(plain.float(), weights, kwargs={"input_ids": tokens, "labels": tokens})
     expected = torch.autograd.grad(exact.loss, adapters)

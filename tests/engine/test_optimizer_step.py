@@ -256,7 +256,7 @@ def test_gradients_of_rows_are_those_of_the_whole_embedding(
         optimizer = FlatOptimizerStep(model, Training(), torch.bfloat16, 1)
         parts = list(batches(2))
         for tokens in parts:
-            with KernelMode():
+            with KernelMode(context=optimizer.context):
                 loss = loss_of(model, tokens) + model.alone(tokens).square().sum()
                 optimizer.backward(loss, last=tokens is parts[-1])
         return optimizer.gradients.wait()
@@ -271,7 +271,7 @@ def test_embeddings_read_the_master_weights(net: Net) -> None:
     tokens = torch.tensor([[1, 2, 1]])
     before = net.words.weight.detach()[tokens]
     optimizer = FlatOptimizerStep(net, Training(), torch.bfloat16, 1)
-    with KernelMode():
+    with KernelMode(context=optimizer.context):
         assert torch.equal(net.words(tokens), before)
         learn(optimizer, net)
         after = net.words(tokens).detach()
@@ -323,10 +323,11 @@ def test_weights_that_were_given_back_get_their_gradients(monkeypatch: pytest.Mo
     optimizer = FlatOptimizerStep(layer, Training(), torch.float32, 1)
     optimizer.detach()
     optimizer.attach()
-    assert layer.weight.gradient_sums
+    context = optimizer.context
+    assert layer.weight in context.sinks.sums
     optimizer.detach()
     del optimizer
-    with KernelMode():
+    with KernelMode(context=context):
         layer(torch.ones(4, 32)).sum().backward()
     assert layer.weight.grad is not None
     assert torch.equal(layer.weight.grad, torch.full((64, 32), 4.0))

@@ -21,6 +21,7 @@ from ftcluster_train.engine.adapters import add_adapters, linear_layers
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.prepare import prepare
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.batch_context import adapters_of
 from ftcluster_train.patching.patch_model import disable_dropout
 from tests.engine import architectures
 from tests.engine.beside import COMPARED
@@ -120,8 +121,9 @@ def test_nothing_is_dropped(name: str) -> None:
         add_adapters(model, PreferenceTuning(lora_r=2, lora_dropout=0.5))
     disable_dropout(model)
     torch.testing.assert_close(model.train()(input_ids=tokens).logits, exact)
-    adapters = [p.adapter for p in model.parameters() if hasattr(p, "adapter")]
-    assert not any(adapter.dropout for adapter in adapters)
+    adapters = adapters_of(model)
+    assert len(adapters) == len(linear_layers(model))
+    assert not any(adapter.dropout for adapter in adapters.values())
 
 
 def test_what_is_learned(tmp_path: Path) -> None:

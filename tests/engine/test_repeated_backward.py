@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,13 +27,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 def rounded_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The copy of a norm's output in bf16, which linear layers of a training read."""
-    before, norms.copies.wanted = norms.copies.wanted, True
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            output = norms.norm(x.float(), weight.float(), None, 1e-5, centered=True)
-            rounded = norms.rounded_output(output)
-    finally:
-        norms.copies.wanted = before
+    copies = norms.RoundedCopies()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = norms.norm(x.float(), weight.float(), None, 1e-5, centered=True, copies=copies)
+    rounded = copies.of(output)
     assert rounded is not None
     return rounded + output
 
@@ -122,8 +120,7 @@ def test_sums_of_gradients_get_both_passes(name: str) -> None:
         leaves = leaves_of(inputs, torch.float32)
         sums = make_sums(torch.empty(leaves[1].shape), torch.float32)
         assert sums is not None
-        leaves[1].gradient_sums = sums
-        gradients(lambda leaves=leaves: kernel(*leaves), leaves, passes)
+        gradients(partial(kernel, *leaves, sums=sums), leaves, passes)
         found.append(sums.values)
     torch.testing.assert_close(found[1], 2 * found[0], rtol=1e-6, atol=0)
 

@@ -21,8 +21,8 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-from ftcluster_kernels.norms import rounded_output
 from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.batch_context import BatchContext, current_context
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.test_fast import BERT, enabled, small_config  # noqa: F401 - a fixture
 from tests.engine.test_guards import differing, llama, made, step
@@ -74,7 +74,6 @@ def test_what_is_done_with_the_output_of_a_norm(
         request.getfixturevalue("enabled")
         found = gradients_of(change, torch.enable_grad())
     else:  # as with weights in bf16 beside their masters
-        monkeypatch.setattr(fp32_residuals, "_has_master_weight", lambda *_, **__: None)
         patch = fp32_residuals.LAYER_NORM
         monkeypatch.setitem(vars(patch), "guard", lambda *_, **__: None)
         found = gradients_of(change, KernelMode())
@@ -87,19 +86,22 @@ def test_what_is_done_with_the_output_of_a_norm(
 @pytest.mark.needs("avx2", "compiler")
 def test_the_copy_of_a_norm_is_used_in_training_only_while_nobody_has_its_memory() -> None:
     weight = nn.Parameter(torch.ones(8))
-    weight.master_weight = weight.detach()
-    with KernelMode(), torch.autocast("cpu", torch.bfloat16):
+    context = BatchContext(fp32_weights={weight: weight.detach()})
+    with KernelMode(context=context), torch.autocast("cpu", torch.bfloat16):
+        inside = current_context()
+        assert inside
+        assert inside.copies is not None
         for change in (lambda h: h + 1, lambda h: h.shape, lambda h: h.size(0)):
             output = functional.layer_norm(torch.randn(2, 8), (8,), weight)
             change(output)
-            assert rounded_output(output) is not None
+            assert inside.copies.of(output) is not None
         for change in (
             lambda h: h.data, lambda h: h.detach(), lambda h: h.view(16), lambda h: h[0],
             lambda h: h.data_ptr(), lambda h: h.untyped_storage(), lambda h: h.mul_(2),
         ):  # fmt: skip
             output = functional.layer_norm(torch.randn(2, 8), (8,), weight)
             change(output)
-            assert rounded_output(output) is None
+            assert inside.copies.of(output) is None
 
 
 def tokens_of(seed: int) -> dict[str, torch.Tensor]:

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ftcluster_kernels import products, simd
 from ftcluster_kernels.derivatives import by_torch, needs_torch
-from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 
 CHUNK = 1 << 20  # elements at once: 4 MB of fp32
@@ -110,9 +110,10 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-        bias: torch.Tensor | None,
+        bias: torch.Tensor | None, sums: GradientSums | None,
     ) -> torch.Tensor:  # fmt: skip
-        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
+        ctx.sums = sums
+        of_hidden, of_weight, _, of_bias, _ = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden) if of_hidden else None
         grad_weight: torch.Tensor | None = None
@@ -137,17 +138,17 @@ class _LinearCrossEntropy(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None, None]:
         grad_hidden, grad_weight, grad_bias, hidden, weight, tokens, bias = ctx.saved_tensors
         if needs_torch(grad_output):
-            return _by_torch(hidden, weight, tokens, bias, "sum", grad_output)
+            return *_by_torch(hidden, weight, tokens, bias, "sum", grad_output), None
         if grad_hidden is not None:
             grad_hidden = grad_hidden * grad_output
         if grad_weight is not None:
-            grad_weight = _of_weight(grad_weight, weight, grad_output)
+            grad_weight = _of_weight(grad_weight, weight, ctx.sums, grad_output)
         if grad_bias is not None:
             grad_bias = (grad_bias * grad_output).to(bias.dtype)
-        return grad_hidden, grad_weight, None, grad_bias
+        return grad_hidden, grad_weight, None, grad_bias, None
 
 
 class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
@@ -162,9 +163,10 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-        bias: torch.Tensor | None,
+        bias: torch.Tensor | None, sums: GradientSums | None,
     ) -> torch.Tensor:  # fmt: skip
-        of_hidden, of_weight, _, of_bias = ctx.needs_input_grad
+        ctx.sums = sums
+        of_hidden, of_weight, _, of_bias, _ = ctx.needs_input_grad
         padded = _with_aligned_rows(weight)
         frozen = of_hidden and not (of_weight or of_bias)
         grad_hidden = torch.empty_like(hidden) if frozen else None
@@ -181,12 +183,12 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, torch.Tensor | None, None]:
         grad_hidden, hidden, weight, tokens, bias = ctx.saved_tensors
         if needs_torch(grad_output):
-            return _by_torch(hidden, weight, tokens, bias, "none", grad_output)
+            return *_by_torch(hidden, weight, tokens, bias, "none", grad_output), None
         if grad_hidden is not None:
-            return (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype), None, None, None
+            return (grad_hidden * grad_output.unsqueeze(1)).to(hidden.dtype), *[None] * 4
         grad_output = grad_output.resolve_neg()
         padded = _with_aligned_rows(weight)
         grad_hidden = torch.empty_like(hidden)
@@ -204,7 +206,7 @@ class _TokenLosses(torch.autograd.Function):  # type: ignore[misc]
             grad_weight = simd.zeros(*padded.shape)
         if bias is not None and grad_bias is not None:
             grad_bias = grad_bias.to(bias.dtype)
-        return grad_hidden, _of_weight(grad_weight, weight), None, grad_bias
+        return grad_hidden, _of_weight(grad_weight, weight, ctx.sums), None, grad_bias, None
 
 
 def _by_torch(
@@ -258,11 +260,13 @@ def _add_product(
 
 
 def _of_weight(
-    gradient: torch.Tensor, weight: torch.Tensor, factor: torch.Tensor | None = None
+    gradient: torch.Tensor,
+    weight: torch.Tensor,
+    sums: GradientSums | None,
+    factor: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """A factor times the gradient of a weight with more rows; None where it went to its sums."""
-    gradient = gradient[: len(weight)]
-    sums = sums_of(weight)
+    """Return a factor times the gradient of a weight with more rows, or None if sums got it."""
+    gradient, sums = gradient[: len(weight)], unless_hooked(sums, weight)
     if sums is not None and gradient.dtype == torch.float32:
         sums.add(gradient, 1.0 if factor is None else float(factor))
         return None
@@ -359,7 +363,7 @@ def _with_aligned_rows(weight: torch.Tensor) -> torch.Tensor:
 
 def linear_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, sums: GradientSums | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The sum of the cross entropies of the logits `hidden @ weight.T + bias`, in fp32.
 
@@ -367,24 +371,25 @@ def linear_cross_entropy(
         hidden: shape (tokens, hidden size).
         weight: shape (vocabulary, hidden size).
         tokens: the targets, shape (tokens,).
+        sums: where the gradient of the weight is added; None means that autograd gets it.
     """
     with torch.autocast("cpu", enabled=False):
         # some models keep their residuals in fp32 whatever the dtype of their weights
         hidden = hidden.to(weight.dtype)
         if is_transformed():
             return _losses(tokens, "sum", hidden, weight, bias)
-        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, tokens, bias)
+        loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, tokens, bias, sums)
     return loss
 
 
 def token_losses(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor,
-    bias: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, sums: GradientSums | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """As `linear_cross_entropy`, but of each token: shape (tokens,)."""
     with torch.autocast("cpu", enabled=False):
         hidden = hidden.to(weight.dtype)
         if is_transformed():
             return _losses(tokens, "none", hidden, weight, bias)
-        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias)
+        losses: torch.Tensor = _TokenLosses.apply(hidden, weight, tokens, bias, sums)
     return losses

@@ -15,12 +15,19 @@ import torch
 from ftcluster_kernels.derivatives import by_torch
 from ftcluster_kernels.private_torch import has_memory, is_transformed
 
-CAUSAL, BIDIRECTIONAL = torch.int32, torch.int16  # of a mask of documents
 SIMILAR = 0.8  # of the longest one: as long are documents that are computed with it
 
 
 class DocumentMask(torch.Tensor):  # type: ignore[misc]
-    """A mask that holds the lengths of documents. No other mask is read as such, of any dtype."""
+    """A mask that holds the lengths of documents, whose tokens see all of their document.
+
+    Attention takes no other mask for one of documents, whatever its dtype. The type says how tokens
+    see each other, because views and copies of a mask keep its type.
+    """
+
+
+class CausalDocumentMask(DocumentMask):
+    """The same, for tokens that see themselves and the tokens before them in their document."""
 
 
 def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
@@ -29,11 +36,10 @@ def document_mask(lengths: Sequence[int], causal: bool = True) -> torch.Tensor:
     transformers passes on a mask with four dimensions as it is, and torch refuses integers.
 
     Args:
-        lengths: of the documents, in tokens; below 2^31, below 2^15 without `causal`.
+        lengths: lengths of the documents, in tokens; below 2^31.
     """
-    dtype = CAUSAL if causal else BIDIRECTIONAL
-    mask = torch.tensor(lengths, dtype=dtype, device="cpu").view(1, 1, 1, -1)
-    documents: torch.Tensor = mask.as_subclass(DocumentMask)
+    mask = torch.tensor(lengths, dtype=torch.int32, device="cpu").view(1, 1, 1, -1)
+    documents: torch.Tensor = mask.as_subclass(CausalDocumentMask if causal else DocumentMask)
     return documents
 
 

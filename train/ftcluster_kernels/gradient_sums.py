@@ -1,6 +1,8 @@
 """Gradients of weights, added to the fp32 sums of the training by the product that computes them.
 
-Autograd would return a tensor, in bf16 a rounded one, which is written and read once more.
+Autograd would return a tensor, in bf16 a rounded one, which is written and read once more. The
+functions of this package take such sums as their argument `sums`; without it autograd gets the
+gradient.
 """
 
 import torch
@@ -9,19 +11,20 @@ from ftcluster_kernels import products
 
 
 class GradientSums:
-    """Where the gradient of a weight is summed; the weight has it as attribute `gradient_sums`.
+    """The memory that the gradient of a weight is summed in.
 
     Attributes:
-        values: fp32, of the weight's shape.
-        dtype: of the factors, bf16 or fp32.
-        filled: whether they have a part of the step's gradient; otherwise they may be anything.
+        values: the sums, fp32, of the weight's shape.
+        dtype: dtype of the factors, bf16 or fp32.
+        filled: True once `values` have a part of the step's gradient; before that they are
+            undefined.
     """
 
     def __init__(self, values: torch.Tensor, dtype: torch.dtype) -> None:
         self.values, self.dtype, self.filled = values, dtype, False
 
     def takes(self, left: torch.Tensor, right: torch.Tensor) -> bool:
-        """Whether `add_product` computes with these factors."""
+        """Return True if `add_product` computes with these factors."""
         of_weight: bool = self.values.shape == (left.shape[1], right.shape[1])
         return of_weight and left.dtype == right.dtype == self.dtype
 
@@ -38,17 +41,25 @@ class GradientSums:
         products.add_columns(left, right, self.values, self.filled)
         self.filled = True
 
+    def mark_filled(self) -> None:
+        """Take note that the owner of the memory has written a part of the gradient there."""
+        self.filled = True
+
+    def restart(self) -> None:
+        """Let the next gradient replace the sums, at the begin of a step."""
+        self.filled = False
+
 
 def make_sums(values: torch.Tensor, dtype: torch.dtype) -> GradientSums | None:
-    """The sums of a weight that the model has in a dtype; None where autograd has to return them.
+    """Return the sums of a weight in a dtype, or None if autograd has to return its gradient.
 
     Args:
-        values: where the gradient is to be, fp32 from a cache line on.
+        values: memory for the gradient, fp32, aligned to a cache line.
     """
     fits = values.ndim == 2 and products.has_sums(dtype, *values.shape)
     return GradientSums(values, dtype) if fits else None
 
 
-def sums_of(weight: torch.Tensor) -> GradientSums | None:
-    """Those of a weight, unless a hook of somebody's is to see its gradient."""
-    return None if weight._backward_hooks else getattr(weight, "gradient_sums", None)
+def unless_hooked(sums: GradientSums | None, weight: torch.Tensor) -> GradientSums | None:
+    """Return the sums, or None if a hook on the weight expects to see its gradient."""
+    return None if weight._backward_hooks else sums

@@ -12,7 +12,7 @@ import torch
 
 from ftcluster_kernels import simd
 from ftcluster_kernels.derivatives import needs_torch
-from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import product, product_of_columns, torch_linear
 
@@ -28,12 +28,14 @@ def linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     rows_read: torch.Tensor | None = None,
+    sums: GradientSums | None = None,
 ) -> torch.Tensor:
     """Compute `torch.nn.functional.linear`. Tensors of different dtypes are left to autocast.
 
     Args:
         rows_read: indices of the output's rows that are read; the others may hold anything. None
             means all rows.
+        sums: where the gradient of the weight is added; None means that autograd gets it.
     """
     learns = torch.is_grad_enabled() and (input.requires_grad or weight.requires_grad)
     # torch also takes a vector as an input or a weight, and one number as a bias
@@ -42,7 +44,7 @@ def linear(
     if not (learns and large and simd.are_alike(input, weight, bias)) or is_transformed():
         return torch_linear(input, weight, bias)
     with torch.autocast("cpu", enabled=False):
-        output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read)
+        output: torch.Tensor = _Linear.apply(input, weight, bias, rows_read, sums)
     return output
 
 
@@ -58,8 +60,10 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         chosen: torch.Tensor | None,
+        sums: GradientSums | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(input, weight)
+        ctx.sums = sums
         if chosen is None:
             return product(input, weight.T, bias)
         rows = product(input.flatten(0, -2)[chosen], weight.T, bias)
@@ -68,7 +72,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         input, weight = ctx.saved_tensors
-        of_input, of_weight, of_bias, _ = ctx.needs_input_grad
+        of_input, of_weight, of_bias, *_ = ctx.needs_input_grad
         rows = input.flatten(0, -2)
         if needs_torch(grad_output):
             grad = grad_output.reshape(-1, len(weight))
@@ -76,6 +80,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 grad_output @ weight if of_input else None,
                 grad.t() @ rows if of_weight else None,
                 grad.sum(0) if of_bias else None,
+                None,
                 None,
             )
         grad = grad_output.resolve_neg().flatten(0, -2)
@@ -91,14 +96,14 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]
                 grad_input = _at_rows(chosen, grad_input, input.shape[:-1])
         grad_weight = None
         if of_weight:  # in the weight's order in memory
-            in_order, sums = weight.is_contiguous(), sums_of(weight)
+            in_order, sums = weight.is_contiguous(), unless_hooked(ctx.sums, weight)
             factors = (grad, rows) if in_order else (rows, grad)
             if sums is not None and sums.takes(*factors):
                 sums.add_product(*factors)
             else:
                 of_factors = product_of_columns(*factors).to(weight.dtype)
                 grad_weight = of_factors if in_order else of_factors.T
-        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None
+        return grad_input, grad_weight, _sum_of_rows(grad) if of_bias else None, None, None
 
 
 def _at_rows(chosen: torch.Tensor, rows: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from ftcluster_kernels.derivatives import by_torch, needs_torch
-from ftcluster_kernels.gradient_sums import sums_of
-from ftcluster_kernels.nf4 import dense, dtype_of, linear_in_nf4
+from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
+from ftcluster_kernels.nf4 import Nf4Weight, dense, dtype_of, linear_in_nf4
 from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import (
     MULTIPLE,
@@ -22,10 +22,12 @@ from ftcluster_kernels.products import (
     torch_linear,
 )
 
+Sums = tuple[GradientSums | None, GradientSums | None]  # of an adapter's A and B
+
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of a linear layer, whose weight has it as attribute `adapter`.
+    """The adapter of a linear layer.
 
     Attributes:
         down: A, shape (rank, inputs).
@@ -41,20 +43,33 @@ class Adapter:
 
 
 def linear_with_adapter(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, adapter: Adapter
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    adapter: Adapter,
+    sums: Sums = (None, None),
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4."""
+    """Compute `torch.nn.functional.linear` plus the adapter; the weight may be in NF4.
+
+    Args:
+        sums: where the gradients of the adapter's A and B are added; None means that autograd gets
+            the gradient, as it does if the factor has another dtype than the weight.
+    """
     # before and after a training the adapter is in fp32
     dtype = dtype_of(weight)
-    down, up = adapter.down.to(dtype), adapter.up.to(dtype)
+    factors = adapter.down, adapter.up
+    down, up = (factor.to(dtype) for factor in factors)
+    sums = (sums[0] if down is factors[0] else None, sums[1] if up is factors[1] else None)
     input = input.to(dtype)
     dropped = adapter.dropout if torch.is_grad_enabled() else 0.0
     with torch.autocast("cpu", enabled=False):
         if dropped or input.ndim < 2 or is_transformed():
             low = functional.linear(functional.dropout(input, dropped) if dropped else input, down)
-            plain = linear_in_nf4 if hasattr(weight, "nf4") else functional.linear
+            plain = linear_in_nf4 if isinstance(weight, Nf4Weight) else functional.linear
             return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
-        output: torch.Tensor = _LowRankLinear.apply(input, weight, bias, down, up, adapter.scale)
+        output: torch.Tensor = _LowRankLinear.apply(
+            input, weight, bias, down, up, adapter.scale, sums
+        )
     return output
 
 
@@ -72,7 +87,9 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
         down: torch.Tensor,
         up: torch.Tensor,
         scale: float,
+        sums: Sums,
     ) -> torch.Tensor:
+        ctx.sums = sums
         flat, right = input.flatten(0, -2), dense(weight).T
         ctx.weight, ctx.scale, ctx.factors = weight, scale, (down, up)
         if takes_adapter(flat, right, bias, down.T, up.T):
@@ -94,21 +111,23 @@ class _LowRankLinear(torch.autograd.Function):  # type: ignore[misc]
                 (input, *ctx.factors),
                 grad_output,
             )
-            return of_input, None, None, of_down, of_up, None
+            return of_input, None, None, of_down, of_up, None, None
         flat, grad = input.flatten(0, -2), grad_output.flatten(0, -2)
         if ctx.needs_input_grad[0]:
             grad_input, grad_low = product_with_adapter(grad, right, None, up, down, ctx.scale)
             grad_input = grad_input.unflatten(0, grad_output.shape[:-1])
         else:
             grad_input, grad_low = None, (grad @ up).mul_(ctx.scale)
-        of_down = _to_sums(ctx.factors[0], product_of_columns(flat, grad_low).T)
-        of_up = _to_sums(ctx.factors[1], product_of_columns(grad, low))
-        return grad_input, None, None, of_down, of_up, None
+        of_down = _to_sums(ctx.sums[0], ctx.factors[0], product_of_columns(flat, grad_low).T)
+        of_up = _to_sums(ctx.sums[1], ctx.factors[1], product_of_columns(grad, low))
+        return grad_input, None, None, of_down, of_up, None, None
 
 
-def _to_sums(weight: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor | None:
+def _to_sums(
+    sums: GradientSums | None, weight: torch.Tensor, gradient: torch.Tensor
+) -> torch.Tensor | None:
     """Add a padded gradient to the weight's sums, or return it cropped if there are no sums."""
-    gradient, sums = gradient[: len(weight), : weight.shape[1]], sums_of(weight)
+    gradient, sums = gradient[: len(weight), : weight.shape[1]], unless_hooked(sums, weight)
     if sums is None:
         return gradient.to(weight.dtype)
     sums.add(gradient, 1.0)

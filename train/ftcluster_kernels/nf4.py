@@ -1,11 +1,10 @@
 """Linear layers whose frozen weight is in NF4 (QLoRA, Dettmers et al. 2023), by bitsandbytes.
 
-Such a weight is a parameter of bytes with two values each. Its values are recomputed for each
-matmul, so only those of one layer are in memory.
+Such a weight is an `Nf4Weight`, a parameter of bytes with two values each. Its values are
+recomputed for each matmul, so only those of one layer are in memory.
 """
 
 import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,61 +14,63 @@ from ftcluster_kernels.private_torch import is_transformed
 from ftcluster_kernels.products import product, torch_linear
 
 
-@dataclass(frozen=True)
-class Nf4:
-    """The format of a parameter in NF4, which has this as its attribute `nf4`.
+class Nf4Weight(torch.nn.Parameter):  # type: ignore[misc]
+    """A frozen parameter whose elements are bytes of two values in NF4.
 
     Attributes:
         state: bitsandbytes' description of the bytes.
-        shape: shape of the values.
+        values_shape: shape of the values.
     """
 
-    state: Any
-    shape: torch.Size
+    def __new__(cls, quantized: torch.Tensor, *_: Any) -> "Nf4Weight":
+        """Make the tensor, which shares the memory of the bytes."""
+        weight: Nf4Weight = torch.Tensor._make_subclass(cls, quantized.detach(), False)
+        return weight
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the values."""
-        dtype: torch.dtype = self.state.dtype
-        return dtype
+    def __init__(self, _: torch.Tensor, state: Any, values_shape: torch.Size) -> None:
+        self.state, self.values_shape = state, values_shape
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Nf4Weight":
+        copied = Nf4Weight(self.data.clone(), copy.deepcopy(self.state, memo), self.values_shape)
+        memo[id(self)] = copied
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Nf4Weight, (self.data, self.state, self.values_shape)
 
 
-def in_nf4(quantized: torch.Tensor, state: Any) -> torch.nn.Parameter:
+def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
     """Return a frozen parameter of values that bitsandbytes has quantized.
 
     Args:
         state: bitsandbytes' `QuantState`.
     """
-    weight = torch.nn.Parameter(quantized, requires_grad=False)
     shape, by_block = torch.Size(state.shape), copy.copy(state)
     # with AVX512, bitsandbytes 0.50 takes the wrong factors where blocks go on in the next row
     blocks, rest = divmod(shape.numel(), state.blocksize)
     by_block.shape = torch.Size((1, shape.numel()) if rest else (blocks, state.blocksize))
-    weight.nf4 = Nf4(by_block, shape)
-    return weight
+    return Nf4Weight(quantized, by_block, shape)
 
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
     """Return the values of a weight, shape (outputs, inputs): the weight itself unless in NF4."""
-    nf4: Nf4 | None = getattr(weight, "nf4", None)
-    if nf4 is None:
+    if not isinstance(weight, Nf4Weight):
         return weight
     from bitsandbytes.functional import dequantize_4bit
 
-    values: torch.Tensor = dequantize_4bit(weight.detach(), nf4.state)
-    return values.view(nf4.shape)
+    values: torch.Tensor = dequantize_4bit(weight.data, weight.state)
+    return values.view(weight.values_shape)
 
 
 def dtype_of(weight: torch.Tensor) -> torch.dtype:
     """Return the dtype of a weight's values."""
-    dtype: torch.dtype = getattr(weight, "nf4", weight).dtype
+    dtype: torch.dtype = weight.state.dtype if isinstance(weight, Nf4Weight) else weight.dtype
     return dtype
 
 
 def shape_of(weight: torch.Tensor) -> torch.Size:
     """Return the shape of a weight's values."""
-    shape: torch.Size = getattr(weight, "nf4", weight).shape
-    return shape
+    return weight.values_shape if isinstance(weight, Nf4Weight) else weight.shape
 
 
 def linear_in_nf4(

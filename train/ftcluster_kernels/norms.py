@@ -1,10 +1,10 @@
 """LayerNorm and RMSNorm in one pass over memory.
 
 If matmuls are computed in bf16, residuals are fp32 and the layers behind a norm read bf16. So in a
-training a norm rounds its output while it computes it, see `rounded_output`.
+training a norm rounds its output while it computes it, see `RoundedCopies`.
 """
 
-import threading
+import weakref
 from functools import partial
 from typing import Any
 
@@ -92,65 +92,66 @@ def norm(
     bias: torch.Tensor | None,
     epsilon: float,
     centered: bool,
+    copies: "RoundedCopies | None" = None,
 ) -> torch.Tensor:
     """Compute LayerNorm over the last dimension, or RMSNorm if it is not centered.
 
     Args:
         input: values in fp32.
         weight, bias: parameters that `fits_norm` accepts; RMSNorm has no bias.
+        copies: gets a copy of the output in bf16 if autocast computes in bf16.
 
     Returns:
-        fp32. `rounded_output` returns a copy in bf16 while `copies.wanted` is set and autocast
-        computes in bf16.
+        The output in fp32.
     """
     output: torch.Tensor
     if is_transformed() or not simd.is_in_memory(input):
         output, _ = _normalized(epsilon, centered, False, input, weight, bias)
         return output
     weight, bias = weight.contiguous(), None if bias is None else bias.contiguous()
-    rounds = copies.wanted and computes_in_bf16()
+    rounds = copies is not None and computes_in_bf16()
     output, rounded = _Norm.apply(simd.in_order(input), weight, bias, epsilon, centered, rounds)
-    if rounded is not None:
-        output.rounded = _Copy(rounded.detach())
+    if copies is not None and rounded is not None:
+        copies.keep(output, rounded.detach())
     return output
 
 
-def rms_norm(input: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+def rms_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    copies: "RoundedCopies | None" = None,
+) -> torch.Tensor:
     """Compute RMSNorm (Zhang and Sennrich 2019) over the last dimension, in fp32.
+
+    Args:
+        copies: see `norm`.
 
     Returns:
         As `weight * input` would be, in the wider one of their dtypes.
     """
-    output = norm(input.float(), weight.float(), None, epsilon, centered=False)
+    output = norm(input.float(), weight.float(), None, epsilon, centered=False, copies=copies)
     return output.to(torch.promote_types(input.dtype, weight.dtype))
-
-
-class _Copies(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        wanted: True while norms keep a copy of their output in bf16. Writes to an output through
-            `data` or numpy do not change its version, so whoever sets this calls `forget_copy` for
-            each tensor that such a write may reach.
-    """
-
-    wanted = False
-
-
-copies = _Copies()
 
 
 class _Copy:
     """The rounded copy of an output.
 
-    Attributes:
+    Args:
         values: plain data, without a graph.
-        of_graph: the same values as a function of the output; None until a layer reads them.
     """
 
     def __init__(self, values: torch.Tensor) -> None:
-        self.values = values
-        self.of_graph: torch.Tensor | None = None
+        self._values = values
+        self._of_graph: torch.Tensor | None = None  # the same as a function of the output
+
+    def read(self, output: torch.Tensor) -> torch.Tensor:
+        """Return the values, as a function of the output if that has a graph."""
+        if not (output.requires_grad and torch.is_grad_enabled()):
+            return self._values
+        if self._of_graph is None:
+            self._of_graph = _Round.apply(output, self._values)
+        return self._of_graph
 
 
 class _Round(torch.autograd.Function):  # type: ignore[misc]
@@ -170,22 +171,36 @@ class _Round(torch.autograd.Function):  # type: ignore[misc]
         return grad.float(), None
 
 
-def rounded_output(output: torch.Tensor) -> torch.Tensor | None:
-    """Return the output of a norm in bf16.
+class RoundedCopies:
+    """The outputs of norms in bf16, by the output in fp32; a copy goes when its output does.
 
-    Return None for any other tensor, or if the output was changed or its copy was dropped.
+    Writes to an output through `data` or numpy do not change its version, so the owner of the
+    copies calls `forget` for each tensor that such a write may reach.
     """
-    copy: _Copy | None = getattr(output, "rounded", None)
-    if copy is None or output.is_inference() or version_of(output) != 0:
-        return None
-    if not (output.requires_grad and torch.is_grad_enabled()):
-        return copy.values
-    if copy.of_graph is None:
-        copy.of_graph = _Round.apply(output, copy.values)
-    return copy.of_graph
 
+    def __init__(self) -> None:
+        # by the output's id, which no other tensor has before the reference's callback was called
+        self._copies: dict[int, tuple[weakref.ref[torch.Tensor], _Copy]] = {}
 
-def forget_copy(tensor: torch.Tensor) -> None:
-    """Drop the rounded copy of a tensor, which may be changed without a new version."""
-    if getattr(tensor, "rounded", None) is not None:
-        tensor.rounded = None
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def keep(self, output: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep the values of an output in bf16, which have no graph."""
+        key, copies = id(output), self._copies
+        reference = weakref.ref(output, lambda _: copies.pop(key, None))
+        copies[key] = reference, _Copy(values)
+
+    def of(self, output: torch.Tensor) -> torch.Tensor | None:
+        """Return the output of a norm in bf16.
+
+        Return None for any other tensor, or if the output was changed or its copy was dropped.
+        """
+        entry = self._copies.get(id(output))
+        if entry is None or output.is_inference() or version_of(output) != 0:
+            return None
+        return entry[1].read(output)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Drop the copy of a tensor, which may be changed without a new version."""
+        self._copies.pop(id(tensor), None)

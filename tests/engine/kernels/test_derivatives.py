@@ -173,7 +173,7 @@ def cases() -> Iterator[tuple[str, Function, Function, list[torch.Tensor]]]:
     frozen = draw((6, 8))[0]
     yield (
         "low rank", lambda *inputs: lora._LowRankLinear.apply(
-            inputs[0], frozen, None, *inputs[1:], 0.5
+            inputs[0], frozen, None, *inputs[1:], 0.5, (None, None)
         ),
         lambda x, down, up: functional.linear(x, frozen + up @ down * 0.5),
         draw((3, 4, 8), (2, 8), (6, 2)),
@@ -222,7 +222,9 @@ def cases() -> Iterator[tuple[str, Function, Function, list[torch.Tensor]]]:
     ):  # fmt: skip
         yield (
             kernel.__name__,
-            lambda x, weight, bias, kernel=kernel: kernel(x, weight, targets, bias),
+            lambda x, weight, bias, kernel=kernel, sums=None: kernel(
+                x, weight, targets, bias, sums
+            ),
             lambda x, weight, bias, reduction=reduction: functional.cross_entropy(
                 functional.linear(x, weight, bias), targets, reduction=reduction
             ),

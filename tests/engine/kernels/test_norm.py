@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from ftcluster_kernels.norms import copies, rms_norm, rounded_output
+from ftcluster_kernels.norms import RoundedCopies, rms_norm
 from ftcluster_train.patching import fp32_residuals
+from ftcluster_train.patching.batch_context import BatchContext
 from ftcluster_train.patching.fp32_residuals import LAYER_NORM, Linear
 from tests.engine.drawn import check_near, tensors, unit
 from tests.engine.kernels.test_simd import few_elements  # noqa: F401 - a fixture
@@ -21,6 +22,7 @@ BF16_PRODUCTS = {"device_type": "cpu", "dtype": torch.bfloat16}
 EPSILON = 0.1  # large, so that no row is all noise
 layer_norm = LAYER_NORM.function()
 FP32, BF16 = torch.float32, torch.bfloat16
+COPIES = RoundedCopies()
 
 NORMS = ("LayerNorm", "LayerNorm without bias", "RMSNorm")
 kinds = st.sampled_from(NORMS)
@@ -30,10 +32,9 @@ widths = st.integers(1, 70) | st.sampled_from([16, 32])
 
 @pytest.fixture(autouse=True, scope="module")
 def _autocast() -> Iterator[None]:
-    copies.wanted = True  # as a training sets it
-    with torch.autocast(**BF16_PRODUCTS):
+    with BatchContext(copies=COPIES), torch.autocast(**BF16_PRODUCTS):  # as in a training
         yield
-    copies.wanted = False
+    assert not len(COPIES)  # a copy goes with its output
 
 
 @st.composite
@@ -49,9 +50,9 @@ def matrices(draw: st.DrawFn, rows: int, width: int, dtype: torch.dtype) -> torc
 def normed(kind: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Return the output as a model computes it."""
     if kind == "RMSNorm":
-        return rms_norm(x, weight, EPSILON)
-    weight.master_weight = weight.detach()
-    return layer_norm(x, [len(weight)], weight, bias if kind == "LayerNorm" else None, EPSILON)
+        return rms_norm(x, weight, EPSILON, COPIES)
+    with BatchContext(fp32_weights={weight: weight.detach()}, copies=COPIES):
+        return layer_norm(x, [len(weight)], weight, bias if kind == "LayerNorm" else None, EPSILON)
 
 
 def drawn_norm(data: Any, kind: str, rows: int, width: int) -> torch.Tensor:
@@ -64,25 +65,23 @@ def drawn_norm(data: Any, kind: str, rows: int, width: int) -> torch.Tensor:
 def test_rounded_output(kind: str, rows: int, width: int, data: Any) -> None:
     """The bf16 output is the fp32 output, rounded once."""
     output = drawn_norm(data, kind, rows, width)
-    assert torch.equal(rounded_output(output), output.bfloat16())
+    assert torch.equal(COPIES.of(output), output.bfloat16())
 
 
 def test_rounded_output_of_special_numbers() -> None:
     """NaN, infinities, what rounds to infinity, ties and what is denormal."""
     weight = torch.tensor([torch.nan, torch.inf, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1e-39, -0.0])
-    output = rms_norm(torch.tensor([[1.0], [-1.0]]).expand(2, 7), weight, 0.0)
+    output = rms_norm(torch.tensor([[1.0], [-1.0]]).expand(2, 7), weight, 0.0, COPIES)
     torch.testing.assert_close(output[0], weight, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(
-        rounded_output(output), output.bfloat16(), rtol=0, atol=0, equal_nan=True
-    )
+    torch.testing.assert_close(COPIES.of(output), output.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_no_rounded_output() -> None:
     """Other tensors have none, also those that are computed of a norm's output."""
     x, weight = torch.randn(3, 20), torch.randn(20)
-    output = rms_norm(x, weight, EPSILON)
+    output = rms_norm(x, weight, EPSILON, COPIES)
     others = (x, output + 0, output.clone(), output.view(60), output.bfloat16())
-    assert [rounded_output(one) for one in others] == [None] * len(others)
+    assert [COPIES.of(one) for one in others] == [None] * len(others)
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -91,9 +90,9 @@ def test_no_rounded_output_after_a_change_in_place(kind: str) -> None:
     x, weight, bias = torch.randn(3, 20), torch.randn(20), torch.randn(20)
     for change in (lambda output: output.mul_(2), lambda output: output[0].zero_()):
         output = normed(kind, x, weight, bias)
-        assert rounded_output(output) is not None
+        assert COPIES.of(output) is not None
         change(output)
-        assert rounded_output(output) is None
+        assert COPIES.of(output) is None
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -103,7 +102,7 @@ def test_no_rounded_output_where_products_are_in_fp32(kind: str) -> None:
     wanted = normed(kind, *arguments)
     with torch.autocast(**BF16_PRODUCTS, enabled=False):
         output = normed(kind, *arguments)
-        assert rounded_output(output) is None
+        assert COPIES.of(output) is None
         (found,) = torch.autograd.grad(output, arguments[0], upstream)
     assert torch.equal(output, wanted)
     assert torch.equal(found, torch.autograd.grad(wanted, arguments[0], upstream)[0])
@@ -111,9 +110,9 @@ def test_no_rounded_output_where_products_are_in_fp32(kind: str) -> None:
 
 def test_no_rounded_output_after_a_change_during_inference() -> None:
     with torch.inference_mode():
-        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON)
+        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON, COPIES)
         output.mul_(2)
-        assert rounded_output(output) is None
+        assert COPIES.of(output) is None
 
 
 @pytest.mark.parametrize("kind", NORMS)
@@ -134,7 +133,7 @@ def test_gradients(kind: str, used: str, rows: int, width: int, threads: int, da
     own = (x, weight, bias) if kind == "LayerNorm" else (x, weight)
     output = normed(kind, x, weight, bias)
     outputs, upstream = [], []
-    for name, one, dtype in (("fp32", output, FP32), ("bf16", rounded_output(output), BF16)):
+    for name, one, dtype in (("fp32", output, FP32), ("bf16", COPIES.of(output), BF16)):
         if used in (name, "both"):
             outputs.append(one)
             upstream.append(data.draw(matrices(rows, width, dtype)))
@@ -151,8 +150,8 @@ def test_gradients(kind: str, used: str, rows: int, width: int, threads: int, da
 def test_arguments_that_torch_takes(weight: torch.Tensor, epsilon: float) -> None:
     x, bias = torch.randn(3, 20), torch.zeros(20)
     wanted = functional.layer_norm(x, [20], weight, bias, epsilon)
-    weight.master_weight = weight
-    torch.testing.assert_close(layer_norm(x, [20], weight, bias, epsilon), wanted)
+    with BatchContext(fp32_weights={weight: weight}, copies=COPIES):
+        torch.testing.assert_close(layer_norm(x, [20], weight, bias, epsilon), wanted)
 
 
 @pytest.mark.parametrize(("dtype", "of_weight"), [(BF16, BF16), (BF16, FP32), (FP32, BF16)])
@@ -200,7 +199,7 @@ def check_gradients(
 def test_linear_takes_the_rounded_output(kind: str) -> None:
     """The linear layer takes the rounded output only while it is that of the norm's output."""
     output = normed(kind, torch.randn(3, 20), torch.randn(20), torch.randn(20))
-    rounded, linear, weight = rounded_output(output), Linear(), torch.eye(20).bfloat16()
+    rounded, linear, weight = COPIES.of(output), Linear(), torch.eye(20).bfloat16()
     with patch.object(fp32_residuals, "linear") as product:
         linear(output, weight)
         assert product.call_args.args[0] is rounded
@@ -213,7 +212,7 @@ def test_linear_takes_the_rounded_output(kind: str) -> None:
 def test_linear_during_inference() -> None:
     """Changes in place do not show then, so it never takes the rounded output."""
     with torch.inference_mode():
-        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON)
+        output = rms_norm(torch.randn(3, 20), torch.randn(20), EPSILON, COPIES)
         for _ in range(2):
             output.mul_(1.5)
             assert torch.equal(Linear()(output, torch.eye(20).bfloat16()), output.bfloat16())

@@ -18,8 +18,9 @@ from ftcluster_kernels import cross_entropy, products, simd
 from ftcluster_kernels import linear as module
 from ftcluster_kernels.cross_entropy import linear_cross_entropy, token_losses
 from ftcluster_kernels.gradient_sums import make_sums
-from ftcluster_train.engine.optim.flat_params import FlatWeights
+from ftcluster_train.engine.optim.flat_params import FlatWeights, PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import GradientBuckets
+from ftcluster_train.patching.batch_context import sums_for
 from ftcluster_train.patching.kernel_mode import KernelMode
 from tests.engine.drawn import check_near, tensors, unit
 
@@ -122,8 +123,9 @@ class _Layers(torch.nn.Module):
         loss = functional.cross_entropy(x @ self.words.weight.T, tokens, reduction="sum")
         losses = functional.cross_entropy(x @ self.words.weight.T, tokens, reduction="none")
         if self.kernels:
-            loss = linear_cross_entropy(x, self.words.weight, tokens)
-            losses = token_losses(x, self.words.weight, tokens)
+            sums = sums_for(self.words.weight)
+            loss = linear_cross_entropy(x, self.words.weight, tokens, sums=sums)
+            losses = token_losses(x, self.words.weight, tokens, sums=sums)
         loss = loss + (losses * torch.linspace(0, 1, len(x))).sum()
         other = self.seen.weight.float().square().sum()
         other = other + 0.3 * loss
@@ -141,7 +143,8 @@ def of_buckets(model: _Layers, batches: list[torch.Tensor]) -> Iterator[Found]:
     while True:
         for number, batch in enumerate(batches):
             buckets.start_backward(last=number == len(batches) - 1)
-            with KernelMode(), torch.autocast("cpu", BF16):
+            context = weights.context(buckets.sinks, PendingGathers())
+            with KernelMode(context=context), torch.autocast("cpu", BF16):
                 model(batch).backward()
         flat = buckets.wait()
         places = {name: weights.layout.slices[p] for name, p in model.named_parameters()}
@@ -186,7 +189,7 @@ def test_rows_without_gradient_and_none_at_all() -> None:
         grad = torch.zeros(100, 64, dtype=BF16)
         grad[chosen] = torch.randn(len(chosen), 64).to(BF16)
         buckets.start_backward(last=True)
-        module.linear(input, layer.weight).backward(grad)
+        module.linear(input, layer.weight, sums=buckets.sinks.sums.get(layer.weight)).backward(grad)
         found = buckets.wait().view(64, 32)
         torch.testing.assert_close(found, grad.float().T @ input.float(), rtol=1e-4, atol=1e-4)
 
@@ -198,7 +201,8 @@ def test_whoever_looks_at_a_gradient_gets_it() -> None:
     seen: list[torch.Tensor] = []
     layer.weight.register_hook(lambda grad: seen.append(grad) or 2 * grad)
     buckets.start_backward(last=True)
-    module.linear(torch.ones(4, 32, dtype=BF16), layer.weight).sum().backward()
+    sums, ones = buckets.sinks.sums.get(layer.weight), torch.ones(4, 32, dtype=BF16)
+    module.linear(ones, layer.weight, sums=sums).sum().backward()
     assert [one.unique().item() for one in seen] == [4]
     assert buckets.wait().unique().tolist() == [8]
 
@@ -214,8 +218,10 @@ def test_a_model_is_freed_with_its_sums() -> None:
     layer = torch.nn.Linear(32, 32)
     buckets = GradientBuckets(FlatWeights(layer, BF16), 1)
     buckets.start_backward(last=True)
-    module.linear(torch.ones(4, 32, dtype=BF16), layer.weight, layer.bias).sum().backward()
+    sums, ones = buckets.sinks.sums.get(layer.weight), torch.ones(4, 32, dtype=BF16)
+    module.linear(ones, layer.weight, layer.bias, sums=sums).sum().backward()
     assert buckets.wait().any()
+    del sums
     left: list[Callable[[], Any]] = [weakref.ref(x) for x in (layer, layer.weight, buckets)]
     del layer, buckets
     gc.collect()

@@ -17,7 +17,7 @@ from ftcluster_common.recipe import Recipe, split_revision
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Adapters
 from ftcluster_kernels.lora import Adapter
-from ftcluster_kernels.nf4 import dense
+from ftcluster_kernels.nf4 import Nf4Weight, dense
 from ftcluster_train.engine.models import new_weights
 from ftcluster_train.errors import TrainError
 
@@ -77,7 +77,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
     linear = {
         name: layer
         for name, layer in linear_layers(model).items()
-        if layer.weight.requires_grad or hasattr(layer.weight, "nf4")
+        if layer.weight.requires_grad or isinstance(layer.weight, Nf4Weight)
     }
     whole = whole_modules(model)
     learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -116,7 +116,7 @@ def add_adapters(model: "PreTrainedModel", options: Adapters) -> None:
         nn.init.kaiming_uniform_(down, a=math.sqrt(5))
         up = torch.zeros(layer.out_features, options.lora_r)
         layer.lora_A, layer.lora_B = nn.Parameter(down), nn.Parameter(up)
-        layer.weight.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
+        layer.adapter = Adapter(layer.lora_A, layer.lora_B, scale, options.lora_dropout)
 
 
 def whole_modules(model: "PreTrainedModel") -> list[str]:
@@ -275,7 +275,7 @@ def add_saved_adapters(
                 problems.append(f"layer {name} has no adapter")
             elif (up.shape[0], down.shape[1]) != (layer.out_features, layer.in_features):
                 problems.append(f"layer {name} has another size")
-            elif adapter := getattr(layer.weight, "adapter", None):
+            elif isinstance(adapter := vars(layer).get("adapter"), Adapter):
                 if adapter.scale != scale:
                     problems.append(f"layer {name} is scaled by {scale}, not {adapter.scale}")
             elif merge:
@@ -317,17 +317,16 @@ def merge_adapters(model: "PreTrainedModel") -> None:
     """
     dtype: Any = None
     for layer in linear_layers(model).values():
-        weight = layer.weight
-        if hasattr(weight, "nf4"):
-            weight.data = dense(weight)
-            del weight.nf4
-        if hasattr(weight, "adapter"):
-            adapter, dtype = weight.adapter, weight.dtype
+        if isinstance(layer.weight, Nf4Weight):
+            layer.weight = nn.Parameter(dense(layer.weight), requires_grad=False)
+        if isinstance(adapter := vars(layer).get("adapter"), Adapter):
+            weight = layer.weight
+            dtype = weight.dtype
             merged = weight.float().addmm_(
                 adapter.up.float(), adapter.down.float(), alpha=adapter.scale
             )
             weight.copy_(merged)
-            del weight.adapter, layer.lora_A, layer.lora_B
+            del layer.adapter, layer.lora_A, layer.lora_B
     if dtype is not None:
         model.to(dtype)
         model.config.dtype = dtype

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig
 
 from ftcluster_common.data.class_names import are_unnamed, few, match_names
+from ftcluster_kernels.nf4 import Nf4Weight
 from ftcluster_train.engine.models import mismatched_weights, new_weights, plain_config
 from ftcluster_train.errors import TrainError
 
@@ -209,7 +210,7 @@ def output_weights(model_class: Any, config: PretrainedConfig) -> set[str]:
 def _replace(model: "PreTrainedModel", path: str, rows: Sequence[int | None]) -> None:
     """Replace a linear layer by one with these rows of it, and random ones for None."""
     old = model.get_submodule(path)
-    if type(old) is not nn.Linear or hasattr(old.weight, "nf4"):
+    if type(old) is not nn.Linear or isinstance(old.weight, Nf4Weight):
         raise TrainError(
             f"the output layer {path} of {model.name_or_path} is a {type(old).__name__}, of which "
             "single classes cannot be replaced",

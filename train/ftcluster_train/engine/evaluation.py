@@ -15,12 +15,13 @@ from ftcluster_train.comm.world import World, folder_led, gather_over_ranks
 from ftcluster_train.engine.data.sets import PREDICTED
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.generation import samples_beside_references
-from ftcluster_train.engine.optim.flat_params import PendingGathers
+from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import ROWS_FILE, Task
 from ftcluster_train.engine.tasks.predictions import predict
 from ftcluster_train.io.fsync import new_folder, write_atomically
 from ftcluster_train.io.rank_status import report
+from ftcluster_train.patching.batch_context import BatchContext
 
 PREDICTIONS = "predictions"  # the folder of a run, and the file in it
 
@@ -45,12 +46,16 @@ def evaluate(
     validation_sets: Mapping[str, Samples],
     world: World,
     bf16: bool,
+    context: BatchContext | None = None,
 ) -> Scores:
     """The task's scores, the same on every rank.
 
     Where there are several sets, each metric has the set's name: `validation_matched` gives
     `accuracy_matched`. A training measures all of them with what it chose on the first one, or on
     the one of `metric_for_best_model`.
+
+    Args:
+        context: see `predict`.
     """
     metrics, classes, texts = {}, {}, {}
     doubts: list[str] = []
@@ -58,7 +63,7 @@ def evaluate(
     sets = sorted(validation_sets, key=lambda name: not best.endswith(_suffix(name)))
     for name in sets:
         samples = validation_sets[name]
-        predictions = predict(task, model, samples, world, bf16)
+        predictions = predict(task, model, samples, world, bf16, context)
         if name == sets[0] and task.purpose == "train":
             task.fit(predictions, samples)
         of_set = task.score(predictions, samples)
@@ -85,16 +90,17 @@ class Evaluator:
     """Evaluates a model while it is trained.
 
     Args:
-        pending: what the model may not read yet after a step; a training step waits for it by
-            itself.
+        optimizer: has weights that the model may not read yet after a step, for which a training
+            step waits by itself, and the context of passes.
         bf16: whether the model computes in bf16.
     """
 
     def __init__(
-        self, task: Task, model: PreTrainedModel, pending: PendingGathers, world: World, bf16: bool,
-        log: ProgressLog,
+        self, task: Task, model: PreTrainedModel, optimizer: OptimizerStep, world: World,
+        bf16: bool, log: ProgressLog,
     ) -> None:  # fmt: skip
-        self._task, self._model, self._pending = task, model, pending
+        self._task, self._model = task, model
+        self._pending, self._context = optimizer.pending_gathers, optimizer.context
         self._world, self._bf16, self._log = world, bf16, log
 
     def compute_reference(self, job: Job, sets: Sequence[Samples]) -> None:
@@ -116,8 +122,8 @@ class Evaluator:
                 what = f"evaluating {len(samples)} samples before the first step"
                 self._log.write("phase", doing=what)
                 self._pending.wait()
-                model = self._model if other is None else other
-                predictions = predict(self._task, model, samples, self._world, self._bf16)
+                model, context = (self._model, self._context) if other is None else (other, None)
+                predictions = predict(self._task, model, samples, self._world, self._bf16, context)
                 if folder_led(self._world.rank, job.shared_folder) is not None:
                     write_atomically(job.run_dir / name, json.dumps(predictions))
             if said := self._task.set_reference(samples, predictions):
@@ -128,7 +134,9 @@ class Evaluator:
         """The scores after a step, which are logged; the model is ready to train again."""
         self._pending.wait()
         began = time.perf_counter()
-        scores: Scores = evaluate(self._task, self._model, sets, self._world, self._bf16)
+        scores: Scores = evaluate(
+            self._task, self._model, sets, self._world, self._bf16, self._context
+        )
         seconds = round(time.perf_counter() - began, 3)
         self._log.write("evaluation", step=step, epoch=epoch, seconds=seconds, **scores._asdict())
         self._model.train()

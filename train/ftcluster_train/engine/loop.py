@@ -1,7 +1,7 @@
 """The training loop: data-parallel, every rank takes the same steps on its share of each batch.
 
-`train` reads from top to bottom: data, model, optimizer, then for each step a batch, forward and
-backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save. Tasks
+`train` names the phases, which are methods of `_Loop`: set up, then for each step a batch, forward
+and backward passes and the optimizer (`ftcluster_train.engine.step`), log, evaluate, save. Tasks
 (batches, losses, metrics) are in `ftcluster_train.engine.tasks`, faster versions of torch functions
 in `ftcluster_kernels`.
 """
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
@@ -31,6 +31,7 @@ from ftcluster_train.engine.snapshots import Snapshots
 from ftcluster_train.engine.state_files import resume, state_folders
 from ftcluster_train.engine.step import (
     Batches,
+    StepBatch,
     StepResult,
     enable_gradient_checkpointing,
     make_step,
@@ -40,6 +41,7 @@ from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.engine.train_state import Intervals, TrainState
 from ftcluster_train.errors import TrainError, TrainingStopped
 from ftcluster_train.io.rank_status import report
+from ftcluster_train.patching.kernel_mode import KernelMode
 from ftcluster_train.patching.patch_model import (
     Optimizations,
     disable_dropout,
@@ -88,125 +90,208 @@ def train(
         TrainError: the loss is not finite, the ranks have diverged, the recipe asks for something
             that this transformers does not have, or for IPEX, which cannot be loaded.
     """
-    settings, bf16 = job.recipe.training, job.precision == "bf16"
-    torch.use_deterministic_algorithms(settings.full_determinism)
+    loop = _Loop(
+        job, task, model, train_set, validation_sets, world, log, optimizations, stop_asked, check
+    )
+    loop.evaluate_at_start()
+    for step, indices in loop.batches.after(loop.state.step):
+        loop.take_step(step, indices)
+        if loop.evaluate_and_save():
+            break
+        loop.take_snapshot()
+    return loop.finish()
 
-    # data: which samples each step takes; every rank computes the same list
-    batches = Batches(job, task, train_set, world, optimizations.group_by_length)
-    intervals = Intervals(settings, batches.steps_per_epoch, batches.steps)
 
-    if task.disables_dropout:
-        disable_dropout(model)
+class _Loop:
+    """A training: what it is made of, and its phases in the order in which `train` calls them.
 
-    # model: its calls of torch functions go to our kernels while `kernels` is active
-    if job.ipex:  # its linear layers do not call torch's function, which the fused loss overrides
-        optimizations = replace(optimizations, cross_entropy=False)
-    kernels = patch_model(model, task, job.recipe.attention_dropout, optimizations, log)
-    if settings.gradient_checkpointing:
-        enable_gradient_checkpointing(model, kernels)
+    Args are those of `train`.
 
-    # optimizer: fp32 master weights, the model's own in bf16 or fp32
-    optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
-    kernels.pending_gathers = optimizer.pending_gathers
-    schedule = make_schedule(optimizer.adamw, settings, batches.steps)
-    evaluator = Evaluator(task, model, optimizer.pending_gathers, world, bf16, log)
-    if task.needs_reference:
-        evaluator.compute_reference(job, [train_set, *validation_sets.values()])
-    log_start(job, model, train_set, batches, world, log)
+    Attributes:
+        batches: the samples of each step; every rank computes the same list.
+        state: where the training is; after a restart or of a run that is continued, not at 0.
+    """
 
-    # state: of this run after a restart, or of the run that it continues
-    snapshots = Snapshots(
-        job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world, log.notice,
-        job.shared_folder,
-    )  # fmt: skip
-    state = resume(job, optimizer, world, new_state(job, model, train_set, batches, world), log)
-    if state.step:
-        set_step(schedule, state.step)
-    checkpoints = Checkpoints(job, state.step, world, log, check)
-    first_step, seconds_before = state.step + 1, state.seconds
-    task.use_scores(state.classes)
-    choose_best = settings.load_best_model_at_end or settings.save_strategy == "best"
-    compares = choose_best or settings.early_stopping_patience is not None
-    compared = False  # whether ranks were compared after weights changed
-    times = StepTimes(optimizer.traffic, world)
-    training_step = make_step(task, model, optimizer, kernels, times, bf16)
-    if settings.eval_on_start and first_step == 1:
-        with times.pause():
-            state.metrics, state.classes, _ = evaluator.evaluate(validation_sets, 0, 0.0)
-    model.train()
-    for step, indices in batches.after(state.step):
+    def __init__(
+        self, job: Job, task: Task, model: PreTrainedModel, train_set: Samples,
+        validation_sets: Mapping[str, Samples], world: World, log: ProgressLog,
+        optimizations: Optimizations, stop_asked: Callable[[], bool], check: SavedCheck | None,
+    ) -> None:  # fmt: skip
+        self._job, self._task, self._model, self._world, self._log = job, task, model, world, log
+        self._validation_sets, self._stop_asked = validation_sets, stop_asked
+        self._settings, bf16 = job.recipe.training, job.precision == "bf16"
+        torch.use_deterministic_algorithms(self._settings.full_determinism)
+        self.batches = Batches(job, task, train_set, world, optimizations.group_by_length)
+        self._intervals = Intervals(
+            self._settings, self.batches.steps_per_epoch, self.batches.steps
+        )
+        kernels = self._patch(optimizations)
+        # fp32 master weights, the model's own in bf16 or fp32
+        optimizer = make_optimizer_step(job, model, world.size, optimizations.bf16_weights)
+        self._optimizer = optimizer
+        self._schedule = make_schedule(optimizer.adamw, self._settings, self.batches.steps)
+        self._evaluator = Evaluator(task, model, optimizer, world, bf16, log)
+        if task.needs_reference:
+            self._evaluator.compute_reference(job, [train_set, *validation_sets.values()])
+        log_start(job, model, train_set, self.batches, world, log)
+        self._resume(new_state(job, model, train_set, self.batches, world), check)
+        self._times = StepTimes(optimizer.traffic, world)
+        self._training_step = make_step(task, model, optimizer, kernels, self._times, bf16)
+        # of the latest step
+        self._learning_rate, self._pausing, self._stopping = 0.0, False, False
+
+    def _patch(self, optimizations: Optimizations) -> KernelMode:
+        """Change the model; its calls of torch functions go to our kernels in the mode returned."""
+        if self._task.disables_dropout:
+            disable_dropout(self._model)
+        if self._job.ipex:  # its linear layers do not call the function that the loss overrides
+            optimizations = replace(optimizations, cross_entropy=False)
+        dropout = self._job.recipe.attention_dropout
+        kernels = patch_model(self._model, self._task, dropout, optimizations, self._log)
+        if self._settings.gradient_checkpointing:
+            enable_gradient_checkpointing(self._model, kernels)
+        return kernels
+
+    def _resume(self, new: TrainState, check: SavedCheck | None) -> None:
+        """Take the state of this run after a restart, or of the run that it continues."""
+        job, world = self._job, self._world
+        self._snapshots = Snapshots(
+            job.run_dir / "snapshots", job.snapshot_seconds, job.shard_optimizer, world,
+            self._log.notice, job.shared_folder,
+        )  # fmt: skip
+        self.state = resume(job, self._optimizer, world, new, self._log)
+        if self.state.step:
+            set_step(self._schedule, self.state.step)
+        self._checkpoints = Checkpoints(job, self.state.step, world, self._log, check)
+        self._first_step, self._seconds_before = self.state.step + 1, self.state.seconds
+        self._compared = False  # whether ranks were compared after weights changed
+        self._task.use_scores(self.state.classes)
+
+    def evaluate_at_start(self) -> None:
+        """Evaluate before the first step, if the recipe asks for it, and get ready to train."""
+        if self._settings.eval_on_start and self._first_step == 1:
+            with self._times.pause():
+                self._evaluate(0, 0.0)
+        self._model.train()
+
+    def take_step(self, step: int, indices: Sequence[int]) -> None:
+        """Learn a batch, compare the ranks once, and log.
+
+        Raises:
+            TrainError: the loss is not finite, or the ranks have diverged.
+        """
         report(step, "forward")
-        optimizer.control_flags.copy_(torch.tensor([stop_asked(), snapshots.is_pausing()]))
-        with times:
-            batch = batches.read(step, indices)
-        learning_rate = schedule.get_last_lr()[0]
+        optimizer, state = self._optimizer, self.state
+        flags = [self._stop_asked(), self._snapshots.is_pausing()]
+        optimizer.control_flags.copy_(torch.tensor(flags))
+        with self._times:
+            batch = self.batches.read(step, indices)
+        self._learning_rate = self._schedule.get_last_lr()[0]
         optimizer.start_batch(batch.by_rank)
-        done = training_step.run(batch)
-        if step == first_step:
-            used = training_step.kernels_used  # None: this rank has no sample in the first step
-            log.write("kernels", used=used or [])
-            if used is not None and (own := left_alone(model, used)):
-                log.notice(own)
+        done = self._training_step.run(batch)
+        if step == self._first_step:
+            self._log_kernels()
         if not math.isfinite(done.grad_norm):  # the weights were not updated
-            saved = None
-            if step > first_step:
-                optimizer.synchronize()
-                saved = checkpoints.save(optimizer, task, state)
-            raise not_finite_error(step, done.loss, batch.share, saved)
-        schedule.step()
-        times.end_step(done.loss, batch.tokens)
-        state.step, state.samples = step, state.samples + batch.samples
-        state.seconds = seconds_before + times.train_seconds
+            self._fail(step, done, batch)
+        self._schedule.step()
+        self._times.end_step(done.loss, batch.tokens)
+        seconds = self._seconds_before + self._times.train_seconds
+        state.advance(step, batch.samples, seconds)
         # whether any rank was asked to stop, and whether any is pausing
-        asked, pausing = map(bool, optimizer.control_flags)
-        stopping = asked and step < batches.steps
+        asked, self._pausing = map(bool, optimizer.control_flags)
+        self._stopping = asked and step < self.batches.steps
+        self._compare_ranks(step)
+        if self._intervals.logs(step):
+            rate = self._schedule.get_last_lr()[0]
+            log_step(state, done, rate, self._intervals, self._times, self._log)
 
-        # once: do all ranks have the same gradients and weights? (0 at the start of a warm-up)
-        if learning_rate > 0 and not compared:
-            compared = True
-            check_equal_on_ranks(optimizer.gradients_digest(), step, "gradients")
-            check_equal_weights(optimizer, step, log)
+    def _log_kernels(self) -> None:
+        used = self._training_step.kernels_used  # None: this rank has no sample in the first step
+        self._log.write("kernels", used=used or [])
+        if used is not None and (own := left_alone(self._model, used)):
+            self._log.notice(own)
 
-        if intervals.logs(step):
-            log_step(state, done, schedule.get_last_lr()[0], intervals, times, log)
+    def _fail(self, step: int, done: StepResult, batch: StepBatch) -> NoReturn:
+        """Save the model before a step whose loss or gradients are not finite, and raise."""
+        saved = None
+        if step > self._first_step:
+            self._optimizer.synchronize()
+            saved = self._checkpoints.save(self._optimizer, self._task, self.state)
+        raise not_finite_error(step, done.loss, batch.share, saved)
 
-        evaluates, saves = intervals.evaluates(step), intervals.saves(step)
-        if evaluates or saves or stopping:
-            optimizer.synchronize()
-            with times.pause():
-                if evaluates:
-                    report(step, "evaluating")
-                    epoch = intervals.epoch(step)
-                    scores = evaluator.evaluate(validation_sets, step, epoch)
-                    state.metrics, state.classes = scores.metrics, scores.classes
-                    better = compares and state.update_best(settings)
-                    saves |= choose_best and better
-                if saves or stopping:
-                    report(step, "saving")
-                    check_equal_weights(optimizer, step, log)
-                    checkpoints.save(optimizer, task, state)
-            if evaluates and step < batches.steps and state.stops(settings):
-                log.notice(state.stopped_early(settings))
-                break
-            if stopping:
-                snapshots.wait()
-                raise TrainingStopped
-        if not pausing:
-            snapshots.take(optimizer, state)
+    def _compare_ranks(self, step: int) -> None:
+        """Make sure once that all ranks have the same gradients and weights."""
+        if self._learning_rate > 0 and not self._compared:  # it is 0 at the start of a warm-up
+            self._compared = True
+            check_equal_on_ranks(self._optimizer.gradients_digest(), step, "gradients")
+            check_equal_weights(self._optimizer, step, self._log)
 
-    optimizer.synchronize()
-    seconds = seconds_before + times.train_seconds
-    report(state.step, "saving")
-    check_equal_weights(optimizer, state.step, log)
-    snapshots.wait()
-    trained = optimizer.detach(wanted=world.rank == 0)
-    metrics, classes, at = state.metrics, state.classes, state.step
-    if settings.load_best_model_at_end and checkpoints.load_best(
-        trained, state, state_folders(job)
-    ):
-        metrics, classes, at = state.best_metrics, state.best_classes, state.best_step or at
-    task.use_scores(classes)
-    return LoopResult(metrics, seconds, state.samples / seconds, classes, at), trained
+    def evaluate_and_save(self) -> bool:
+        """Evaluate and save after a step where it is time to; returns True if training ends early.
+
+        Raises:
+            TrainingStopped: a rank was asked to stop; the state is saved.
+            TrainError: the ranks have diverged.
+        """
+        settings, state, step = self._settings, self.state, self.state.step
+        evaluates, saves = self._intervals.evaluates(step), self._intervals.saves(step)
+        if not (evaluates or saves or self._stopping):
+            return False
+        self._optimizer.synchronize()
+        with self._times.pause():
+            if evaluates:
+                report(step, "evaluating")
+                self._evaluate(step, self._intervals.epoch(step))
+                saves |= self._is_best()
+            if saves or self._stopping:
+                report(step, "saving")
+                check_equal_weights(self._optimizer, step, self._log)
+                self._checkpoints.save(self._optimizer, self._task, state)
+        if evaluates and step < self.batches.steps and state.stops(settings):
+            self._log.notice(state.stopped_early(settings))
+            return True
+        if self._stopping:
+            self._snapshots.wait()
+            raise TrainingStopped
+        return False
+
+    def _evaluate(self, step: int, epoch: float) -> None:
+        scores = self._evaluator.evaluate(self._validation_sets, step, epoch)
+        self.state.take_scores(scores.metrics, scores.classes)
+
+    def _is_best(self) -> bool:
+        """Return True if the latest evaluation is the best one and its model has to be saved."""
+        settings = self._settings
+        chooses = settings.load_best_model_at_end or settings.save_strategy == "best"
+        compares = chooses or settings.early_stopping_patience is not None
+        return compares and self.state.update_best(settings) and chooses
+
+    def take_snapshot(self) -> None:
+        """Snapshot the state, if it is time to and no rank is pausing."""
+        if not self._pausing:
+            self._snapshots.take(self._optimizer, self.state)
+
+    def finish(self) -> tuple[LoopResult, PreTrainedModel]:
+        """Return what the training has measured, and the last model or the best one.
+
+        Raises:
+            TrainError: the ranks have diverged.
+        """
+        state = self.state
+        self._optimizer.synchronize()
+        seconds = self._seconds_before + self._times.train_seconds
+        report(state.step, "saving")
+        check_equal_weights(self._optimizer, state.step, self._log)
+        self._snapshots.wait()
+        trained = self._optimizer.detach(wanted=self._world.rank == 0)
+        metrics, classes, at = state.metrics, state.classes, state.step
+        if self._settings.load_best_model_at_end and self._checkpoints.load_best(
+            trained, state, state_folders(self._job)
+        ):
+            metrics, classes = state.best_metrics, state.best_classes
+            at = state.best_step or at
+        self._task.use_scores(classes)
+        return LoopResult(metrics, seconds, state.samples / seconds, classes, at), trained
 
 
 def log_start(

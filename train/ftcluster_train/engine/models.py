@@ -29,7 +29,6 @@ from ftcluster_kernels.nf4 import in_nf4
 from ftcluster_train.engine.data.pieces import Piece
 from ftcluster_train.engine.optim.flat_params import fp32_parameters
 from ftcluster_train.errors import TrainError, first_line
-from ftcluster_train.patching.exact_heads import with_exact_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -220,7 +219,7 @@ def load_model(
         keyword["quantization_config"] = NF4
     try:
         if recipe.from_scratch:
-            return with_exact_head(model_class.from_config(config, **keyword))
+            return model_class.from_config(config, **keyword)
         loaded, info = model_class.from_pretrained(
             model,
             config=config,
@@ -254,7 +253,6 @@ def load_model(
             f"{recipe.model} is not trained for {recipe.task}: it has no weights {missing[0]}",
             "use the model of a run: ftcluster fetch RUN DIR, then --model DIR",
         )
-    with_exact_head(loaded)
     if in_4bit:
         _with_plain_layers(loaded)
     if dtype != torch.float32:

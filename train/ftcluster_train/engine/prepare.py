@@ -30,9 +30,10 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import transformers
 from transformers import AutoModelForSequenceClassification, PretrainedConfig
@@ -130,22 +131,7 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         return notices
 
     version = _data_version(recipe)
-    settings = {
-        "task": recipe.task,
-        "options": asdict(recipe.options),
-        "split": recipe.training.data_seed,
-        "purpose": job.purpose,
-        "classes": trained.label2id if trained else None,
-        "longest": longest,
-        "task_settings": task.sample_settings(),
-        "data": recipe.data if recipe.data.startswith(GENERATED) else version or "",
-        "transformers": transformers.__version__,
-        # with which the classes have to go together
-        "checked": [recipe.training.metric_for_best_model, recipe.training.label_smoothing_factor],
-        "earlier": hash_of(sorted(number >> 1 for number in earlier)),
-        **({"code": job.code.task.sha256} if job.code.task else {}),
-        **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
-    }
+    settings = _token_settings(job, task, trained, longest, version, earlier)
     paths = [Path(name) for name in (folder, recipe.data, teacher) if name and Path(name).exists()]
     # another build of this package may have written other columns
     key = token_key(settings, [Path(__file__).parent, *paths])
@@ -169,6 +155,39 @@ def prepare(job: Job, weights: bool = True) -> Inputs:
         f"{what} {getattr(recipe, what)}: commit {commit}" for what, commit in known.items()
     ]
     return Inputs(model, folder, str(samples), notices + more, report, teacher, known, adapters)
+
+
+def _token_settings(
+    job: Job, task: Task, trained: PretrainedConfig | None, longest: int | None,
+    version: Mapping[str, Sequence[str]], earlier: Collection[int],
+) -> dict[str, Any]:  # fmt: skip
+    """Return what the tokens of the data depend on beside files.
+
+    Args:
+        trained: configuration of the model, unless it is to be trained.
+        longest: tokens that the model takes.
+        version: commits of the data.
+        earlier: hashes of the rows that the model was trained on.
+    """
+    return {
+        "task": job.recipe.task,
+        "options": asdict(job.recipe.options),
+        "split": job.recipe.training.data_seed,
+        "purpose": job.purpose,
+        "classes": trained.label2id if trained else None,
+        "longest": longest,
+        "task_settings": task.sample_settings(),
+        "data": job.recipe.data if job.recipe.data.startswith(GENERATED) else version or "",
+        "transformers": transformers.__version__,
+        # with which the classes have to go together
+        "checked": [
+            job.recipe.training.metric_for_best_model,
+            job.recipe.training.label_smoothing_factor,
+        ],
+        "earlier": hash_of(sorted(number >> 1 for number in earlier)),
+        **({"code": job.code.task.sha256} if job.code.task else {}),
+        **({"own_metrics": task.own_metric_names} if task.own_metric_names else {}),
+    }
 
 
 def _check_ends(task: Task, config: PretrainedConfig, folder: Path) -> None:

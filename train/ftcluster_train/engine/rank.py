@@ -34,6 +34,7 @@ from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 from ftcluster_kernels.nf4 import dtype_of, shape_of
 from ftcluster_train.comm.world import (
+    World,
     abandon_world,
     check_equal_samples,
     gather_over_ranks,
@@ -60,7 +61,7 @@ from ftcluster_train.engine.data.run_inputs import Inputs, read_inputs
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.evaluation import run_on_sets
 from ftcluster_train.engine.generation import generate
-from ftcluster_train.engine.loop import train
+from ftcluster_train.engine.loop import LoopResult, train
 from ftcluster_train.engine.model_card import MeasuredModel, write_card
 from ftcluster_train.engine.models import (
     check_tokens,
@@ -105,9 +106,20 @@ def run(job: Job) -> None:
     if job.purpose == GENERATE:
         log.write("phase", doing="loading the model")
         generate(job, inputs, log, stop_asked)
-        leave_world()
-        return
-    log.write("phase", doing="loading model and data")
+    else:
+        log.write("phase", doing="loading model and data")
+        task, model, samples = _load_checked(job, inputs, log)
+        if job.purpose == "train":
+            _train(job, inputs, task, model, samples, world, log, events, stop_asked)
+        else:
+            _measure(job, inputs, task, model, samples, world, log)
+    leave_world()
+
+
+def _load_checked(
+    job: Job, inputs: Inputs, log: ProgressLog
+) -> tuple[Task, PreTrainedModel, dict[str, Samples]]:
+    """Load task, model and samples, compare them over the ranks, and log what users should know."""
     log.write("data", **inputs.report)
     for notice in inputs.notices:
         log.notice(notice)
@@ -122,20 +134,32 @@ def run(job: Job) -> None:
     task.check_model(model)
     for notice in task.model_notices:
         log.notice(notice)
-    if job.purpose == "train" and (said := new_weights_notice(model, not task.trains_head)):
-        log.notice(said)
-    if said := head_notice(model):
-        log.notice(said)
-    if job.purpose != "train":
-        count = sum(map(len, samples.values()))
-        log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
-        result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
-        say_never_predicted(log, result.get("classes", {}))
-        for notice in task.score_notices:
-            log.notice(notice)
-        log.write("result", **result)
-        leave_world()
-        return
+    if job.purpose == "train" and (notice := new_weights_notice(model, not task.trains_head)):
+        log.notice(notice)
+    if notice := head_notice(model):
+        log.notice(notice)
+    return task, model, samples
+
+
+def _measure(
+    job: Job, inputs: Inputs, task: Task, model: PreTrainedModel, samples: dict[str, Samples],
+    world: World, log: ProgressLog,
+) -> None:  # fmt: skip
+    """Evaluate or predict."""
+    count = sum(map(len, samples.values()))
+    log.write("phase", doing=f"{DOING[job.purpose]} {count} samples")
+    result = run_on_sets(job, task, model, samples, Path(inputs.samples), world)
+    say_never_predicted(log, result.get("classes", {}))
+    for notice in task.score_notices:
+        log.notice(notice)
+    log.write("result", **result)
+
+
+def _train(
+    job: Job, inputs: Inputs, task: Task, model: PreTrainedModel, samples: dict[str, Samples],
+    world: World, log: ProgressLog, events: EventWriter | None, stop_asked: Callable[[], bool],
+) -> None:  # fmt: skip
+    """Train, and save the model on rank 0."""
     adapters = job.recipe.adapters
     if adapters:
         set_seed(job.recipe.training.seed)
@@ -167,24 +191,32 @@ def run(job: Job) -> None:
         if trackers:
             trackers.close(failed=sys.exc_info()[0] is not None)
     if check:
-        log.write("phase", doing="saving the model")
-        folder = job.run_dir / "model"
-        outputs = check.outputs(trained)
-        if merged:
-            merge_adapters(trained)
-        measured = MeasuredModel(done.metrics, done.classes, done.step, world.size)
-        save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
-        log.write("phase", doing="comparing the saved model with the trained one")
-        check.check(folder, trained, outputs)
-        say_never_predicted(log, done.classes, job.recipe.options)
-        for notice in task.score_notices:
-            log.notice(notice)
-        log.write("result", model=str(folder), world_size=world.size, **asdict(done))
+        _save(job, task, trained, done, world, log, check)
     gather_over_ranks("saved")  # until then a restart needs the snapshots
     if host_led(world.rank) is not None:
         for run in job.run_dirs:
             shutil.rmtree(run / "snapshots", ignore_errors=True)
-    leave_world()
+
+
+def _save(
+    job: Job, task: Task, trained: PreTrainedModel, done: LoopResult, world: World,
+    log: ProgressLog, check: SavedCheck,
+) -> None:  # fmt: skip
+    """Save the trained model, and make sure that it can be loaded as it was trained."""
+    adapters = job.recipe.adapters
+    log.write("phase", doing="saving the model")
+    folder = job.run_dir / "model"
+    outputs = check.outputs(trained)
+    if adapters is not None and adapters.merge_adapters:
+        merge_adapters(trained)
+    measured = MeasuredModel(done.metrics, done.classes, done.step, world.size)
+    save_model(trained, task, folder, lambda path: write_card(path, job, task, measured))
+    log.write("phase", doing="comparing the saved model with the trained one")
+    check.check(folder, trained, outputs)
+    say_never_predicted(log, done.classes, job.recipe.options)
+    for notice in task.score_notices:
+        log.notice(notice)
+    log.write("result", model=str(folder), world_size=world.size, **asdict(done))
 
 
 def check_equal_commits(inputs: Inputs) -> None:

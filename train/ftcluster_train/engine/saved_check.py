@@ -15,6 +15,7 @@ from ftcluster_train.engine.models import call_model, dtype_keyword
 from ftcluster_train.engine.progress import ProgressLog
 from ftcluster_train.engine.tasks.base import Task
 from ftcluster_train.errors import TrainError, first_line
+from ftcluster_train.patching.batch_context import context_of
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 SAMPLES = 4  # that both models compute
@@ -48,7 +49,7 @@ class SavedCheck:
 
     def outputs(self, model: PreTrainedModel) -> Mapping[str, torch.Tensor]:
         """What a model in memory computes of the samples; its adapters need our kernels."""
-        with KernelMode():
+        with KernelMode(context=context_of(model)):
             outputs: Mapping[str, torch.Tensor] = self._compute(model)
         return outputs
 

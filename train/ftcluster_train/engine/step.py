@@ -156,7 +156,7 @@ class TrainingStep:
     def run(self, batch: StepBatch) -> StepResult:
         """Take one step; every rank calls it, also with a batch in which it has no sample."""
         torch.manual_seed(batch.dropout_seed)
-        with self._kernels:
+        with self._optimizer.context, self._kernels:
             loss = self._add_gradients(batch)
         report(batch.step, "all-reduce")
         return StepResult(loss, self._optimizer.step())

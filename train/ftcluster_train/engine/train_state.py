@@ -99,6 +99,20 @@ class TrainState:
     settings: dict[str, Any] = field(default_factory=dict)
     layout: list[str] = field(default_factory=list)
 
+    def advance(self, step: int, samples: int, seconds: float) -> None:
+        """Take note of a step.
+
+        Args:
+            samples: samples of all ranks in this step.
+            seconds: seconds of training until now.
+        """
+        self.step, self.seconds = step, seconds
+        self.samples += samples
+
+    def take_scores(self, metrics: dict[str, float], classes: dict[str, Any]) -> None:
+        """Keep what the latest evaluation has measured."""
+        self.metrics, self.classes = metrics, classes
+
     def update_best(self, training: Training) -> bool:
         """Whether `metrics` are better than all before; equal ones and NaN are not.
 

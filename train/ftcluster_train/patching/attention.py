@@ -20,7 +20,7 @@ from ftcluster_kernels.attention import (
     masked,
 )
 from ftcluster_kernels.documents import (
-    CAUSAL,
+    CausalDocumentMask,
     DocumentMask,
     Group,
     document_mask,
@@ -173,7 +173,7 @@ class Attention:
 
         Queries whose heads share keys are rows of one matrix, so keys need not be repeated.
         """
-        lengths, causal = mask.flatten().tolist(), mask.dtype == CAUSAL
+        lengths, causal = mask.flatten().tolist(), isinstance(mask, CausalDocumentMask)
         exact = self._exact_dropout
         if self.guard(query, key, value, mask, p, enable_gqa=True) is None:
             output = attention_of_documents(query, key, value, lengths, scale, p, exact, causal)

@@ -2,41 +2,34 @@
 
 bf16 has three digits. Rounded to it, scores of different texts are equal, and a number near 1,500
 is a multiple of 8. Such a layer has few outputs, so fp32 costs nothing; the layers before it stay
-in bf16. Its weights are marked, kept in fp32 in training (`engine.optim.flat_params`), and computed
-by `fp32_residuals.Linear`.
+in bf16. Its weights are kept in fp32 in training (`engine.optim.flat_params`), and computed by
+`fp32_residuals.Linear`.
 """
-
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from ftcluster_kernels.products import torch_linear
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
+def exact_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the weights of the last layer of a model that has `num_labels` outputs.
 
-def with_exact_head(model: "PreTrainedModel") -> "PreTrainedModel":
-    """Mark the weights of the last layer of a model that has `num_labels` outputs; returns it.
-
-    The last layer of a language model has as many outputs as its vocabulary has tokens, and is not
-    marked. A model without a head has no layer outside its `base_model`.
+    The last layer of a language model has as many outputs as its vocabulary has tokens, and is none
+    of these. A model without a head has no layer outside its `base_model`.
     """
+    base = getattr(model, "base_model", None)
+    if not isinstance(base, nn.Module):  # no model of transformers
+        return set()
     outputs = getattr(model.config, "num_labels", 0)
-    inside = set(model.base_model.modules())
-    vocabulary = model.get_output_embeddings()
-    for module in model.modules():
-        linear = isinstance(module, nn.Linear) and module.out_features == outputs
-        if linear and module not in inside and module is not vocabulary:
-            for parameter in module.parameters():
-                parameter.exact = True
-    return model
-
-
-def is_exact(parameter: torch.Tensor) -> bool:
-    """Return True if a parameter is one of a marked layer."""
-    return getattr(parameter, "exact", False)
+    inside, vocabulary = set(base.modules()), model.get_output_embeddings()
+    return {
+        parameter
+        for module in model.modules()
+        if isinstance(module, nn.Linear) and module.out_features == outputs
+        if module not in inside and module is not vocabulary
+        for parameter in module.parameters()
+    }
 
 
 def exact_linear(

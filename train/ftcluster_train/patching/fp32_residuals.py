@@ -12,13 +12,19 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ftcluster_kernels.gradient_sums import sums_of
+from ftcluster_kernels.gradient_sums import GradientSums, unless_hooked
 from ftcluster_kernels.linear import linear
 from ftcluster_kernels.lora import linear_with_adapter
-from ftcluster_kernels.nf4 import dtype_of, linear_in_nf4
-from ftcluster_kernels.norms import fits_norm, norm, rounded_output
+from ftcluster_kernels.nf4 import Nf4Weight, dtype_of, linear_in_nf4
+from ftcluster_kernels.norms import fits_norm, norm
 from ftcluster_kernels.products import torch_linear
-from ftcluster_train.patching.exact_heads import exact_linear, is_exact
+from ftcluster_train.patching.batch_context import (
+    NOTHING,
+    BatchContext,
+    RowGradients,
+    current_context,
+)
+from ftcluster_train.patching.exact_heads import exact_linear
 from ftcluster_train.patching.registry import FunctionPatch, always
 from ftcluster_train.patching.skipped_rows import rows_read
 
@@ -28,11 +34,11 @@ torch_layer_norm = functional.layer_norm
 torch_embedding = functional.embedding
 
 
-def _has_master_weight(
+def _has_fp32_weight(
     _: torch.Tensor, __: Sequence[int], weight: torch.Tensor | None = None, *___: Any, **____: Any
 ) -> str | None:
     """Weights that the training keeps in fp32 beside their copies in bf16."""
-    return None if hasattr(weight, "master_weight") else ""
+    return None if weight in (current_context() or NOTHING).fp32_weights else ""
 
 
 def layer_norm(
@@ -49,11 +55,12 @@ def layer_norm(
         and len(normalized_shape) == 1
         and fits_norm(weight, bias, input.shape[-1])
     ):
-        return norm(input, weight, bias, eps, centered=True)
+        copies = (current_context() or NOTHING).copies
+        return norm(input, weight, bias, eps, centered=True, copies=copies)
     return torch_layer_norm(input, normalized_shape, weight, bias, eps)
 
 
-LAYER_NORM = FunctionPatch(functional, torch_layer_norm, _has_master_weight, layer_norm)
+LAYER_NORM = FunctionPatch(functional, torch_layer_norm, _has_fp32_weight, layer_norm)
 
 
 def _is_plain_embedding(
@@ -67,7 +74,7 @@ def _is_plain_embedding(
     **___: Any,
 ) -> str | None:
     """Weights in bf16 or of large tables, without max_norm, scaling and sparse gradients."""
-    ours = weight.dtype == torch.bfloat16 or _takes_rows(weight)
+    ours = weight.dtype == torch.bfloat16 or _row_gradients(weight) is not None
     return None if ours and max_norm is None and not scale_grad_by_freq and not sparse else ""
 
 
@@ -76,8 +83,8 @@ def embedding(
 ) -> torch.Tensor:
     """As `torch.nn.functional.embedding`, in fp32."""
     padding = -1 if padding_idx is None else padding_idx % len(weight)
-    master_weight = getattr(weight, "master_weight", weight)
-    output: torch.Tensor = _Embedding.apply(weight, master_weight, input, padding)
+    values = (current_context() or NOTHING).fp32_weights.get(weight, weight)
+    output: torch.Tensor = _Embedding.apply(weight, values, input, padding, _row_gradients(weight))
     return output
 
 
@@ -85,44 +92,48 @@ EMBEDDING = FunctionPatch(functional, torch_embedding, _is_plain_embedding, embe
 
 
 class _Embedding(torch.autograd.Function):  # type: ignore[misc]
-    """Rows of the fp32 master weight; the gradient belongs to the weight, in its dtype.
+    """Rows of the values in fp32; the gradient belongs to the weight, in its dtype.
 
-    Gradients of equal tokens are summed in fp32. Those of a large vocabulary go to the weight's
-    `row_gradients`, where GradientBuckets takes them: a batch has few of its rows.
+    Gradients of equal tokens are summed in fp32. With `row_gradients` they go there, because a
+    batch has few rows of a large vocabulary.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         weight: torch.Tensor,
-        master_weight: torch.Tensor,
+        values: torch.Tensor,
         tokens: torch.Tensor,
         padding: int,
+        row_gradients: RowGradients | None,
     ) -> torch.Tensor:
         ctx.save_for_backward(tokens)
-        ctx.weight, ctx.padding = weight, padding
-        return master_weight[tokens].float()
+        ctx.weight, ctx.padding, ctx.row_gradients = weight, padding, row_gradients
+        return values[tokens].float()
 
     @staticmethod
     def backward(
         ctx: Any, grad_output: torch.Tensor
-    ) -> tuple[torch.Tensor | None, None, None, None]:
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
         (tokens,) = ctx.saved_tensors
         weight = ctx.weight
         present, places = torch.unique(tokens, return_inverse=True)
         sums = torch.zeros(len(present), weight.shape[1], dtype=torch.float32, device="cpu")
         sums.index_add_(0, places.flatten(), grad_output.reshape(-1, weight.shape[1]))
         sums[present == ctx.padding] = 0
-        if _takes_rows(weight):
-            weight.row_gradients.append((present, sums))
-            return None, None, None, None
+        if ctx.row_gradients is not None:
+            ctx.row_gradients.append((present, sums))
+            return None, None, None, None, None
         grad_weight = torch.zeros_like(weight)
         grad_weight[present] = sums.to(weight.dtype)
-        return grad_weight, None, None, None
+        return grad_weight, None, None, None, None
 
 
-def _takes_rows(weight: torch.Tensor) -> bool:
-    return weight.numel() >= MANY_ELEMENTS and hasattr(weight, "row_gradients")
+def _row_gradients(weight: torch.Tensor) -> RowGradients | None:
+    """Return where the gradients of a large table's rows go, or None if it gets one gradient."""
+    if weight.numel() < MANY_ELEMENTS:
+        return None
+    return (current_context() or NOTHING).sinks.rows.get(weight)
 
 
 class Linear:
@@ -149,24 +160,36 @@ class Linear:
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """As torch's."""
+        context = current_context() or NOTHING
+        return self._output(context, input, weight, bias, context.sinks.sums.get(weight))
+
+    def _output(
+        self,
+        context: BatchContext,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        sums: GradientSums | None,
+    ) -> torch.Tensor:
         if weight is self._head:
             return input if self._head_factor == 1 else input * self._head_factor
-        if is_exact(weight):
+        if weight in context.exact_weights:
             return exact_linear(input, weight, bias)
         if input.dtype == torch.float32 and dtype_of(weight) == torch.bfloat16:
-            rounded = rounded_output(input)
+            rounded = None if context.copies is None else context.copies.of(input)
             input = input.to(torch.bfloat16) if rounded is None else rounded
-        adapter = getattr(weight, "adapter", None)
+        adapter = context.adapters.get(weight)
         if adapter is not None:
-            return linear_with_adapter(input, weight, bias, adapter)
-        if hasattr(weight, "nf4"):
+            of_factors = context.sinks.sums.get(adapter.down), context.sinks.sums.get(adapter.up)
+            return linear_with_adapter(input, weight, bias, adapter, of_factors)
+        if isinstance(weight, Nf4Weight):
             return linear_in_nf4(input, weight, bias)
-        return linear(input, weight, bias, rows_read(input))
+        return linear(input, weight, bias, rows_read(input), sums)
 
     def _addmm(self, bias: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        turned = weight.T
-        turned.gradient_sums = sums_of(weight)
-        return self(rows, turned, bias)
+        context = current_context() or NOTHING
+        sums = unless_hooked(context.sinks.sums.get(weight), weight)
+        return self._output(context, rows, weight.T, bias, sums)
 
 
 def _is_layer(

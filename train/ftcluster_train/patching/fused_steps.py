@@ -23,8 +23,6 @@ Group = dict[str, Any]
 FUSED = (torch.optim.Adam, torch.optim.AdamW)
 STATE = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}  # tensors with an element for each weight's
 
-_in_step: WeakKeyDictionary[torch.optim.Optimizer, list[Group]] = WeakKeyDictionary()
-
 
 def _open_groups(optimizer: torch.optim.Optimizer) -> Iterator[Group]:
     """Groups for which the script has not chosen a kernel of torch, in steps whose parameters,
@@ -98,25 +96,34 @@ def _set_fused(group: Group) -> None:
 FUSED_ADAMW = ObjectPatch(_open_groups, _set_fused)
 
 
+class _FusedSteps:
+    """The hooks of all optimizers, with the groups of the steps that are under way."""
+
+    def __init__(self) -> None:
+        self._groups: WeakKeyDictionary[torch.optim.Optimizer, list[Group]] = WeakKeyDictionary()
+
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """Have a step fused where the guard allows it."""
+        self.after_step(optimizer)  # of a step that failed
+        # a closure, or a hook of the script's, may give parameters other gradients
+        changes = any(x is not None for x in (*args[1:], *named.values()))
+        changes = changes or has_step_hooks(optimizer)
+        if type(optimizer) not in FUSED or changes or torch.compiler.is_compiling():
+            return
+        before = [group for group in optimizer.param_groups if group.get("fused") is None]
+        FUSED_ADAMW.apply(optimizer)
+        self._groups[optimizer] = [group for group in before if group.get("fused")]
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Leave the groups as the script made them."""
+        for group in self._groups.pop(optimizer, ()):
+            group["fused"] = None
+
+
 def fuse_steps() -> None:
     """Have all steps of Adam and AdamW that the guard allows fused."""
-    register_optimizer_step_pre_hook(_before_step)
-    register_optimizer_step_post_hook(_after_step)
-
-
-def _before_step(
-    optimizer: torch.optim.Optimizer, args: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    _after_step(optimizer)  # of a step that failed
-    # a closure, or a hook of the script's, may give parameters other gradients
-    changes = any(x is not None for x in (*args[1:], *named.values())) or has_step_hooks(optimizer)
-    if type(optimizer) not in FUSED or changes or torch.compiler.is_compiling():
-        return
-    before = [group for group in optimizer.param_groups if group.get("fused") is None]
-    FUSED_ADAMW.apply(optimizer)
-    _in_step[optimizer] = [group for group in before if group.get("fused")]
-
-
-def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    for group in _in_step.pop(optimizer, ()):
-        group["fused"] = None
+    steps = _FusedSteps()
+    register_optimizer_step_pre_hook(steps.before_step)
+    register_optimizer_step_post_hook(steps.after_step)

@@ -4,14 +4,16 @@ The last layer of a causal model, which need not compute logits where the loss h
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from ftcluster_kernels.norms import copies, forget_copy
+from ftcluster_kernels.norms import RoundedCopies
 from ftcluster_kernels.products import torch_linear
+from ftcluster_train.patching.batch_context import NOTHING, BatchContext, current_context
 from ftcluster_train.patching.fp32_residuals import EMBEDDING, LAYER_NORM, Linear
 from ftcluster_train.patching.registry import FunctionPatch, has_hooks
 
@@ -41,10 +43,11 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
             computed from hidden states; that layer then returns its input.
         head_factor: what it multiplies its input by.
         say: is told why a call is left to torch, each time.
+        context: the parameters of the model, see `context_of`; by default those of the context that
+            is entered already.
 
     Attributes:
         patches: all of them.
-        pending_gathers: by tensor that no function may read yet, what waits until it may.
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
         head: torch.Tensor | None = None,
         head_factor: float = 1.0,
         say: Callable[[str], None] | None = None,
+        context: BatchContext | None = None,
     ) -> None:
         super().__init__()
-        self.pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = {}
+        self._context, self._copies = context, RoundedCopies()
+        self._entered: list[BatchContext] = []  # once more where a checkpoint is computed again
         self._linear = Linear(head, head_factor)
         self.patches = (*self._linear.patches(), LAYER_NORM, EMBEDDING, *patches)
         self._functions = {patch.original: patch.function(say) for patch in self.patches}
@@ -69,30 +74,35 @@ class KernelMode(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         """Called by torch in place of each function."""
         kwargs = kwargs or {}
-        if self.pending_gathers:
-            self._wait_for((*args, *kwargs.values()))
+        pending = self._entered[-1].pending_gathers
+        if pending:
+            _wait_for((*args, *kwargs.values()), pending)
         if func not in READING:
             for value in (*args, *kwargs.values()):
                 if isinstance(value, torch.Tensor):
-                    forget_copy(value)
+                    self._copies.forget(value)
         return self._functions.get(func, func)(*args, **kwargs)
 
-    def _wait_for(self, values: Sequence[Any]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor) and value in self.pending_gathers:
-                self.pending_gathers[value]()
-            elif isinstance(value, (list, tuple)):
-                self._wait_for(value)
-
     def __enter__(self) -> "KernelMode":
-        self._before = copies.wanted
-        copies.wanted = True
+        outer = self._context or current_context() or NOTHING
+        # rows are those of a call that began outside
+        inner = replace(outer, rows=None, copies=self._copies)
+        self._entered.append(inner.__enter__())
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        copies.wanted = self._before
         super().__exit__(*error)
+        self._entered.pop().__exit__()
+
+
+def _wait_for(values: Sequence[Any], pending: Mapping[torch.Tensor, Callable[[], None]]) -> None:
+    """Wait for the tensors among a function's arguments that may not be read yet."""
+    for value in values:
+        if isinstance(value, torch.Tensor) and value in pending:
+            pending[value]()
+        elif isinstance(value, (list, tuple)):
+            _wait_for(value, pending)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]

@@ -12,6 +12,7 @@ from torch import nn
 
 from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
 from ftcluster_kernels import simd
+from ftcluster_kernels.lora import Adapter
 from ftcluster_kernels.private_torch import function_of
 from ftcluster_train.patching.attention import Attention
 from ftcluster_train.patching.kernel_mode import KernelMode
@@ -233,6 +234,5 @@ def disable_dropout(model: "PreTrainedModel") -> None:
             dropped = "drop" in name or (name == "p" and "Dropout" in type(module).__name__)
             if dropped and isinstance(value, float):
                 setattr(module, name, 0.0)
-    for weight in model.parameters():
-        if hasattr(weight, "adapter"):
-            weight.adapter = replace(weight.adapter, dropout=0.0)
+        if isinstance(adapter := vars(module).get("adapter"), Adapter):
+            module.adapter = replace(adapter, dropout=0.0)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from ftcluster_kernels.documents import DocumentMask
+from ftcluster_kernels.documents import CausalDocumentMask, DocumentMask
 from ftcluster_kernels.private_torch import computes_directly, is_ordinary
 
-TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask)  # no other subclass of Tensor
+# no other subclass of Tensor
+TENSORS = (torch.Tensor, torch.nn.Parameter, DocumentMask, CausalDocumentMask)
 OPTIONS = frozenset({bool, int, float, str, type(None), torch.Size})
 
 

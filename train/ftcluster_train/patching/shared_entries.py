@@ -19,6 +19,7 @@ from ftcluster_kernels.activations import TORCH, activate, torch_gelu, torch_sil
 from ftcluster_kernels.dropout import MOST_DROPPED, dropout
 from ftcluster_kernels.norms import rms_norm
 from ftcluster_kernels.rotary import Turned, rotary
+from ftcluster_train.patching.batch_context import NOTHING, current_context
 from ftcluster_train.patching.registry import FunctionPatch, ObjectPatch, computes_same, has_hooks
 
 GELUS = {"none": "gelu", "tanh": "tanh_gelu"}  # kernels by torch's names of approximations
@@ -105,7 +106,8 @@ def _gated_mlp(module: nn.Module, x: torch.Tensor, setting: tuple[str, nn.Module
 
 
 def _rms_norm(module: nn.Module, x: torch.Tensor, epsilon: str) -> torch.Tensor:
-    return rms_norm(x, module.weight, getattr(module, epsilon))
+    copies = (current_context() or NOTHING).copies
+    return rms_norm(x, module.weight, getattr(module, epsilon), copies)
 
 
 def _tanh_gelus(model: nn.Module) -> Iterator[FusedForward]:

@@ -7,15 +7,16 @@ sample of a batch, which scripts such as run_glue have, need not exist. Loss and
 same to rounding.
 """
 
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ftcluster_kernels.linear import MANY_ROWS
+from ftcluster_train.patching.batch_context import BatchContext, current_context, current_rows
 from ftcluster_train.patching.registry import HOOKS, ObjectPatch
+from ftcluster_train.patching.rows import Rows
 
 # model types in which only masked attention mixes tokens, and whose classifier looks at the first
 FIRST_TOKEN = (
@@ -43,63 +44,13 @@ TORCH_MODULES = (
 LIBRARIES = ("accelerate", "ftcluster_train", "torch", "transformers")
 
 
-class Rows:
-    """The rows that are read of the batch that a model computes now.
-
-    Attributes:
-        model: the one that was called.
-        shape: (samples, tokens), of inputs whose rows these are.
-        padded_shape: the same before `unpad`; None where that was not called.
-        shown: whether the caller gets what each layer has.
-        tokens: the numbers of those that are not padding, and `lengths`, how many each sample has.
-        real: the same as `tokens`; None if most rows are.
-        usual: those that are read of most layers; None: all.
-        last: those that are read behind the last attention.
-        read: those that are read of the present layer.
-    """
-
-    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool, shown: bool) -> None:
-        self.model, self.shape, self.shown = model, mask.shape, shown
-        self.padded_shape: torch.Size | None = None
-        self.tokens, self.lengths = mask.flatten().nonzero().flatten(), (mask != 0).sum(1).tolist()
-        self.real: torch.Tensor | None = self.tokens
-        # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
-        if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
-            self.real = None
-        self.usual = self.read = self.real if classifies else None
-        starts = torch.arange(len(mask), dtype=torch.int64, device="cpu") * mask.shape[1]
-        self.last = starts if classifies else None
-
-    def unpad(self) -> None:
-        """Have the rows be those of `tokens` alone, with a first dimension of 1."""
-        self.padded_shape, self.shape = self.shape, torch.Size((1, len(self.tokens)))
-        self.real = self.usual = self.read = None
-        if self.last is not None:
-            lengths = [0, *self.lengths[:-1]]
-            self.last = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
-
-
-class _Present(threading.local):
-    """The rows of the model that this thread calls now; threads may train models of their own."""
-
-    rows: Rows | None = None
-
-
-_present = _Present()
-
-
-def present_rows() -> Rows | None:
-    """Those of the model that is called now; None where all of its rows may be read."""
-    return _present.rows
-
-
 def rows_read(input: torch.Tensor) -> torch.Tensor | None:
-    """The numbers of the rows of a layer's output that are read; None if all are to be computed.
+    """Return the indices of the rows of a layer's output that are read; None means all.
 
     Args:
-        input: of the layer, shape (..., columns).
+        input: input of the layer, shape (..., columns).
     """
-    rows = _present.rows
+    rows = current_rows()
     return rows.read if rows is not None and input.shape[:-1] == rows.shape else None
 
 
@@ -192,10 +143,11 @@ def _begin(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call without columns of padding; None where they stay as they are."""
-    whole = _present.rows
-    if whole is not None and _is_part(model, whole.model):
-        return None
-    _present.rows = None  # a call that was interrupted leaves it
+    outer = current_context()
+    if outer is not None and outer.rows is not None:
+        if _is_part(model, outer.rows.model):
+            return None
+        outer.__exit__()  # a call that was interrupted has left it
     mask: Any = kwargs.get("attention_mask")
     tokens: Any = kwargs.get("input_ids")
     config: Any = model.config
@@ -216,7 +168,7 @@ def _begin(
     if not looks_at_first_token(model):
         # attention without any real key is that of padding; a decoder gives its keys to the caller
         if mask.any(1).all() and not getattr(config, "is_decoder", False):
-            _present.rows = Rows(model, mask, classifies=False, shown=shown)
+            _enter(Rows(model, mask, classifies=False, shown=shown))
         return None
     if (
         shown or not mask[:, 0].all()  # attention of padding may be that of padding
@@ -224,11 +176,16 @@ def _begin(
         return None
     numbers = torch.arange(1, mask.shape[1] + 1, dtype=torch.int64, device="cpu")
     length = int((mask.any(0) * numbers).amax())
-    _present.rows = Rows(model, mask[:, :length], classifies=True, shown=False)
+    _enter(Rows(model, mask[:, :length], classifies=True, shown=False))
     if length == mask.shape[1]:
         return None
     cut = {name: kwargs[name][..., :length] for name in PADDED if kwargs.get(name) is not None}
     return args, {**kwargs, **cut}
+
+
+def _enter(rows: Rows) -> None:
+    """Enter a context for a call of a model, which `_end` leaves."""
+    replace(current_context() or BatchContext(), rows=rows).__enter__()
 
 
 def _is_part(model: nn.Module, whole: nn.Module) -> bool:
@@ -236,9 +193,9 @@ def _is_part(model: nn.Module, whole: nn.Module) -> bool:
 
 
 def _end(model: nn.Module, *_: Any) -> None:
-    rows = _present.rows
-    if rows is not None and rows.model is model:
-        _present.rows = None
+    context = current_context()
+    if context is not None and context.rows is not None and context.rows.model is model:
+        context.__exit__()
 
 
 def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
@@ -247,18 +204,15 @@ def _set_around(layer: nn.Module, hook: Callable[..., None]) -> None:
 
 
 def _read_last(*_: Any) -> None:
-    rows = _present.rows
-    if rows is not None:
-        rows.read = rows.last
+    if (rows := current_rows()) is not None:
+        rows.read_last()
 
 
 def _read_real(*_: Any) -> None:
-    rows = _present.rows
-    if rows is not None:
-        rows.read = rows.real
+    if (rows := current_rows()) is not None:
+        rows.read_real()
 
 
 def _read_usual(*_: Any) -> None:
-    rows = _present.rows
-    if rows is not None:
-        rows.read = rows.usual
+    if (rows := current_rows()) is not None:
+        rows.read_usual()

@@ -13,8 +13,9 @@ from torch import nn
 from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS
 from ftcluster_kernels.documents import document_mask
 from ftcluster_train.patching.attention import takes_documents
+from ftcluster_train.patching.batch_context import current_rows
 from ftcluster_train.patching.registry import ObjectPatch
-from ftcluster_train.patching.skipped_rows import Rows, present_rows
+from ftcluster_train.patching.rows import Rows
 
 # by the type of a model, the class of its layers' stack; in none of them attention knows positions
 STACKS = {
@@ -92,7 +93,7 @@ def _unpad(
     _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments of a call with real tokens alone; None where they stay as they are."""
-    rows = present_rows()
+    rows = current_rows()
     hidden: Any = args[0] if args else kwargs.get("hidden_states")
     if (
         rows is None
@@ -116,7 +117,7 @@ def _unpad(
 
 
 def _pad(_: nn.Module, __: Any, output: Any) -> Any:
-    rows = present_rows()
+    rows = current_rows()
     if rows is None or rows.padded_shape is None:
         return None
     if isinstance(output, tuple):

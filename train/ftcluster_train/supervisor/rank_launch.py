@@ -101,16 +101,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
     launch = replace(launch, stack=str(stack))  # the link may be moved during the run
     if launch.ssh_config:
         events.write("phase", doing="checking that the head reaches the other hosts")
-
-    def waiting(words: str) -> None:
-        events.write("phase", doing=f"waiting: {words}")
-
-    # a run that has begun is not lost to another one; with idle hosts it may have the choice
-    patient = launch.wait or (launch.restarts > 0 and not launch.idle)
-    if not launch.slurm_job:  # Slurm has given the hosts to the job
-        _refuse(run.leases.take(launch, stack, waiting if patient else None))
-        for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
-            events.write("notice", message=firewall_notice(name))
+    _take_hosts(launch, run, stack)
     if notice:
         events.write("notice", message=notice)
     sourced = torch_backends.variables_for(launch.env, host_path())
@@ -149,17 +140,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
 
         trouble = _read(process, watch, beats, request, on_step)
         heard_out = True
-        code = process.wait()
-        code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
-        # whatever became of mpirun after its ranks had ended well
-        ending = watch.ending(0 if beats.all_done else code)
-        if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
-            errors = [dict(vars(one)) for one in watch.blame(trouble)]
-            ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
-        if request.asked and ending.state == "failed":
-            ending = replace(
-                ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False
-            )
+        ending = _ending_of(process.wait(), trouble, watch, beats, request)
     except Stopped:
         ending = Ending("stopped", STOPPED_EXIT_CODE, [])
     finally:
@@ -174,6 +155,49 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
         if not heard_out:
             _read_rest(process, watch)
     return ending
+
+
+def _ending_of(
+    code: int,
+    trouble: Sequence[Trouble],
+    watch: Watch,
+    beats: Heartbeats,
+    request: StopRequest,
+) -> Ending:
+    """Return how a run has ended.
+
+    Args:
+        code: exit status of mpirun, as subprocess gives it.
+        trouble: what guardians have reported.
+    """
+    code = code if code >= 0 else 128 - code  # systemd has other meanings for such exit codes
+    # whatever became of mpirun after its ranks had ended well
+    ending = watch.ending(0 if beats.all_done else code)
+    if any(one.cause != "exit" for one in trouble):  # later errors are its consequence
+        errors = [dict(vars(one)) for one in watch.blame(trouble)]
+        ending = Ending("failed", ending.exit_code or 1, errors, restartable=True)
+    if request.asked and ending.state == "failed":
+        ending = replace(ending, state="stopped", exit_code=STOPPED_EXIT_CODE, restartable=False)
+    return ending
+
+
+def _take_hosts(launch: Launch, run: SupervisedRun, stack: Path) -> None:
+    """Take the leases of the run's hosts, and log which hosts have no firewall rules.
+
+    Raises:
+        HostsRefused: a host belongs to another run.
+    """
+    events = run.events
+
+    def waiting(words: str) -> None:
+        events.write("phase", doing=f"waiting: {words}")
+
+    # a run that has begun is not lost to another one; with idle hosts it may have the choice
+    patient = launch.wait or (launch.restarts > 0 and not launch.idle)
+    if not launch.slurm_job:  # Slurm has given the hosts to the job
+        _refuse(run.leases.take(launch, stack, waiting if patient else None))
+        for name in run.leases.without_rules if len(launch.hosts) > 1 else ():
+            events.write("notice", message=firewall_notice(name))
 
 
 def _refuse(refused: list[HostFailure]) -> None:

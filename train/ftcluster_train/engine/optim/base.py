@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from ftcluster_train.comm.reduce_scatter import all_gather
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import PendingGathers
+from ftcluster_train.patching.batch_context import BatchContext
 
 Header = Mapping[str, tuple[torch.dtype, list[int]]]  # dtype and shape of each tensor
 
@@ -167,12 +168,14 @@ class OptimizerStep(ABC):
             before the backward pass.
         traffic: what this rank has sent and waited for.
         pending_gathers: weights that the model may not read yet after a step.
+        context: what passes through the model need of its parameters; entered for each of them.
     """
 
     adamw: torch.optim.Optimizer
     control_flags: torch.Tensor
     traffic: Traffic
     pending_gathers: PendingGathers
+    context: BatchContext
 
     def start_batch(self, by_rank: Sequence[float]) -> None:  # noqa: B027 - most sum over all ranks
         """Take note of what the samples of each rank count in the next batch's mean."""

@@ -4,11 +4,13 @@ import hashlib
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from transformers.trainer_pt_utils import get_parameter_names
 
-from ftcluster_train.patching.exact_heads import is_exact
+from ftcluster_train.patching.batch_context import BatchContext, GradientSinks, context_of
+from ftcluster_train.patching.exact_heads import exact_parameters
 
 ALIGNMENT = 16  # elements: each parameter starts on a cache line, in fp32
 
@@ -98,8 +100,9 @@ class ModelWeights:
 
     Attributes:
         model_weights: shape (elements,).
-        fp32_weights: of norms and such heads; of embeddings too, where they are to read them. A
-            parameter has its own as attribute `master_weight`.
+        fp32_weights: of norms and such heads; of embeddings too, where they are to read them.
+        read_in_fp32: by parameter, the values in fp32 that norms and embeddings read while the
+            parameters are views; for `BatchContext`.
         saved_buffers: those that are saved with the model.
         untied_embeddings: weights that only an embedding has.
         attached: whether the parameters are views.
@@ -113,7 +116,9 @@ class ModelWeights:
         self._frozen = {p: p.data for p in model.parameters() if not p.requires_grad}
         self.untied_embeddings = _untied_embeddings(model)
         self.norms = fp32_parameters(model)
+        self._context = context_of(model)
         self.fp32_weights: dict[torch.nn.Parameter, torch.Tensor] = {}
+        self.read_in_fp32: dict[torch.Tensor, torch.Tensor] = {}
         self.attached = False
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -126,13 +131,19 @@ class ModelWeights:
             self.attach_parameter(parameter)
         for parameter, data in self._frozen.items():
             cast = data.is_floating_point() and parameter not in self.norms
-            parameter.master_weight = data
+            self.read_in_fp32[parameter] = data
             parameter.data = data.to(self.model_weights.dtype) if cast else data
+
+    def context(self, sinks: GradientSinks, pending: PendingGathers) -> BatchContext:
+        """Return what passes through the model need, to be entered for each of them."""
+        return replace(
+            self._context, fp32_weights=self.read_in_fp32, sinks=sinks, pending_gathers=pending
+        )
 
     def attach_parameter(self, parameter: torch.nn.Parameter) -> None:
         """Make a trainable parameter a view."""
         if parameter in self.fp32_weights:
-            parameter.master_weight = self.fp32_weights[parameter]
+            self.read_in_fp32[parameter] = self.fp32_weights[parameter]
         if parameter in self.norms:
             parameter.data = self.fp32_weights[parameter]
         else:
@@ -145,8 +156,7 @@ class ModelWeights:
         self.attached = False
         for parameter, data in {**weights, **self._frozen}.items():
             parameter.data = data
-            if hasattr(parameter, "master_weight"):
-                del parameter.master_weight
+        self.read_in_fp32.clear()
 
 
 class FlatWeights(ModelWeights):
@@ -224,11 +234,12 @@ def _round_up(count: int, multiple: int) -> int:
 
 
 def fp32_parameters(model: torch.nn.Module) -> set[torch.nn.Parameter]:
-    """Return the parameters that a model reads in fp32: of norms, and of marked heads."""
+    """Return the parameters that a model reads in fp32: those of norms and of exact heads."""
+    exact = exact_parameters(model)
     by_module = [list(module.parameters(recurse=False)) for module in model.modules()]
     return {
         parameter
         for parameters in by_module
         for parameter in parameters
-        if all(p.ndim < 2 for p in parameters) or is_exact(parameter)
+        if all(p.ndim < 2 for p in parameters) or parameter in exact
     }

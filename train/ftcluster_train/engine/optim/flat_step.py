@@ -121,6 +121,7 @@ class FlatOptimizerStep(OptimizerStep):
         self.gradients = GradientBuckets(self.weights, world_size, bf16, group, bucket_mb)
         self.control_flags, self.traffic = self.gradients.control_flags, self.gradients.traffic
         self.pending_gathers = PendingGathers()
+        self.context = self.weights.context(self.gradients.sinks, self.pending_gathers)
         self._max_norm = training.max_grad_norm
         flat, border = self.weights.master_weights, self.weights.layout.decayed
         groups, copies = [], {}
@@ -176,12 +177,12 @@ class FlatOptimizerStep(OptimizerStep):
     def detach(self, wanted: bool = True) -> PreTrainedModel:
         if wanted:
             self.weights.detach()
-            self.gradients.give_sums(False)
+            self.gradients.offer_sums(False)
         return self._model
 
     def attach(self) -> None:
         self.weights.attach()
-        self.gradients.give_sums(True)
+        self.gradients.offer_sums(True)
 
 
 def norm_of(flat: torch.Tensor) -> torch.Tensor:

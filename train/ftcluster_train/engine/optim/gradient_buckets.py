@@ -12,6 +12,7 @@ from ftcluster_train.comm.all_reduce import Bf16AllReduces
 from ftcluster_train.comm.reduce_scatter import all_gather
 from ftcluster_train.comm.traffic import Traffic
 from ftcluster_train.engine.optim.flat_params import FlatWeights, add_gradient_hook
+from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
 CONTROL_FLAGS = 2  # numbers that are summed with the gradients
 FP32_PER_MIB = 1 << 18
@@ -23,10 +24,10 @@ class GradientBuckets:
     """Sums gradients over micro-batches and ranks, in fp32.
 
     A hook adds each parameter's gradient to `flat` as soon as the backward pass has it, while it is
-    still in the cache, and frees it; linear layers add theirs by themselves where the CPU has AMX
-    (a parameter's `gradient_sums`). In the last backward pass of a step each bucket is reduced
-    when it is complete, in the same order on every rank. A parameter's `row_gradients`, pairs of
-    row numbers and fp32 gradients, are added with its gradient, or at the end if it has no other.
+    still in the cache, and frees it; linear layers add theirs by themselves where the CPU has a
+    loop for it (`sinks.sums`). In the last backward pass of a step each bucket is reduced when it
+    is complete, in the same order on every rank. Gradients of rows (`sinks.rows`) are added with
+    the gradient of their parameter, or at the end if it has no other.
 
     A large embedding that is used for nothing else has gradients of the rows of its batch only. Of
     such a table the ranks send each other these rows, unless they are more bytes than all of them
@@ -37,6 +38,7 @@ class GradientBuckets:
         control_flags: shape (CONTROL_FLAGS,), numbers that are summed with the gradients; set them
             before the backward pass.
         traffic: of the gradients.
+        sinks: where kernels put gradients, for `BatchContext`.
 
     Args:
         world_size: ranks of the group.
@@ -85,20 +87,22 @@ class GradientBuckets:
         self._sums: dict[torch.nn.Parameter, GradientSums | None] = {}
         self._waits: list[Callable[[], Any]] = []  # for the buckets that were sent
         self._missing: list[int] = []  # parameters that each bucket waits for; empty: do not send
+        rows: dict[torch.Tensor, RowGradients] = {parameter: [] for parameter in self._slices}
+        self.sinks = GradientSinks(rows=rows)
         for parameter in self._slices:
-            parameter.row_gradients = []
             sums = make_sums(self._flat(parameter), weights.model_weights.dtype)
             self._sums[parameter] = sums
             add_gradient_hook(parameter, self._add_gradient)
-        self.give_sums(True)
+        self.offer_sums(True)
 
-    def give_sums(self, given: bool) -> None:
-        """Give the parameters the sums of their gradients, or take them back.
+    def offer_sums(self, offered: bool) -> None:
+        """Let kernels add to the sums of gradients, or have autograd get all gradients.
 
         Parameters with weights of their own get their gradients as torch gives them.
         """
-        for parameter, sums in self._sums.items():
-            parameter.gradient_sums = sums if given else None
+        self.sinks.sums.clear()
+        if offered:
+            self.sinks.sums.update({p: sums for p, sums in self._sums.items() if sums})
 
     def start_backward(self, last: bool) -> None:
         """Call before each backward pass; `last` is the last one of an optimizer step."""
@@ -116,7 +120,7 @@ class GradientBuckets:
             self._sum_tables()
         self._seen.clear()
         for sums in filter(None, self._sums.values()):
-            sums.filled = False
+            sums.restart()
         with self.traffic:
             for wait in self._waits:
                 wait()
@@ -125,7 +129,7 @@ class GradientBuckets:
 
     def _add_gradient(self, parameter: torch.nn.Parameter) -> None:
         if parameter in self._tables and parameter.grad is None:
-            return  # it has `row_gradients`
+            return  # it has gradients of rows
         flat, grad, sums = self._flat(parameter), parameter.grad, self._sums[parameter]
         added = sums is not None and sums.filled
         if grad is None:
@@ -143,7 +147,7 @@ class GradientBuckets:
                 flat.copy_(grad)
         self._seen.add(parameter)
         if sums is not None:
-            sums.filled = True
+            sums.mark_filled()
         parameter.grad = None
         self._add_rows(parameter)
         if self._missing:
@@ -153,7 +157,10 @@ class GradientBuckets:
 
     def _sum_tables(self) -> None:
         """Sum those by rows that have no other gradients on any rank; all-reduce the others."""
-        own_rows = [None if table in self._seen else joined(table) for table in self._tables]
+        own_rows = [
+            None if table in self._seen else joined(self.sinks.rows[table], table.shape[1])
+            for table in self._tables
+        ]
         counts = torch.empty(self._world_size, len(own_rows), dtype=torch.int64)
         lengths = torch.tensor(
             [-1 if rows is None else len(rows[0]) for rows in own_rows], dtype=torch.int64
@@ -202,9 +209,10 @@ class GradientBuckets:
             self._add(table, of_rank[:count], gradients[:count].float())
 
     def _add_rows(self, parameter: torch.nn.Parameter) -> None:
-        for rows, gradients in parameter.row_gradients:
+        waiting = self.sinks.rows[parameter]
+        for rows, gradients in waiting:
             self._add(parameter, rows, gradients)
-        parameter.row_gradients.clear()
+        waiting.clear()
 
     def _add(
         self, parameter: torch.nn.Parameter, rows: torch.Tensor, gradients: torch.Tensor
@@ -249,17 +257,22 @@ def _is_large_bf16(grad: torch.Tensor) -> bool:
     return simd.is_fit(grad) and grad.is_contiguous()
 
 
-def joined(table: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `row_gradients` of all micro-batches, each row once; they are no longer the table's."""
-    no_rows = torch.empty(0, table.shape[1], dtype=torch.float32)
+def joined(gradients: RowGradients, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of all micro-batches, each row once, and clear the list.
+
+    Args:
+        gradients: gradients of a table's rows.
+        width: elements of a row.
+    """
+    no_rows = torch.empty(0, width, dtype=torch.float32)
     every = [(torch.empty(0, dtype=torch.int64), no_rows)]
-    every += table.row_gradients
-    table.row_gradients.clear()
+    every += gradients
+    gradients.clear()
     if len(every) == 2:
         return every[1]
     numbers = torch.cat([rows for rows, _ in every])
     rows, places = torch.unique(numbers, return_inverse=True)
-    sums = torch.zeros(len(rows), table.shape[1], dtype=torch.float32)
+    sums = torch.zeros(len(rows), width, dtype=torch.float32)
     return rows, sums.index_add_(0, places, torch.cat([values for _, values in every]))
 
 

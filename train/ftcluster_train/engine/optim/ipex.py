@@ -20,6 +20,7 @@ from ftcluster_train.engine.optim.base import OptimizerStep
 from ftcluster_train.engine.optim.flat_params import PendingGathers
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.batch_context import context_of
 
 HINT = "train without it: training.use_ipex=false; the stacks that have it: ftcluster stacks"
 
@@ -82,6 +83,7 @@ class IpexOptimizerStep(OptimizerStep):
             Traffic(),
         )
         self.pending_gathers = PendingGathers()
+        self.context = context_of(self._model)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:  # noqa: ARG002 - reduced in `step`
         loss.backward()

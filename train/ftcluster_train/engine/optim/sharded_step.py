@@ -18,6 +18,7 @@ from ftcluster_train.engine.optim.flat_params import ALIGNMENT, add_gradient_hoo
 from ftcluster_train.engine.optim.flat_step import AdamW, norm_of
 from ftcluster_train.engine.optim.gradient_buckets import CONTROL_FLAGS
 from ftcluster_train.engine.optim.sharded_weights import Bucket, ShardedWeights, moved, overlap
+from ftcluster_train.patching.batch_context import GradientSinks, RowGradients
 
 IN_FLIGHT = 2  # reduce-scatters at once; their buffers are memory
 
@@ -29,9 +30,8 @@ class ShardedGradients:
     pass has it, and frees it. A bucket that is complete is reduce-scattered, and its buffer is used
     for another one. So each rank sends its gradients after each micro-batch, and has no memory for
     all of them. The order is the same on every rank: after the first step that in which rank 0 had
-    the buckets, because one with a parameter that no loss depends on is complete last. A
-    parameter's `row_gradients`, pairs of row numbers and fp32 gradients, are added with its
-    gradient.
+    the buckets, because one with a parameter that no loss depends on is complete last. Gradients
+    of rows (`sinks.rows`) are added with the gradient of their parameter.
 
     Args:
         dtype: fp32 or bf16, in which gradients are sent; auto: in bf16 where torch computes them in
@@ -40,6 +40,7 @@ class ShardedGradients:
 
     Attributes:
         sums: this rank's piece of each bucket, fp32.
+        sinks: where kernels put gradients of rows, for `BatchContext`.
     """
 
     def __init__(self, weights: ShardedWeights, dtype: str, rounds: int) -> None:
@@ -60,8 +61,9 @@ class ShardedGradients:
         self._filling: dict[int, torch.Tensor] = {}  # buffers by the number of the bucket
         self._flight: deque[tuple[int, bool, ReduceScatter]] = deque()  # bucket; whether to add
         self._free: defaultdict[tuple[torch.dtype, int], list[torch.Tensor]] = defaultdict(list)
+        rows: dict[torch.Tensor, RowGradients] = {p: [] for p in weights.layout.slices}
+        self.sinks = GradientSinks(rows=rows)
         for parameter in weights.layout.slices:
-            parameter.row_gradients, parameter.gradient_sums = [], None
             add_gradient_hook(parameter, self._add_gradient)
 
     def start_backward(self) -> None:
@@ -105,7 +107,7 @@ class ShardedGradients:
             while self._sent < len(self._order) and not self._missing[self._order[self._sent]]:
                 self._send(self._order[self._sent])
                 self._sent += 1
-        parameter.row_gradients.clear()
+        self.sinks.rows[parameter].clear()
 
     def _fill(
         self, parameter: torch.nn.Parameter, gradient: torch.Tensor | None, number: int
@@ -125,7 +127,7 @@ class ShardedGradients:
             target.zero_()
         else:
             target.copy_(gradient[within])
-        for rows, values in parameter.row_gradients:
+        for rows, values in self.sinks.rows[parameter]:
             target.add_(elements_of_rows(rows, values, within))
 
     def _send(self, number: int) -> None:
@@ -185,6 +187,7 @@ class ShardedOptimizerStep(OptimizerStep):
         self.weights = ShardedWeights(model, dtype, training.ddp_bucket_cap_mb)
         self.pending_gathers = self.weights.pending_gathers
         self.gradients = ShardedGradients(self.weights, training.gradient_dtype, rounds)
+        self.context = self.weights.context(self.gradients.sinks, self.pending_gathers)
         self.control_flags = torch.zeros(CONTROL_FLAGS, dtype=torch.float32)
         self.traffic = self.weights.traffic
         self._max_norm, self._norm = training.max_grad_norm, 0.0

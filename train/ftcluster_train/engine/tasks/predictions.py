@@ -9,19 +9,26 @@ from ftcluster_train.comm.world import World, gather_over_ranks
 from ftcluster_train.engine.data.sampler import eval_batches
 from ftcluster_train.engine.data.token_samples import Samples
 from ftcluster_train.engine.tasks.base import Task
+from ftcluster_train.patching.batch_context import BatchContext, context_of
 
 
 @torch.inference_mode()  # type: ignore[untyped-decorator]
 def predict(
-    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool
-) -> list[Any]:
-    """Return the task's prediction for each sample, the same list on every rank."""
+    task: Task, model: PreTrainedModel, samples: Samples, world: World, bf16: bool,
+    context: BatchContext | None = None,
+) -> list[Any]:  # fmt: skip
+    """Return the task's prediction for each sample, the same list on every rank.
+
+    Args:
+        context: the context of a model that an optimizer updates; None for any other model.
+    """
     model.eval()
     most = task.recipe.training.per_device_eval_batch_size
     of_rank: list[tuple[int, Any]] = []
     lengths, tokens = task.lengths(samples), task.evaluation_tokens(model)
     for indices in eval_batches(lengths, world.rank, world.size, most, tokens):
         batch = [task.draw(samples[i], i, None) for i in indices]
-        of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
+        with context or context_of(model):
+            of_rank += zip(indices, task.predict(model, batch, bf16), strict=True)
     by_index = dict(pair for pairs in gather_over_ranks(of_rank) for pair in pairs)
     return [by_index[i] for i in range(len(samples))]

@@ -17,6 +17,7 @@ from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
 from ftcluster_train.engine.tasks.chat.packing import DocumentPacker
 from ftcluster_train.engine.tasks.registry import register
+from ftcluster_train.patching.batch_context import sums_for
 
 
 @register
@@ -99,7 +100,7 @@ def _loss(
     logits: torch.Tensor, tokens: torch.Tensor, head: torch.Tensor | None, smoothing: float = 0.0
 ) -> torch.Tensor:
     if head is not None:  # these are hidden states
-        return linear_cross_entropy(logits, head, tokens)
+        return linear_cross_entropy(logits, head, tokens, sums=sums_for(head))
     return cross_entropy(logits.float(), tokens, reduction="sum", label_smoothing=smoothing)
 
 

@@ -19,6 +19,7 @@ from ftcluster_train.engine.tasks.chat.decoder_tuning import DecoderTuningTask
 from ftcluster_train.engine.tasks.chat.learned_texts import LearnedText
 from ftcluster_train.engine.tasks.registry import register
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.batch_context import sums_for
 from ftcluster_train.patching.kernel_mode import find_head
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _log_probabilities(
     """The logarithms of both answers' probabilities, shape (pairs, 2)."""
     logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
     if head is not None:  # these are hidden states
-        losses = token_losses(logits, head, tokens)
+        losses = token_losses(logits, head, tokens, sums=sums_for(head))
     else:
         losses = cross_entropy(logits.float(), tokens, reduction="none")
     answers = losses.split(targets["counts"].tolist())

@@ -31,6 +31,7 @@ from ftcluster_train.engine.tasks.seq2seq.target_review import (
 )
 from ftcluster_train.engine.tasks.seq2seq.text_overlap import overlap
 from ftcluster_train.errors import TrainError
+from ftcluster_train.patching.batch_context import sums_for
 from ftcluster_train.patching.kernel_mode import KernelMode
 
 if TYPE_CHECKING:
@@ -238,7 +239,7 @@ class Seq2SeqLmTask(Task):
         """The sum over the targets' tokens."""
         logits, tokens = outputs.logits.flatten(0, 1)[targets["places"]], targets["tokens"]
         if self.head is not None:  # these are hidden states
-            return linear_cross_entropy(logits, self.head, tokens)
+            return linear_cross_entropy(logits, self.head, tokens, sums=sums_for(self.head))
         if self.smoothing:
             return smoothed_cross_entropy(
                 logits.float(), tokens, reduction="sum", label_smoothing=self.smoothing

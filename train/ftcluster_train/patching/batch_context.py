@@ -1,0 +1,116 @@
+"""What the patched functions and hooks of a pass need beside their arguments: one explicit object.
+
+A model calls torch's functions and its own modules with its own arguments, so nothing can be added
+to them. The code that runs a pass therefore enters a `BatchContext`, and functions and hooks read
+the innermost one of their thread. This is the only such channel: no attribute of a tensor and no
+global variable carries anything to a kernel (tests/unit/test_hidden_channels.py). Each thread has
+its own contexts, because threads may train models of their own. autograd runs the backward pass of
+CPU tensors in the thread that called it, and with it what gradient checkpointing computes again.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ftcluster_kernels.gradient_sums import GradientSums
+from ftcluster_kernels.lora import Adapter
+from ftcluster_kernels.norms import RoundedCopies
+from ftcluster_train.patching.exact_heads import exact_parameters
+from ftcluster_train.patching.rows import Rows
+
+RowGradients = list[tuple[torch.Tensor, torch.Tensor]]  # indices of rows, and fp32 gradients
+
+
+@dataclass(frozen=True)
+class GradientSinks:
+    """Where gradients of parameters go instead of to their attribute `grad`.
+
+    Attributes:
+        sums: by weight, the sums that the matmul of its gradient adds to.
+        rows: by embedding, the gradients of single rows that wait for the optimizer.
+    """
+
+    sums: MutableMapping[torch.Tensor, GradientSums] = field(default_factory=dict)
+    rows: MutableMapping[torch.Tensor, RowGradients] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class BatchContext:
+    """What a forward and a backward pass need of a model's parameters and of the batch.
+
+    Enter it for the pass. Contexts nest; the innermost one counts.
+
+    Attributes:
+        fp32_weights: by parameter, the values in fp32 that norms and embeddings read.
+        exact_weights: parameters of layers that are computed in fp32.
+        adapters: by weight, the adapter of its layer.
+        sinks: where gradients go.
+        pending_gathers: by weight that may not be read yet, a function that waits for it.
+        rows: rows of the batch that layers compute; None means all.
+        copies: outputs of norms in bf16; None if norms keep none.
+    """
+
+    fp32_weights: Mapping[torch.Tensor, torch.Tensor] = field(default_factory=dict)
+    exact_weights: Set[torch.Tensor] = frozenset()
+    adapters: Mapping[torch.Tensor, Adapter] = field(default_factory=dict)
+    sinks: GradientSinks = field(default_factory=GradientSinks)
+    pending_gathers: Mapping[torch.Tensor, Callable[[], None]] = field(default_factory=dict)
+    rows: Rows | None = None
+    copies: RoundedCopies | None = None
+
+    def __enter__(self) -> "BatchContext":
+        _entered.contexts.append(self)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        # also those inside it that an interrupted call has not left
+        while _entered.contexts.pop() is not self:
+            pass
+
+
+class _Entered(threading.local):
+    """The contexts that a thread has entered, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.contexts: list[BatchContext] = []
+
+
+_entered = _Entered()
+NOTHING = BatchContext()  # its mappings stay empty
+
+
+def current_context() -> BatchContext | None:
+    """Return the innermost context that this thread has entered, or None outside of passes."""
+    contexts = _entered.contexts
+    return contexts[-1] if contexts else None
+
+
+def current_rows() -> Rows | None:
+    """Return the rows that layers compute now; None means all."""
+    contexts = _entered.contexts
+    return contexts[-1].rows if contexts else None
+
+
+def sums_for(weight: torch.Tensor | None) -> GradientSums | None:
+    """Return where a kernel adds the gradient of a weight in this pass, or None for autograd."""
+    contexts = _entered.contexts
+    return contexts[-1].sinks.sums.get(weight) if contexts and weight is not None else None
+
+
+def adapters_of(model: nn.Module) -> dict[torch.Tensor, Adapter]:
+    """Return the adapters of a model's layers, which have them as their attribute `adapter`."""
+    layers = (layer for layer in model.modules() if isinstance(layer, nn.Linear))
+    return {
+        layer.weight: layer.adapter
+        for layer in layers
+        if isinstance(vars(layer).get("adapter"), Adapter)
+    }
+
+
+def context_of(model: nn.Module) -> BatchContext:
+    """Return the context of passes through a model that no optimizer updates."""
+    return BatchContext(exact_weights=exact_parameters(model), adapters=adapters_of(model))

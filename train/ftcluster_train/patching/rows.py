@@ -1,0 +1,55 @@
+"""The rows of a padded batch that layers compute."""
+
+import torch
+from torch import nn
+
+from ftcluster_kernels.linear import MANY_ROWS
+
+
+class Rows:
+    """The rows of the current batch that layers compute, as indices into the flat batch.
+
+    Attributes:
+        model: the model that was called.
+        shape: (samples, tokens) of the inputs.
+        padded_shape: the shape before `unpad`; None if that was not called.
+        shown: True if the caller gets the hidden states of each layer.
+        tokens: the rows that are not padding.
+        lengths: the number of these rows in each sample.
+        real: the same as `tokens`; None if most rows are real.
+        usual: rows that most layers compute; None means all.
+        last: rows that layers behind the last attention compute.
+        read: rows that the current layer computes.
+    """
+
+    def __init__(self, model: nn.Module, mask: torch.Tensor, classifies: bool, shown: bool) -> None:
+        self.model, self.shape, self.shown = model, mask.shape, shown
+        self.padded_shape: torch.Size | None = None
+        self.tokens, self.lengths = mask.flatten().nonzero().flatten(), (mask != 0).sum(1).tolist()
+        self.real: torch.Tensor | None = self.tokens
+        # a single sample has no padding behind it, and the shape of DeBERTa's table of positions
+        if len(mask) == 1 or len(self.real) > MANY_ROWS * mask.numel():
+            self.real = None
+        self.usual = self.read = self.real if classifies else None
+        starts = torch.arange(len(mask), dtype=torch.int64, device="cpu") * mask.shape[1]
+        self.last = starts if classifies else None
+
+    def unpad(self) -> None:
+        """Keep the rows of `tokens` alone, with a first dimension of 1."""
+        self.padded_shape, self.shape = self.shape, torch.Size((1, len(self.tokens)))
+        self.real = self.usual = self.read = None
+        if self.last is not None:
+            lengths = [0, *self.lengths[:-1]]
+            self.last = torch.tensor(lengths, dtype=torch.int64, device="cpu").cumsum(0)
+
+    def read_usual(self) -> None:
+        """Have the next layers compute the rows of most layers."""
+        self.read = self.usual
+
+    def read_real(self) -> None:
+        """Have the next layer compute no padding."""
+        self.read = self.real
+
+    def read_last(self) -> None:
+        """Have the next layer compute the rows behind the last attention."""
+        self.read = self.last
