@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftcluster_common.given_files import read_form
+from ftcluster_common.protocol.formats import JOB, opened, stamped
 from ftcluster_common.recipe import Recipe, Training
 from ftcluster_common.tasks.registry import TASKS
 
@@ -66,17 +67,18 @@ class Job:
         """The content of job.json, which `read_job` reads."""
         data = {**asdict(self), "prefix": str(self.prefix)}
         del data["run_dir"]
-        return data
+        return stamped(JOB, data)
 
 
 def read_job(run_dir: Path) -> Job:
     """Read `run_dir`/job.json of a training.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
 
-    def job(data: Any) -> Job:
+    def job(document: Any) -> Job:
+        data = opened(JOB, document)
         data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
         return Job(run_dir=run_dir, **_with_tuples(data))
 
@@ -130,17 +132,18 @@ class ScriptJob:
         script = {
             "program": list(self.program), "start": self.start, "local_rank": self.local_rank,
         }  # fmt: skip
-        return {"run": self.run, "prefix": self.prefix, "script": script}
+        return stamped(JOB, {"run": self.run, "prefix": self.prefix, "script": script})
 
 
 def read_script_job(run_dir: Path) -> ScriptJob:
     """Read `run_dir`/job.json of a script.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
 
-    def job(data: Any) -> ScriptJob:
+    def job(document: Any) -> ScriptJob:
+        data = opened(JOB, document)
         script = data["script"]
         local_rank = str(script.get("local_rank", ""))
         program = tuple(script["program"])
