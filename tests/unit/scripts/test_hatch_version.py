@@ -8,10 +8,8 @@ import pytest
 from packaging.version import Version
 
 from ftcluster_common import RELEASE
-from tests.programs import ROOT
-
-sys.path.insert(0, str(ROOT))
 from hatch_version import hosts_version, version
+from tests.programs import ROOT
 
 
 def git(folder: Path, *arguments: str) -> str:
