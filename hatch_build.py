@@ -1,7 +1,7 @@
 """Build hook of the control package: carries the node package along as a wheel.
 
 The control node has to hand `ftcluster_train` to the cluster's hosts as an ordinary wheel, and it
-must be the one of its own version; building both in one step leaves no way for them to differ.
+must be of the same sources; building both in one step leaves no way for them to differ.
 """
 
 import tempfile
@@ -15,7 +15,7 @@ INSTALLED_AT = "ansible_collections/ftcluster/cluster/roles/node_agent/files"
 
 
 class NodeWheelHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Builds train/ and force-includes the wheel into the `node_agent` role's files."""
+    """Builds train/, and puts its wheel and the version's module into the control package."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before the control wheel is put together."""
@@ -28,3 +28,6 @@ class NodeWheelHook(BuildHookInterface):  # type: ignore[type-arg]
         builder = WheelBuilder(str(Path(self.root) / "train"))
         for wheel in builder.build(directory=self._out.name, versions=["standard"]):
             build_data["force_include"][wheel] = f"{INSTALLED_AT}/{Path(wheel).name}"
+        module = Path(self._out.name) / "_version.py"
+        module.write_text(f'__version__ = "{self.metadata.version}"\n', encoding="utf-8")
+        build_data["force_include"][str(module)] = "ftcluster_common/_version.py"

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 project = "ftcluster"
 author = "The ftcluster authors"
 package = (ROOT / "common/ftcluster_common/__init__.py").read_text()
-version = release = re.findall(r'__version__ = "(.+)"', package)[0]
+version = release = re.findall(r'RELEASE = "([0-9.]+)"', package)[0]
 
 root_doc = "docs/index"
 include_patterns = [

@@ -1,4 +1,4 @@
-"""Build hook of the hosts' package: compiles its C files, for the hosts' CPUs.
+"""Build hook of the hosts' package: compiles its C files, for the hosts' CPUs; adds its version.
 
 The libraries need no other one and no version of the C library, so they are files like any other:
 the wheel is for all systems, and on those where they do not load, torch's functions are used.
@@ -6,6 +6,7 @@ the wheel is for all systems, and on those where they do not load, torch's funct
 
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, _version: str, build_data: dict[str, Any]) -> None:
         """Called by hatchling before the wheel is put together."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="ftcluster-version-")
+        module = Path(self._scratch.name) / "_version.py"
+        module.write_text(f'__version__ = "{self.metadata.version}"\n', encoding="utf-8")
+        build_data["force_include"][str(module)] = "ftcluster_common/_version.py"
         for name in CPUS:
             (Path(self.root) / KERNELS / name).unlink(missing_ok=True)
         compiler = next(filter(None, map(shutil.which, COMPILERS)), None)

@@ -20,6 +20,10 @@ class GivenFileError(ValueError):
     """A file is not used; says which one and why."""
 
 
+class FormatError(ValueError):
+    """A document has a format that this version does not read; the text follows its file's name."""
+
+
 def read_given(
     path: Path,
     max_bytes: int = MAX_BYTES,
@@ -108,13 +112,15 @@ def read_form(path: Path, form: Callable[[Any], T]) -> T:
 
     Args:
         form: raises ValueError, LookupError, TypeError or AttributeError where the document has
-            another form.
+            another form, and FormatError where its format is older or newer than what is read.
 
     Raises:
-        GivenFileError: as in `read_given`, or it is no JSON, or has another form.
+        GivenFileError: as in `read_given`, or it is no JSON, or has another form or format.
     """
     text = read_given(path)
     try:
         return form(_DECODER.decode(text))
+    except FormatError as error:
+        raise GivenFileError(f"{path} {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise GivenFileError(f"{path} is damaged: {error!r:.100}") from error

@@ -7,6 +7,7 @@ A module would do: but Ansible packs, sends and unpacks it, which takes as long 
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -31,6 +32,14 @@ RUN = "; ".join((
     'print("ftcluster-%s" % "answer:", json.dumps([done.returncode, *said]))',
 ))  # fmt: skip
 SECRET = "*" * 8
+# of a Python that is asked for a module that a package does not have
+NO_PROGRAM = re.compile(
+    r"No module named '?ftcluster_train\b|'ftcluster_train\.\w+' is a package and"
+)
+OTHER_VERSION = (
+    "the ftcluster of this host, in {stack}, is of another version and has no program {program}: "
+    "run ftcluster setup, or install the ftcluster here that set up the hosts"
+)
 
 
 class ActionModule(ActionBase):
@@ -63,5 +72,9 @@ class ActionModule(ActionBase):
             raise AnsibleActionFail(f"the host's answer is none: {answer[:200]!a}") from None
         result.update(rc=code, stdout=texts[0], stderr=texts[1], changed=True)
         if code:
-            result.update(failed=True, msg=f"{program} ended with exit code {code}")
+            lacks = NO_PROGRAM.search(texts[1])
+            message = OTHER_VERSION if lacks else f"{program} ended with exit code {code}"
+            result.update(failed=True, msg=message.format(program=program, stack=given["stack"]))
+            if lacks:  # what follows prints this text
+                result.update(stderr=result["msg"])
         return result

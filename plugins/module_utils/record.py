@@ -13,6 +13,15 @@ MOST = 200_000  # characters: it is one of several facts in an event of Ansible,
 SECTIONS = ("drained", "all_reduce", "tunings")
 
 
+def wrong_format(number: object) -> str:
+    """Return why a record of this format is refused."""
+    newer = isinstance(number, int) and number > FORMAT
+    return (
+        f"it was written by {'a newer' if newer else 'another'} ftcluster (format {number!a:.40}, "
+        f"this one reads {FORMAT})" + (": upgrade this ftcluster" if newer else "")
+    )
+
+
 def parse_record(text: str) -> dict[str, dict[str, Any]]:
     """The sections of a record, each a mapping of named entries; empty ones of an empty text.
 
@@ -26,7 +35,7 @@ def parse_record(text: str) -> dict[str, dict[str, Any]]:
     if not isinstance(document, dict):
         raise ValueError("it is no mapping")
     if document.get("format") != FORMAT:
-        raise ValueError(f"its format is {document.get('format')!a}, and this one reads {FORMAT}")
+        raise ValueError(wrong_format(document.get("format")))
     sections = {name: document.get(name, {}) for name in SECTIONS}
     for name, section in sections.items():
         if not isinstance(section, dict):

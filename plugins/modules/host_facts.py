@@ -508,14 +508,21 @@ def finished_stacks(prefix: Path) -> list[str]:
 
 
 def node_package(prefix: Path) -> str:
-    """The version of the node package in the stack in use, or an empty string."""
+    """The version of the node package in the stack in use, or an empty string.
+
+    Builds of before formats.py had the number of the coming release, whatever their commit was.
+    """
     try:
         found = sorted(
             prefix.glob("current/lib/python3*/site-packages/ftcluster_train-*.dist-info")
         )
     except OSError:  # before Python 3.13, where this user may not look
         return ""
-    return found[-1].name[: -len(".dist-info")].partition("-")[2] if found else ""
+    if not found:
+        return ""
+    version = found[-1].name[: -len(".dist-info")].partition("-")[2]
+    counts = (found[-1].parent / "ftcluster_common/protocol/formats.py").exists()
+    return version if counts or "dev" in version else f"{version}.dev0"
 
 
 def record_text(prefix: Path) -> str:

@@ -104,6 +104,7 @@ if TYPE_CHECKING:
 
 KEY = "id_ed25519"
 RECORD = "mesh.json"
+FORMAT = 1  # of RECORD; one without the number has format 0
 # A host without power says nothing: these end a connection to it in seconds instead of minutes.
 SETTINGS = {
     "BatchMode": "yes",
@@ -124,6 +125,10 @@ SETTINGS = {
 # a word of ssh_config and of known_hosts, and a public key; hosts answer with the latter
 WORD = re.compile(r"[^\s\x00-\x1f\x7f*?!,\"#]+")
 PUBLIC_KEY = re.compile(r"[a-z0-9-]+ [A-Za-z0-9+/]+=*")
+
+
+class NewerFormat(Exception):
+    """A newer ftcluster has written the record."""
 
 
 def wrong_words(members: Members) -> list[str]:
@@ -183,7 +188,8 @@ def texts_of(members: Members, folder: Path, address: str) -> dict[str, str]:
     return {
         "known_hosts": known_hosts(members),
         "ssh_config": ssh_config(members, folder, address),
-        RECORD: json.dumps({"address": address, "members": members}, indent=1) + "\n",
+        RECORD: json.dumps({"format": FORMAT, "address": address, "members": members}, indent=1)
+        + "\n",
     }
 
 
@@ -197,12 +203,19 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
     try:
         found = json.loads(text or "{}")
         members = found.get("members", [])
+        if found.get("format", 0) not in range(FORMAT + 1):
+            raise NewerFormat
         right = isinstance(found.get("address", ""), str) and all(
             isinstance(member["port"], int)
             and all(isinstance(word, str) for word in member["host_keys"])
             and not wrong_words([member])
             for member in members
         )
+    except NewerFormat:
+        raise ValueError(
+            f"{path} was written by a newer ftcluster (format {found['format']!a:.40}, this one "
+            f"reads up to {FORMAT}): upgrade this ftcluster"
+        ) from None
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         right = False
     if not right:

@@ -9,8 +9,8 @@ module: run_folder
 short_description: Makes the folder of a new run, unless the head does not take one
 description:
   - Follows the link of the stack in use, which may change during a run, so that the run keeps it.
-  - Refuses a run where the stack has another version of ftcluster than the control node, or where
-    another run has the hosts.
+  - Refuses a run if the hosts' ftcluster cannot read its documents, or another run has the hosts.
+  - Writes documents for hosts of format 0, which have no number, without their number.
   - Fails where a run of that name is there already, as for the second of two launches.
   - As root, refuses a folder that others could exchange.
 version_added: 0.1.0
@@ -30,6 +30,15 @@ options:
     description: The version of ftcluster on the control node.
     type: str
     required: true
+  format:
+    description: The format of the documents that the control node sends.
+    type: int
+    required: true
+  later_fields:
+    description: Fields of these documents that hosts of format 0 do not know.
+    type: list
+    elements: str
+    default: []
   alone:
     description: Whether the run is refused while another one has the hosts.
     type: bool
@@ -50,6 +59,7 @@ EXAMPLES = r"""
     path: /opt/ftcluster/runs/mrpc-20260102-030405
     stack: /opt/ftcluster/current
     version: 0.1.0
+    format: 1
 """
 
 RETURN = r"""
@@ -58,12 +68,19 @@ stack:
   returned: where the run is not refused
   type: str
   sample: /opt/ftcluster/stacks/native-1b2c3d4e5f60
+format:
+  description: The format that the hosts read.
+  returned: if the run is not refused
+  type: int
+  sample: 1
 refused:
   description: Why the run is refused; empty where it is not.
   returned: success
   type: str
 """
 
+import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -76,29 +93,60 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 REFUSED = 3  # exit code of ftcluster_train.host.lease
+PACKAGES = "lib/python3*/site-packages"
+RUN_FORMAT = re.compile(r"^RUN_FORMAT = (\d{1,9})\b", re.MULTILINE)
+DOCUMENTS = ("job.json", "planned.json")
 
 
 def installed_version(stack: Path) -> str:
     """The version of ftcluster_train in a stack, "" where there is none."""
-    found = sorted(stack.glob("lib/python3*/site-packages/ftcluster_train-*.dist-info"))
+    found = sorted(stack.glob(f"{PACKAGES}/ftcluster_train-*.dist-info"))
     return found[-1].name[len("ftcluster_train-") : -len(".dist-info")] if found else ""
 
 
-def refusal(stack: Path, runs: Path, version: str, alone: bool) -> str:
-    """Why the head takes no run, "" where it does.
+def read_format(stack: Path) -> int:
+    """Return the format of launch.json and job.json that the hosts' ftcluster reads."""
+    for path in stack.glob(f"{PACKAGES}/ftcluster_common/protocol/formats.py"):
+        found = RUN_FORMAT.search(path.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            return int(found.group(1))
+    return 0  # its documents had no number
+
+
+def without_number(text: str) -> str:
+    """Return a JSON document as hosts of format 0 read it."""
+    document = json.loads(text)
+    document.pop("format", None)
+    return json.dumps(document, indent=4, sort_keys=True) + "\n"
+
+
+def format_refusal(stack: Path, version: str, sent: int, later_fields: list[str]) -> str:
+    """Return why the hosts' ftcluster cannot read the documents of a run; "" if it can.
+
+    Args:
+        stack: the folder of the stack in use.
+        version: the version of ftcluster on the control node.
+        sent: the format of the documents.
+        later_fields: their fields that format 0 does not have.
+    """
+    installed, read = installed_version(stack), read_format(stack)
+    if installed in ("", version) or read >= sent or (read == 0 and not later_fields):
+        return ""
+    fields = " with " + ", ".join(later_fields) if later_fields else ""
+    return (
+        f"the hosts have ftcluster {installed}, which cannot read a run{fields} of this control "
+        f"node's {version}: run ftcluster setup, or install ftcluster {installed} here"
+    )
+
+
+def lease_refusal(stack: Path, runs: Path, alone: bool) -> str:
+    """Return why another run keeps the head from taking a run; "" if none does.
 
     Args:
         stack: the folder of the stack in use.
         runs: the folder of all runs.
-        version: that of ftcluster on the control node.
         alone: whether another run is a reason.
     """
-    installed = installed_version(stack)
-    if installed not in ("", version):
-        return (
-            f"the hosts have ftcluster {installed}, and this control node has {version}: "
-            f"run ftcluster setup, or install ftcluster {installed} here"
-        )
     if alone:
         lease = "ftcluster_train.host.lease"
         argv = [f"{stack}/bin/python", "-I", "-B", "-m", lease, "look", str(runs)]
@@ -117,6 +165,8 @@ def main() -> None:
             "path": {"type": "path", "required": True},
             "stack": {"type": "path", "required": True},
             "version": {"type": "str", "required": True},
+            "format": {"type": "int", "required": True},
+            "later_fields": {"type": "list", "elements": "str", "default": []},
             "alone": {"type": "bool", "default": True},
             "mode": {"type": "str", "default": "0750"},
             "texts": {"type": "dict", "default": {}},
@@ -128,20 +178,23 @@ def main() -> None:
     except (OSError, RuntimeError):  # a loop of links
         module.fail_json(msg=f"{link} leads to no stack: run ftcluster setup")
     try:
-        refused = refusal(stack, path.parent, module.params["version"], module.params["alone"])
+        refused = format_refusal(
+            stack, module.params["version"], module.params["format"], module.params["later_fields"]
+        ) or lease_refusal(stack, path.parent, module.params["alone"])
         if refused:
             module.exit_json(changed=False, refused=refused)
         refuse_unguarded(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=0o700)
+        read = min(read_format(stack), module.params["format"])
         for name, text in module.params["texts"].items():
-            write_text(path / name, text)
+            write_text(path / name, text if read or name not in DOCUMENTS else without_number(text))
         with opened(path) as descriptor:
             remove_acl(descriptor)
         path.chmod(int(module.params["mode"], 8))
     except OSError as error:
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}")
-    module.exit_json(changed=True, stack=str(stack), refused="")
+    module.exit_json(changed=True, stack=str(stack), format=read, refused="")
 
 
 if __name__ == "__main__":

@@ -80,13 +80,15 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 )
 
 NAME = ".setup"
+FORMAT = 1  # of a lock; one without the number has format 0
 COMPLETE = ".complete-node_agent"  # in a stack, see the module environment
 
 
 def new_lock(owner: str, who: str, since: float, booted: str) -> dict[str, Any]:
     """The contents of a lock file."""
     control = owner.split(" ")[0]
-    return {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
+    content = {"owner": owner, "control": control, "who": who, "since": since, "boot": booted}
+    return {"format": FORMAT, **content}
 
 
 def read_lock(path: Path) -> dict[str, Any]:

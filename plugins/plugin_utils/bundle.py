@@ -216,8 +216,10 @@ def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
         raise ValueError(f"it does not begin with {HEAD}")
     head = json.loads(_contents(tar, entry).read())
     if head["format"] != FORMAT:
+        newer = isinstance(head["format"], int) and head["format"] > FORMAT
         raise ValueError(
-            f"its format is {head['format']}, this version of ftcluster knows {FORMAT}"
+            f"it was written by {'a newer' if newer else 'another'} ftcluster, its format is "
+            f"{head['format']!a:.40} and this one reads {FORMAT}{': upgrade this' if newer else ''}"
         )
     if head["sha256"] != sha256_of_head(head):
         raise ValueError(f"the checksum of {HEAD} is wrong")

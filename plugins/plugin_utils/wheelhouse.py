@@ -32,6 +32,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
 MANIFEST = "wheels.json"
+FORMAT = 1  # of MANIFEST; a wheelhouse of another format is downloaded again
 ALLOW = (
     "add the hash, or accept unverified files: virtualenv_allow_unverified, or for a stack "
     "torch_stack_allow_unverified (--allow-unverified)"
@@ -193,6 +194,8 @@ def read_wheelhouse(folder: Path) -> Wheelhouse | None:
     """A complete wheelhouse, or None."""
     try:
         document = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if document.get("format", 0) not in (0, FORMAT):
+            return None
         wheels = {name: Wheel(**wheel) for name, wheel in document["wheels"].items()}
         if any("/" in name for name in wheels):
             return None  # would be read from elsewhere
@@ -293,7 +296,7 @@ def link_known(scratch: Path, pins: Mapping[str, Pin], target: Target) -> set[st
 def finish(scratch: Path, house: Wheelhouse) -> None:
     """Write the manifest and rename the folder."""
     with (scratch / MANIFEST).open("w", encoding="utf-8") as file:
-        json.dump(house.to_dict(), file, indent=1)
+        json.dump({"format": FORMAT, **house.to_dict()}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(house.folder, ignore_errors=True)

@@ -15,6 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ftcluster.errors import FtclusterError
+from ftcluster_common.given_files import FormatError
+
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -85,11 +88,16 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
     Args:
         form: makes the result of the document; ValueError, LookupError, TypeError and
             AttributeError mean that it is damaged.
+
+    Raises:
+        FtclusterError: another version of ftcluster has written it; it stays where it is.
     """
     try:
         return form(json.loads(path.read_bytes()))
     except FileNotFoundError:
         return None
+    except FormatError as error:
+        raise FtclusterError(f"{path} {error}") from error
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
         aside = next(one for name in names if not (one := path.with_name(name)).exists())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ftcluster_common import RELEASE
 from tests.programs import CONTROL, ROOT
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
@@ -73,4 +75,5 @@ def test_the_node_package_comes_along_as_a_wheel() -> None:
     site = next((ROOT / ".venv/lib").glob("python3*/site-packages"))
     roles = site / "ansible_collections/ftcluster/cluster/roles"
     wheels = list((roles / "node_agent/files").glob("*.whl"))
-    assert [wheel.name for wheel in wheels] == ["ftcluster_train-0.1.0-py3-none-any.whl"]
+    (wheel,) = wheels
+    assert re.fullmatch(rf"ftcluster_train-{re.escape(RELEASE)}[^-]*-py3-none-any\.whl", wheel.name)

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.given_files import read_json
+from ftcluster_common.given_files import FormatError, GivenFileError, read_json
+from ftcluster_common.protocol.formats import TRAINED, opened, stamped
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import TASKS
 
@@ -39,7 +40,8 @@ def trained_document(recipe: Recipe, columns: Mapping[str, Any]) -> dict[str, An
     kept = {
         name: value for name, value in options.items() if name not in recipe.spec.training_fields
     }
-    return {"recipe": recipe.name, "task": recipe.task, "options": kept}
+    document = {"recipe": recipe.name, "task": recipe.task, "options": kept}
+    return stamped(TRAINED, document)
 
 
 def hash_of(ids: Sequence[int]) -> int:
@@ -63,10 +65,16 @@ def read_rows(folder: Path) -> set[int]:
 
 
 def read_trained(folder: Path) -> dict[str, Any]:
-    """What the file of a model's folder has; empty where there is none that can be read."""
+    """Return the content of the file in a model's folder; empty if none can be read.
+
+    Raises:
+        GivenFileError: a newer ftcluster has written it.
+    """
     try:
-        document = read_json(folder / FILE)
+        document = opened(TRAINED, read_json(folder / FILE))
         recipe, task, values = (document[name] for name in ("recipe", "task", "options"))
+    except FormatError as error:
+        raise GivenFileError(f"{folder / FILE} {error}") from error
     except (ValueError, KeyError, TypeError):
         return {}
     if not (isinstance(recipe, str) and isinstance(task, str) and isinstance(values, dict)):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ftcluster_common.given_files import read_form
+from ftcluster_common.protocol.formats import JOB, opened, stamped
 from ftcluster_common.recipe import Recipe, Training
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import NO_CODE, UserCode, code_of
@@ -71,7 +72,7 @@ class Job:
         del data["run_dir"]
         if self.code == NO_CODE:
             del data["code"]
-        return data
+        return stamped(JOB, data)
 
 
 def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -> Job:
@@ -82,10 +83,11 @@ def read_job(run_dir: Path, load: Callable[[UserCode], None] = lambda _: None) -
             may define.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
 
-    def job(data: Any) -> Job:
+    def job(document: Any) -> Job:
+        data = opened(JOB, document)
         code = code_of(data.get("code"))
         load(code)
         data |= {"prefix": Path(data["prefix"]), "recipe": recipe_of(data["recipe"])}
@@ -142,17 +144,18 @@ class ScriptJob:
         script = {
             "program": list(self.program), "start": self.start, "local_rank": self.local_rank,
         }  # fmt: skip
-        return {"run": self.run, "prefix": self.prefix, "script": script}
+        return stamped(JOB, {"run": self.run, "prefix": self.prefix, "script": script})
 
 
 def read_script_job(run_dir: Path) -> ScriptJob:
     """Read `run_dir`/job.json of a script.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
 
-    def job(data: Any) -> ScriptJob:
+    def job(document: Any) -> ScriptJob:
+        data = opened(JOB, document)
         script = data["script"]
         local_rank = str(script.get("local_rank", ""))
         program = tuple(script["program"])

@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ftcluster_common.given_files import read_form
+from ftcluster_common.given_files import GivenFileError, read_form
+from ftcluster_common.protocol.formats import LAUNCH, opened, stamped
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS, TIMEOUT_VARIABLE, Timeouts
 
 # TCP ports: all that the role firewall closes besides the local ones; torch's rendezvous; mpirun
@@ -33,6 +34,7 @@ SLURM_VARIABLE = "SLURM_JOB_ID"  # Slurm's own
 LAYER_VARIABLE = "FTCLUSTER_LAYER"  # the folder with a script's own packages
 TAGS_VARIABLE = "FTCLUSTER_TAGS"  # `team=nlp ticket=42`
 FAST_VARIABLE = "FTCLUSTER_FAST"  # whether a script is trained with our kernels
+MOST_SECONDS = 7 * 86400.0  # of a grace time in a damaged launch.json
 GRACE_SECONDS = 30.0  # for the last checkpoint of a training that is asked to stop
 GLOO, IMPI = "gloo", "impi"  # torch's own, and that of ftcluster_train.mpi
 CCL = "ccl"  # the backend of oneccl_bind_pt
@@ -293,7 +295,7 @@ class Launch:
         """The content of launch.json, which `read_launch` reads."""
         data = asdict(self)
         del data["run_dir"]
-        return data
+        return stamped(LAUNCH, data)
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,7 @@ def read_launch(run_dir: Path) -> Launch:
     """Read `run_dir`/launch.json.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
 
     def host(data: Any) -> RankHost:
@@ -367,8 +369,47 @@ def read_launch(run_dir: Path) -> Launch:
         preload = tuple(os.fspath(library) for library in data.pop("preload"))
         return RankHost(ranks=ranks, preload=preload, env=dict(data.pop("env")), **data)
 
-    def launch(data: Any) -> Launch:
+    def launch(document: Any) -> Launch:
+        data = opened(LAUNCH, document)
         hosts: dict[str, Any] = {key: tuple(map(host, data.pop(key))) for key in ("hosts", "idle")}
         return Launch(str(run_dir), tuple(data.pop("program")), **hosts, **data)
 
     return read_form(run_dir / LAUNCH_FILE, launch)
+
+
+@dataclass(frozen=True)
+class LaunchOutline:
+    """The part of launch.json that ending a run needs, whatever version wrote the file.
+
+    Attributes:
+        head: the name of the first host, or "".
+        slurm_job: as for Launch.
+        grace_seconds: as for Launch.
+    """
+
+    head: str = ""
+    slurm_job: str = ""
+    grace_seconds: float = GRACE_SECONDS
+
+
+def read_outline(run_dir: Path) -> LaunchOutline:
+    """Read the outline of `run_dir`/launch.json; a field that cannot be read has its default.
+
+    Raises:
+        GivenFileError: the file is there and this user may not read it.
+    """
+    try:
+        data = read_form(run_dir / LAUNCH_FILE, dict)
+    except GivenFileError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        return LaunchOutline()
+    try:
+        head = str(data["hosts"][0]["name"])
+    except (LookupError, TypeError):
+        head = ""
+    job, seconds = data.get("slurm_job"), data.get("grace_seconds")
+    is_duration = isinstance(seconds, int | float) and 0 <= seconds < MOST_SECONDS
+    return LaunchOutline(
+        head, job if isinstance(job, str) else "", float(seconds) if is_duration else GRACE_SECONDS
+    )

@@ -381,6 +381,8 @@ class Launched(Variables):
         train_follow: whether until the run's end.
         train_guard: a secret word of the run.
         train_version: the version of ftcluster on the control node.
+        train_format: the format of launch.json and job.json.
+        train_later_fields: their fields that hosts of format 0 do not know.
         train_known: the stack and the SHA-256 of the record that the plan was made of; empty where
             they are not compared.
         train_secret_env: variables of the ranks, see `pack_env`; empty: none.
@@ -391,6 +393,8 @@ class Launched(Variables):
     train_follow: bool
     train_guard: str
     train_version: str
+    train_format: int
+    train_later_fields: list[str]
     train_known: dict[str, str]
     train_secret_env: str = ""
 

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-from ansible_collections.ftcluster.cluster.plugins.module_utils.record import FORMAT, MOST
+from ansible_collections.ftcluster.cluster.plugins.module_utils.record import MOST
 
 from ftcluster.cluster.facts import BENCH, SETUP, AllReduce, ClusterFacts
 from ftcluster.cluster.tunings import Tuning
+from ftcluster_common.given_files import FormatError
+from ftcluster_common.protocol.formats import RECORD, opened
 
 One = TypeVar("One")
 _MOST_SHOWN = 60  # characters of a value
@@ -92,7 +94,10 @@ def record_of(text: object) -> ClusterRecord:
     except RecursionError:
         raise ValueError("it is too deep") from None
     _check(isinstance(document, dict), "it is no mapping")
-    _check(document.get("format") == FORMAT, f"its format is not {FORMAT}")
+    try:
+        document = opened(RECORD, document)
+    except FormatError as error:
+        raise ValueError(f"it {error}") from None
     drained = _section(document, "drained", _drained)
     all_reduce = _section(document, "all_reduce", _measured)
     tunings = _section(document, "tunings", _tuning)

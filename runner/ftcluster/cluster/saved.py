@@ -16,6 +16,8 @@ from ftcluster.cluster.record import Drained, record_of
 from ftcluster.cluster.tunings import Tuning
 from ftcluster.errors import FtclusterError
 from ftcluster.paths import locked_state, make_state_dir, state_dir, write_atomically
+from ftcluster_common.given_files import FormatError
+from ftcluster_common.protocol.formats import CLUSTER, opened, stamped
 
 _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -107,6 +109,7 @@ def remember(cluster: Cluster) -> None:
         "record": cluster.record,
         "as_of": cluster.as_of,
     }
+    document = stamped(CLUSTER, document)
     make_state_dir(state_dir())
     if damage():
         _file().replace(_kept())
@@ -127,9 +130,11 @@ def recall() -> Cluster:
             "no cluster has been set up from here",
             "set one up: ftcluster setup inventory.ini; or this machine: ftcluster setup localhost",
         ) from None
+    except FormatError as error:
+        raise FtclusterError(f"{_file()} {error}") from error
     except _WRONG as error:
         raise FtclusterError(
-            f"{_file()} cannot be read: {error}",
+            f"{_file()} cannot be read: {error!r:.100}",
             "name the cluster, which writes a new one and keeps this one as "
             f"{_kept().name}: ftcluster setup INVENTORY",
         ) from error
@@ -200,7 +205,7 @@ def forget(inventories: Sequence[Path]) -> None:
 
 
 def _read() -> Cluster:
-    document = json.loads(_file().read_text(encoding="utf-8"))
+    document = opened(CLUSTER, json.loads(_file().read_text(encoding="utf-8")))
     facts = ClusterFacts.from_dict(document["facts"])
     if not facts.hosts:
         raise ValueError("it has no hosts")
@@ -210,7 +215,8 @@ def _read() -> Cluster:
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
     cluster = Cluster(inventories, facts, options, pattern)
-    return _with_record(cluster, document["record"], str(document["as_of"]))
+    # before the head had a record the file had none: the next command that asks the head reads it
+    return _with_record(cluster, document.get("record", ""), str(document.get("as_of", "")))
 
 
 def _texts(values: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ftcluster.cluster.facts import HostFacts
-from ftcluster_common import __version__
+from ftcluster_common import RELEASE
 from ftcluster_common.recipe import Recipe
 
 # fields of a recipe that the time of a step does not depend on
@@ -57,7 +57,7 @@ class Tuning:
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe, and the version, that the time of a step depends on."""
+    """Return the fields of a recipe, and the release, that the time of a step depends on."""
     data = asdict(recipe)
     training = {
         key: value
@@ -65,7 +65,7 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
         if key not in TRAINING_FIELDS_WITHOUT_EFFECT
     }
     top = {key: value for key, value in data.items() if key not in FIELDS_WITHOUT_EFFECT}
-    compared = {**top, "options": data["options"], "training": training, "ftcluster": __version__}
+    compared = {**top, "options": data["options"], "training": training, "ftcluster": RELEASE}
     return json.loads(json.dumps(compared))  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -13,6 +13,8 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.samples import W
 
 from ftcluster.text.printable import printable
 from ftcluster_common.protocol.events import EVENTS, is_event
+from ftcluster_common.protocol.formats import EVENTS as EVENTS_KIND
+from ftcluster_common.protocol.formats import opened
 
 MOST_BYTES = 4 << 20  # of a line; an event is shorter
 PIPE_BYTES = 1 << 20
@@ -39,6 +41,15 @@ def read_event_line(line: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return safe if right else None
+
+
+def _refusal(first: Mapping[str, Any]) -> str:
+    """Return why the events after the first one are not shown; "" if they are."""
+    try:
+        opened(EVENTS_KIND, first)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _is_finite(item: tuple[str, Any]) -> bool:
@@ -73,6 +84,7 @@ class EventReader:
         self._time = 0.0
         self._too_long = False  # the line at `offset` began before it
         self._said = False
+        self._refused = False  # a newer ftcluster has written the file
 
     def new_events(self) -> list[dict[str, Any]]:
         """Those whose lines were completed since the last call."""
@@ -111,6 +123,12 @@ class EventReader:
             event = None if self._too_long else read_event_line(line)
             damaged = bool(line) or self._too_long
             self._too_long = False
+            if event and self._line == 1 and (why := _refusal(event)):
+                self._refused = True
+                message = f"{self._path.name} of the head {why}"
+                events.append({"event": "notice", "time": event["time"], "message": message})
+            if self._refused:
+                continue
             if event:
                 self._time = event["time"]
                 events.append(event)

@@ -54,6 +54,7 @@ from ftcluster.paths import plain_name
 from ftcluster.progress.state import RunProgress
 from ftcluster.progress.view import View
 from ftcluster_common import __version__
+from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fields
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
 from ftcluster_common.protocol.run_state import RunState
 
@@ -112,12 +113,15 @@ def launch_and_follow(
     )
     known = run.cluster.known
     settled = run.cluster.slurm_job or run_hosts.is_here_as(known)
+    launch_document = replace(run.launch, started_by=this_user()).to_dict()
     launch = Launched(
-        train_launch=replace(run.launch, started_by=this_user()).to_dict(),
+        train_launch=launch_document,
         train_job=run.job,
         train_follow=not detach,
         train_guard=secrets.token_hex(16),
         train_version=__version__,
+        train_format=RUN_FORMAT,
+        train_later_fields=[*later_fields(LAUNCH, launch_document), *later_fields(JOB, run.job)],
         train_known={} if settled else known,
         train_secret_env=pack_env(run.secrets),
     )

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ from ftcluster.paths import (
 )
 from ftcluster.progress.state import RunProgress
 from ftcluster_common import __version__
+from ftcluster_common.protocol.formats import RUN_RECORD, opened, stamped
 from ftcluster_common.protocol.run_state import RunState, is_run_id
+
+LOG = logging.getLogger(__name__)
 
 END_LINE = b'\n "end": {'  # as `_write` writes it
 LOOKED_AT = 500  # records, for heads of other runs
@@ -124,8 +128,12 @@ def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
 
 
 def read_record(run: str) -> dict[str, Any] | None:
-    """The run.json of a run; None where this control node has none, or a damaged one."""
-    return read_state(_file(run), _record)
+    """Return the run.json of a run; None if this control node has none that it can read."""
+    try:
+        return read_state(_file(run), _record)
+    except FtclusterError as error:  # of another version: the other runs are still listed
+        LOG.warning("note: %s", error.message)
+        return None
 
 
 def recorded_digests(run: str) -> set[str]:
@@ -166,8 +174,10 @@ def _record(document: Any) -> dict[str, Any]:
     """A record whose parts have the forms that all that reads it relies on.
 
     Raises:
-        TypeError, LookupError, AttributeError: it has another form.
+        ValueError, TypeError, LookupError, AttributeError: it has another form.
+        FormatError: a newer ftcluster has written it.
     """
+    document = opened(RUN_RECORD, document)
     for name, kind in FORMS.items():
         if name in document and not isinstance(document[name], kind):
             raise TypeError(name)
@@ -184,4 +194,4 @@ def _record(document: Any) -> dict[str, Any]:
 
 
 def _write(run: str, document: Mapping[str, Any]) -> None:
-    write_atomically(_file(run), json.dumps(document, indent=1) + "\n")
+    write_atomically(_file(run), json.dumps(stamped(RUN_RECORD, document), indent=1) + "\n")

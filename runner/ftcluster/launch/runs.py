@@ -34,6 +34,7 @@ from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metr
 SHORT_SECONDS = 120
 MOST_RUNS = 100_000  # a head that never ends its list is hostile
 LIST = "list them: ftcluster ps"
+OTHER_PACKAGE = "if the hosts' package is of another version: run ftcluster setup"
 MOST_ALIKE = 20  # runs whose ids begin alike: too many to tell which is meant
 CLEAN_RUNS = 1000  # whose ids one command line takes
 LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
@@ -84,7 +85,8 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
             timeout=SHORT_SECONDS, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise FtclusterError(f"{at.train_head}: {done.stderr.strip()}", "run ftcluster setup")
+            said = done.stderr.strip().rpartition("\n")[2]
+            raise FtclusterError(f"{at.train_head}: {said}", OTHER_PACKAGE)
         return checked(RUNS_LISTED, printable(done.stdout), at.train_head)
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         raise FtclusterError(f"{at.train_head}: {error}", "run ftcluster setup") from None

@@ -14,8 +14,8 @@ from typing import Any
 
 from ftcluster.paths import locked_state, read_state, state_dir, write_atomically
 from ftcluster_common.protocol.finding import Finding
+from ftcluster_common.protocol.formats import CHECKS, opened, stamped
 
-FORMAT = 1
 KEPT = 50  # checks of each host
 LEAST = 3  # earlier checks to compare with
 SLOWER = 0.85  # of a host's own earlier figures
@@ -156,7 +156,7 @@ def keep(document: Document) -> None:
         of_hosts = history.setdefault(inventory, {})
         for name, one in figures(document).items():
             of_hosts[name] = [*of_hosts.get(name, []), {"date": date, **one}][-KEPT:]
-        content = json.dumps({"format": FORMAT, "inventories": history}, indent=1)
+        content = json.dumps(stamped(CHECKS, {"inventories": history}), indent=1)
         write_atomically(_file(), content + "\n")
 
 
@@ -168,9 +168,10 @@ def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """The figures of a document.
 
     Raises:
-        TypeError, LookupError, AttributeError: it has another form.
+        ValueError, TypeError, LookupError, AttributeError: it has another form.
+        FormatError: a newer ftcluster has written it.
     """
-    kept: dict[str, dict[str, list[dict[str, Any]]]] = document["inventories"]
+    kept: dict[str, dict[str, list[dict[str, Any]]]] = opened(CHECKS, document)["inventories"]
     for one in (check for hosts in kept.values() for checks in hosts.values() for check in checks):
         numbers = [one["mhz"], one["memory_bytes"], *map(one.get, FIGURES)]
         numeric = all(isinstance(number, int | float | None) for number in numbers)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ftcluster.errors import FtclusterError
 from ftcluster.recipe.schema import Key, keys_of
 from ftcluster.text.printable import in_one_line
+from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import FILE, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
@@ -52,8 +54,15 @@ class TrainedFields:
 
 
 def trained_fields(folder: Path) -> TrainedFields:
-    """Read what a model's folder says of its training; all empty if it says nothing valid."""
-    trained, file = read_trained(folder), folder / FILE
+    """Read what a model's folder says of its training; all empty if it says nothing valid.
+
+    Raises:
+        FtclusterError: a newer ftcluster has written it.
+    """
+    try:
+        trained, file = read_trained(folder), folder / FILE
+    except GivenFileError as error:
+        raise FtclusterError(str(error)) from error
     if not trained:
         return TrainedFields(file, missing=f"valid {FILE}" if file.exists() else FILE)
     if trained["task"] not in TASKS:

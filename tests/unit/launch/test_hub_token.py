@@ -72,5 +72,5 @@ def test_no_record_of_a_run_has_it() -> None:
     for run in (training, own):
         assert TOKEN not in f"{run!r} {run.record()} {run.job}"
         events = RunEvents(run_hosts_of(where).at("r-1"), "/events")
-        playbook = run.playbook(events, Launched({}, {}, True, "", "", {}))
+        playbook = run.playbook(events, Launched({}, {}, True, "", "", 1, [], {}))
         assert TOKEN in playbook.variables().values()

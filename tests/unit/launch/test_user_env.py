@@ -94,7 +94,7 @@ def test_no_record_has_a_value_of_this_machine(monkeypatch: pytest.MonkeyPatch) 
     assert "lookup" not in shown
     assert run.launch.env["FTCLUSTER_SECRET_ENV"] == "/opt/ftcluster/runs/r-1/secret_env"
     packed = pack_env(run.secrets)
-    launched = Launched({}, {}, True, "", "", {}, packed)
+    launched = Launched({}, {}, True, "", "", 1, [], {}, packed)
     variables = run.playbook(RunEvents(run_hosts_of(where).at("r-1"), "/e"), launched).variables()
     assert "{" not in variables["train_secret_env"]
     assert unpack_env(packed) == {"OWN_KEY": SECRET}

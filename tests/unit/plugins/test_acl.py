@@ -256,7 +256,8 @@ def test_what_is_created_below_a_list_does_not_inherit_it(tmp_path: Path, run_mo
     (tmp_path / "current").symlink_to("stack")
     (tmp_path / "stack").mkdir()
     created = run_module(run_folder.main, path=f"{tmp_path}/d/run", stack=f"{tmp_path}/current",
-                         version="1", alone=False, mode="0750", texts=texts)  # fmt: skip
+                         version="1", format=1, later_fields=[], alone=False, mode="0750",
+                         texts=texts)  # fmt: skip
     assert created["changed"], created
     for name in ("a", "a/b", "a/b/secret", "c", "file", "d/run", "d/run/job.json"):
         assert lists_of(tmp_path / name) == [], name

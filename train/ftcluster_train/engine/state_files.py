@@ -2,8 +2,8 @@
 
 A state is a folder: `state.safetensors` (flat fp32 weights and what AdamW keeps of the gradients,
 and saved buffers), `state.json` with the TrainState, and last `manifest.json` with the SHA-256 of
-every file of the folder. It is that of all ranks, however many there are and whether each has all
-of it or pieces (see `ftcluster_train.engine.optim.base`).
+every file of the folder; `format.json` has the format of these. It is that of all ranks, however
+many there are and whether each has all of it or pieces (see `ftcluster_train.engine.optim.base`).
 """
 
 import contextlib
@@ -20,7 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ftcluster_common.given_files import GivenFileError, read_json
+from ftcluster_common.given_files import GivenFileError, read_form, read_json
+from ftcluster_common.protocol.formats import STATE, opened, stamped
 from ftcluster_common.protocol.job import Job
 from ftcluster_train.comm.world import World, gather_over_ranks, host_led
 from ftcluster_train.engine.optim.base import Header, OptimizerStep
@@ -29,6 +30,7 @@ from ftcluster_train.engine.train_state import TrainState
 from ftcluster_train.errors import TrainError
 
 TENSORS, NUMBERS, MANIFEST = "state.safetensors", "state.json", "manifest.json"
+NUMBER = STATE.name  # a file of its own: older versions take each entry of the manifest for a file
 PIECE = 4 << 20  # bytes that are hashed and written at once
 # of what a model computes with and keeps in buffers, in the format safetensors
 DTYPES = {
@@ -48,6 +50,7 @@ def write_state(
         header: of the tensors.
         pieces: the elements of all tensors, in that order.
     """
+    (folder / NUMBER).write_text(f"{json.dumps(stamped(STATE, {}))}\n", encoding="utf-8")
     other_files = sorted(path for path in folder.rglob("*") if path.is_file())
     manifest = {TENSORS: _write_tensors(folder / TENSORS, header, pieces)}
     (folder / NUMBERS).write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
@@ -131,7 +134,10 @@ def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor],
     """The tensors of a state, read when they are used; and why they cannot be used, or ""."""
     path = folder / TENSORS
     try:
+        check_format(folder)
         tensors = load_file(path)
+    except GivenFileError as error:
+        return {}, str(error)
     except (OSError, SafetensorError) as error:
         return {}, f"{path} cannot be read: {error}"
     if {name: list(tensor.shape) for name, tensor in tensors.items()} != {
@@ -139,6 +145,16 @@ def read_tensors(folder: Path, header: Header) -> tuple[dict[str, torch.Tensor],
     }:
         return {}, f"{path} is of another model"
     return tensors, ""
+
+
+def check_format(folder: Path) -> None:
+    """Check that this version reads a state; one without the file has format 0.
+
+    Raises:
+        GivenFileError: a newer ftcluster has written it.
+    """
+    if (folder / NUMBER).exists():
+        read_form(folder / NUMBER, lambda document: opened(STATE, document))
 
 
 def _sha256(path: Path) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ftcluster_common.protocol.events import is_event
+from ftcluster_common.protocol.formats import EVENTS as EVENTS_KIND
+from ftcluster_common.protocol.formats import FORMAT
 
 EVENTS, OUTPUT = "events.jsonl", "output.jsonl"
 END = "end"
@@ -31,8 +33,8 @@ def event_line(event: str, **fields: Any) -> bytes:
     """
     if not is_event(event, fields):
         raise ValueError(f"not an event '{event}': {fields}")
-    line = json.dumps({"event": event, "time": round(time.time(), 3), **fields}) + "\n"
-    return line.encode()
+    content = {"event": event, "time": round(time.time(), 3), **fields}
+    return json.dumps(content).encode() + b"\n"
 
 
 class EventWriter:
@@ -54,10 +56,12 @@ class EventWriter:
             OSError: it cannot be written; nothing of it is left in the file.
             ValueError: it is not what `ftcluster_common.protocol.events` says of its kind.
         """
-        data = event_line(event, **fields)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             size = os.fstat(descriptor).st_size
+            # the first event carries the format of the file
+            numbered = fields if size else {FORMAT: EVENTS_KIND.format, **fields}
+            data = event_line(event, **numbered)
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
                 data = b"\n" + data
             try:

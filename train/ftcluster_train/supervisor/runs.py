@@ -50,6 +50,8 @@ WRONG_FORM = (
     ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError,
 )  # fmt: skip
 DAMAGED = "damaged"  # the recipe of a run whose files are
+# what supervises or prepares a run, by the names that this version and older ones have
+PROGRAM = re.compile(rb"ftcluster_train\.(\w+\.)*(supervisor|prepare)")
 MOST_JOBS = 20  # that begin alike; more than one is an error
 
 
@@ -215,7 +217,7 @@ def runs_alive() -> set[str]:
         with contextlib.suppress(OSError):
             found.add(run_of(folder))
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if {b"ftcluster_train.host.supervisor", b"ftcluster_train.engine.prepare"} & set(words):
+            if any(PROGRAM.fullmatch(word) for word in words):
                 found |= {
                     match[1].decode(errors="replace")
                     for word in words

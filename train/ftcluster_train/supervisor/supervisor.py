@@ -30,6 +30,7 @@ from ftcluster_common.protocol.launch import (
     RUN_VARIABLE,
     SLURM_VARIABLE,
     read_launch,
+    read_outline,
 )
 from ftcluster_common.protocol.slurm import job_in_queue
 from ftcluster_train.errors import TrainError
@@ -111,8 +112,17 @@ def _not_started(refusal: HostFailure) -> dict[str, str | None]:
 
 def forget_secrets(run_dir: Path) -> None:
     """Remove the run's secret files, where it has any, from all hosts."""
-    if left_secrets(run_dir):
-        take_back_secrets(read_launch(run_dir))
+    if not (left := left_secrets(run_dir)):
+        return
+    try:
+        launch = read_launch(run_dir)
+    except GivenFileError as error:  # of another version, or damaged
+        for path in left:
+            path.unlink(missing_ok=True)
+        said = f"other hosts may still have secret files of {run_dir.name}: {error}"
+        print(said, file=sys.stderr)
+        return
+    take_back_secrets(launch)
 
 
 def start(run_dir: Path, user: str) -> int:
@@ -154,18 +164,18 @@ def read_state(run_dir: Path) -> int:
 
 def slurm_elsewhere(run_dir: Path) -> str:
     """Where the supervisor of a Slurm job's run is, if not on this node; else ""."""
-    if not (run_dir / LAUNCH_FILE).exists() or not (launch := read_launch(run_dir)).slurm_job:
+    if not (launch := read_outline(run_dir)).slurm_job:
         return ""
     here = (os.environ.get(SLURM_VARIABLE), os.environ.get("SLURMD_NODENAME"))
-    if here == (launch.slurm_job, launch.hosts[0].name):
+    if here == (launch.slurm_job, launch.head):
         return ""
     # from files that others may have written: what a user copies is to be one command
-    job, node = (shlex.quote(str(text)) for text in (launch.slurm_job, launch.hosts[0].name))
+    job, node = (shlex.quote(text) for text in (launch.slurm_job, launch.head))
     name = shlex.quote(job_in_queue(launch.slurm_job).name or launch.slurm_job)
     step = f"srun --jobid={job} --overlap --nodes=1 --nodelist={node}"
-    run = shlex.quote(launch.run)
+    run = shlex.quote(run_dir.name)
     return (
-        f"{launch.run} is a run of Slurm job {job}; follow it by {step} --pty "
+        f"{run_dir.name} is a run of Slurm job {job}; follow it by {step} --pty "
         f"ftcluster attach {run}, or stop it by scancel {name}"
     )
 
@@ -199,7 +209,7 @@ def stop(run_dir: Path) -> str:
         raise SystemExit(elsewhere)
     (run_dir / STOP_FILE).touch()  # for one that is just being started
     seen = time.monotonic() if (run_dir / PID_FILE).exists() else float("-inf")
-    grace = read_launch(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
+    grace = read_outline(run_dir).grace_seconds if (run_dir / LAUNCH_FILE).exists() else 0.0
     deadline = time.monotonic() + grace + 3 * processes.GRACE_SECONDS
     asked = None
     while time.monotonic() < deadline:
@@ -242,7 +252,7 @@ def force_stop(run_dir: Path) -> str:
         EventWriter(run_dir).write(
             "end", state="stopped", exit_code=STOPPED_EXIT_CODE, seconds=seconds
         )
-    if (run_dir / LAUNCH_FILE).exists():
+    with contextlib.suppress(GivenFileError):  # a run that never began, or of another version
         MetricsFile(run_dir).write(read_launch(run_dir))
     return "stopped"
 

@@ -17,6 +17,7 @@ from ftcluster.recipe.data_columns import columns_line, file_notes, find_columns
 from ftcluster.recipe.data_counts import count_rows
 from ftcluster.recipe.inputs import check_inputs, hub_notes
 from ftcluster.user_script.own_code import reported
+from ftcluster_common.protocol.formats import FORMAT
 from ftcluster_common.protocol.job import Job
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import UserCode
@@ -127,6 +128,8 @@ def _of_head(
     run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""
-    found = read_data(run_hosts, job.to_dict(), folders, token)
+    # hosts of format 0, which read it at once, refuse a number
+    document = {name: value for name, value in job.to_dict().items() if name != FORMAT}
+    found = read_data(run_hosts, document, folders, token)
     notes = (*file_notes(recipe), *found["notices"])
     return DataResult(recipe, run_hosts.head, notes=notes, **found["report"])

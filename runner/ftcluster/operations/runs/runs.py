@@ -71,7 +71,8 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
 
 def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
-    prepares = one.state == "running" and not one.ranks  # downloads and tokenizes
+    # it downloads and tokenizes; a launch of another version may not say how many ranks it has
+    prepares = one.state == "running" and not one.ranks and not one.step
     return (
         one.run,
         one.doing or ("preparing" if prepares else one.state),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcluster_common.given_files import read_form
+from ftcluster_common.protocol.formats import INPUTS, opened, stamped
 from ftcluster_common.protocol.launch import LAUNCH_FILE, PLANNED_FILE
 
 
@@ -35,7 +36,7 @@ class Inputs:
 
 def write_inputs(run_dir: Path, inputs: Inputs) -> None:
     """Write `run_dir`/inputs.json; on the head the launch is then one that may be started."""
-    text = json.dumps(asdict(inputs)) + "\n"
+    text = json.dumps(stamped(INPUTS, asdict(inputs))) + "\n"
     partial = run_dir / ".inputs.json.partial"
     partial.write_text(text, encoding="utf-8")
     partial.rename(run_dir / "inputs.json")  # the ranks of another host may be reading it
@@ -47,6 +48,6 @@ def read_inputs(run_dir: Path) -> Inputs:
     """Read `run_dir`/inputs.json.
 
     Raises:
-        GivenFileError: it is missing or damaged.
+        GivenFileError: it is missing, damaged, or of a format that is not read.
     """
-    return read_form(run_dir / "inputs.json", lambda data: Inputs(**data))
+    return read_form(run_dir / "inputs.json", lambda document: Inputs(**opened(INPUTS, document)))

@@ -1,0 +1,126 @@
+"""Format versions of the documents that ftcluster keeps or sends to other hosts. Pure functions.
+
+A document has its format as the number `format`; one without the number has format 0. Increase a
+kind's format when an older reader would fail on what is written now, or misread it, and have the
+kind's reader migrate the format before. An optional field that an older reader does not know needs
+no new format if it is left out at its default, see `Kind.first_fields`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ftcluster_common.given_files import FormatError
+
+FORMAT = "format"
+RUN_FORMAT = 1  # of launch.json and job.json; hosts' run_folder.py reads this line
+MOST_FORMAT = 1 << 31
+UPGRADE_HOSTS = "upgrade the ftcluster of these hosts: ftcluster setup"
+UPGRADE_HERE = "upgrade this ftcluster"
+STOP_OLD = "end its run with ftcluster stop --force, or install the ftcluster that started it"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of document.
+
+    Attributes:
+        name: the name of the file.
+        format: the format that is written.
+        oldest: the oldest format that is read.
+        older_hint: what a user does about a document that is too old.
+        newer_hint: what a user does about a document of a newer ftcluster.
+        required: fields of every document of a format that is read; a document without a number
+            that lacks one of them is older than all formats.
+        first_fields: fields of format 0 that hosts know which refuse all others; a later field is
+            written only if it is set. Empty: readers ignore fields that they do not know.
+    """
+
+    name: str
+    format: int
+    oldest: int = 0
+    older_hint: str = "make it again with this version"
+    newer_hint: str = UPGRADE_HERE
+    required: frozenset[str] = frozenset()
+    first_fields: frozenset[str] = frozenset()
+
+
+LAUNCH = Kind(
+    "launch.json", RUN_FORMAT, older_hint=STOP_OLD, newer_hint=UPGRADE_HOSTS,
+    required=frozenset({"program", "hosts", "idle"}),
+    first_fields=frozenset(
+        {"program", "env", "hosts", "ssh_config", "stack", "script", "restarts", "max_restarts",
+         "idle", "spares", "min_nodes", "wait", "share_hosts", "timeout_seconds", "hang_seconds",
+         "slurm_job", "grace_seconds", "started_by"}
+    ),
+)  # fmt: skip
+JOB = Kind(
+    "job.json", RUN_FORMAT, older_hint=STOP_OLD, newer_hint=UPGRADE_HOSTS,
+    required=frozenset({"run", "prefix"}),
+    first_fields=frozenset(
+        {"run", "prefix", "recipe", "precision", "ipex", "resume", "must_resume",
+         "snapshot_seconds", "log_samples", "nodes", "shard_optimizer", "purpose", "shared_folder",
+         "hardware", "price_per_hour", "currency", "generation", "script"}
+    ),
+)  # fmt: skip
+INPUTS = Kind(
+    "inputs.json", 1, older_hint=STOP_OLD, newer_hint=UPGRADE_HOSTS,
+    required=frozenset({"model", "tokenizer", "samples"}),
+)  # fmt: skip
+EVENTS = Kind("events.jsonl", 1)
+STATE = Kind("format.json", 1, newer_hint=UPGRADE_HOSTS)  # of a checkpoint or snapshot
+TRAINED = Kind("ftcluster.json", 1)
+CLUSTER = Kind("cluster.json", 1)  # of the control node
+RECORD = Kind("cluster.json", 1, oldest=1)  # of the head; plugins/module_utils/record.py writes it
+RUN_RECORD = Kind("run.json", 1)
+CHECKS = Kind("checks.json", 1)
+KINDS = (LAUNCH, JOB, INPUTS, EVENTS, STATE, TRAINED, CLUSTER, RECORD, RUN_RECORD, CHECKS)
+
+
+def stamped(kind: Kind, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a document of the kind's format, without later fields that are not set."""
+    later = {name for name in content if kind.first_fields and name not in kind.first_fields}
+    kept = {name: value for name, value in content.items() if value or name not in later}
+    return {FORMAT: kind.format, **kept}
+
+
+def later_fields(kind: Kind, document: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a document that readers of format 0 refuse, besides the number."""
+    return sorted(document.keys() - kind.first_fields - {FORMAT}) if kind.first_fields else []
+
+
+def format_of(document: Mapping[str, Any]) -> int:
+    """Return the format of a document; 0 if it has no number.
+
+    Raises:
+        ValueError: the number is not a whole number from 0.
+    """
+    number = document.get(FORMAT, 0)
+    if type(number) is not int or not 0 <= number <= MOST_FORMAT:
+        raise ValueError(f"its format is {number!a:.40}")
+    return number
+
+
+def opened(kind: Kind, document: Any) -> dict[str, Any]:
+    """Return the content of a document without its number.
+
+    Raises:
+        FormatError: it is older or newer than what is read; says what to do. The file's name goes
+            before the text.
+        ValueError: it is no mapping, or its number is none.
+    """
+    if not isinstance(document, dict):
+        raise ValueError("it is no mapping")
+    number = format_of(document)
+    if number > kind.format:
+        raise FormatError(
+            f"was written by a newer ftcluster (format {number}, this one reads up to "
+            f"{kind.format}): {kind.newer_hint}"
+        )
+    missing = sorted(kind.required - document.keys())
+    if number < kind.oldest or (missing and FORMAT not in document):
+        lacks = f" without {', '.join(missing)}" if missing else ""
+        raise FormatError(
+            f"was written by an older ftcluster (format {number}{lacks}): {kind.older_hint}"
+        )
+    return {name: value for name, value in document.items() if name != FORMAT}
