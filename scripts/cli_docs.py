@@ -126,7 +126,7 @@ def _ansible_options() -> Iterator[str]:
 def _command(name: str, parser: Parser) -> Iterator[str]:
     """Yield the blocks of a command and of the commands below it."""
     yield f"{'##' if ' ' not in name else '###'} ftcluster {name}"
-    yield escaped(_sentence(parser.description or ""))
+    yield escaped(parser.description or "")
     yield f"```text\n{parser.usage_line()}\n```"
     below: dict[str, Parser] = {}
     passed_on: list[str] = []
@@ -154,26 +154,16 @@ def _command(name: str, parser: Parser) -> Iterator[str]:
 
 def _options(actions: Iterable[argparse.Action]) -> str:
     rows = ["| argument | meaning |", "|---|---|"]
-    rows += [table_row(_names(one), escaped(_sentence(one.help or ""))) for one in actions]
+    rows += [table_row(_names(one), escaped(one.help or "")) for one in actions]
     return "\n".join(rows)
 
 
 def _names(action: argparse.Action) -> str:
     """Return an action's names and value as code, as its help shows them."""
-    value = str(action.metavar or "") if action.nargs != 0 else ""
+    value = str(action.metavar or "|".join(action.choices or ())) if action.nargs != 0 else ""
     value = f"[{value}]" if action.nargs == "?" else value
     spelled = [f"{name} {value}".strip() for name in action.option_strings] or [value]
     return ", ".join(map(code, spelled))
-
-
-def _sentence(text: str) -> str:
-    """Return a help text as a sentence.
-
-    >>> _sentence("write it (default: `a`)")
-    'Write it (default: `a`).'
-    """
-    capital = text[:1].upper() + text[1:]
-    return capital if not capital or capital.endswith((".", "!", "?")) else f"{capital}."
 
 
 def escaped(text: str) -> str:

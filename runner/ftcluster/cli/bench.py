@@ -35,10 +35,13 @@ def add_parser(commands: Any) -> None:
         "--sizes",
         default=SIZES,
         metavar="SIZES",
-        help=f"of the tensors, with K, M or G for powers of 1024 (default: {SIZES})",
+        help=f"the sizes of the tensors, with K, M or G for powers of 1024 (default: {SIZES})",
     )
     all_reduce.add_argument(
-        "--backends", default="", metavar="NAMES", help="such as impi,gloo (default: all)"
+        "--backends",
+        default="",
+        metavar="NAMES",
+        help="the backends to measure, such as impi,gloo (default: all)",
     )
     all_reduce.add_argument("--nodes", type=at_least(1), metavar="N", help="only the first N hosts")
     all_reduce.add_argument(

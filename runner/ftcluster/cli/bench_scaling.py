@@ -43,14 +43,14 @@ def add_parser(kinds: Any) -> None:
         type=at_least(3),
         default=STEPS,
         metavar="N",
-        help=f"of each training, the first third to warm up (default: {STEPS}); at least three "
-        "exchanges of local steps",
+        help=f"steps of each training, the first third to warm up (default: {STEPS}); at least "
+        "three exchanges of local steps",
     )
     parser.add_argument(
         "--modes",
         default="",
         metavar="NAMES",
-        help="how ranks exchange what they learn: such as impi-bf16-whole,gloo-fp32-sharded, or "
+        help="how ranks exchange gradients, such as impi-bf16-whole,gloo-fp32-sharded, or "
         "all (default: the plan's choice)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a picture")

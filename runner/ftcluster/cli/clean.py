@@ -42,13 +42,13 @@ def add_parser(commands: Any) -> None:
     )
     add_run_options(parser, "RUN", "their ids; left out, your own that have failed or were stopped")
     add_output(parser, verbose="")
-    parser.add_argument("--done", action="store_true", help="also those that are done")
+    parser.add_argument("--done", action="store_true", help="also runs that are done")
     parser.add_argument(
-        "--resumable", action="store_true", help="also those that train --resume could continue"
+        "--resumable", action="store_true", help="also runs that train --resume could continue"
     )
-    parser.add_argument("--all", action="store_true", help="also those of others")
+    parser.add_argument("--all", action="store_true", help="also the runs of other users")
     parser.add_argument(
-        "--older-than", type=age, default=0, metavar="AGE", help="only those that ended so long "
+        "--older-than", type=age, default=0, metavar="AGE", help="only runs that ended so long "
         "ago: 12h, 7d, 2w",
     )  # fmt: skip
     parser.add_argument(

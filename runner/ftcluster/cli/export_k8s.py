@@ -36,10 +36,16 @@ def add_parser(kinds: Any) -> None:
     )
     group.add_argument("--image", default="", metavar="IMAGE", help="the node image, with its tag")
     group.add_argument(
-        "--name", default="", metavar="NAME", help="of the job and its run (default: the recipe's)"
+        "--name",
+        default="",
+        metavar="NAME",
+        help="the name of the job and its run (default: the recipe's)",
     )
     group.add_argument(
-        "--namespace", default="", metavar="NAME", help="of all objects (default: kubectl's)"
+        "--namespace",
+        default="",
+        metavar="NAME",
+        help="the namespace of all objects (default: kubectl's)",
     )
     group.add_argument(
         "--claim",

@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", default="", metavar="DIR", help="a new folder (default: MODEL-FORMAT)"
     )
-    parser.add_argument("--int8", action="store_true", help="weights in 8 bits")
+    parser.add_argument("--int8", action="store_true", help="quantize the weights to 8 bits")
     parser.add_argument(
         "--data",
         default="",

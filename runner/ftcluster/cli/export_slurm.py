@@ -24,12 +24,21 @@ def add_parser(kinds: Any) -> None:
     )
     add_training(parser)
     group = parser.add_argument_group("Slurm")
-    group.add_argument("--name", default="", metavar="NAME", help="of the job (default: recipe's)")
     group.add_argument(
-        "--time", default="", metavar="LIMIT", help="as in sbatch (default: Slurm's)"
+        "--name", default="", metavar="NAME", help="the name of the job (default: the recipe's)"
     )
-    group.add_argument("--partition", default="", metavar="NAME", help="(default: Slurm's)")
-    group.add_argument("--account", default="", metavar="NAME", help="(default: Slurm's)")
+    group.add_argument(
+        "--time",
+        default="",
+        metavar="LIMIT",
+        help="the time limit, as in sbatch (default: Slurm's)",
+    )
+    group.add_argument(
+        "--partition", default="", metavar="NAME", help="the partition (default: Slurm's)"
+    )
+    group.add_argument(
+        "--account", default="", metavar="NAME", help="the account (default: Slurm's)"
+    )
     group.add_argument("-o", "--output", metavar="FILE", help="write the script into a file")
     parser.set_defaults(run=run, parser=parser)
     parser.more = example_lines("export slurm", known_recipes())

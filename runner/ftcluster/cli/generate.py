@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         ("max_new_tokens", int, "tokens of an answer, at most"),
         ("temperature", float, "0 takes the most probable token each time"),
         ("top_p", float, "draws from the most probable tokens with that share of probability"),
-        ("seed", int, "of the draws"),
+        ("seed", int, "seed of the random choices"),
     ):
         default = getattr(DEFAULTS, name)
         group.add_argument(

@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
         kind = kinds.add_parser(
             name, help=what, description=more, usage=f"ftcluster hosts {name} HOST ... [options]"
         )
-        kind.add_argument("words", nargs="*", metavar="HOST", help="a name of the inventory")
+        kind.add_argument("words", nargs="*", metavar="HOST", help="a host's name in the inventory")
         if name == "remove":
             kind.add_argument(
                 "--teardown", action="store_true", help="also remove what setup left on them"
@@ -54,7 +54,10 @@ def add_parser(commands: Any) -> None:
             add_accept_new_host_keys(kind)
         if name == "drain":
             kind.add_argument(
-                "--why", default=hosts.NO_REASON, metavar="TEXT", help="plans show it"
+                "--why",
+                default=hosts.NO_REASON,
+                metavar="TEXT",
+                help="the reason, which plans show",
             )
         add_output(kind, verbose="print one line per task and host")
         add_options(kind, OPTIONS)

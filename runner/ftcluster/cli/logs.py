@@ -18,8 +18,10 @@ def add_parser(commands: Any) -> None:
         usage="ftcluster logs [RUN] [-f] [--rank N] [options]",
     )
     add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
-    parser.add_argument("-f", "--follow", action="store_true", help="until the run ends")
-    parser.add_argument("--rank", type=at_least(0), metavar="N", help="of one rank only")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="print new lines until the run ends"
+    )
+    parser.add_argument("--rank", type=at_least(0), metavar="N", help="only the lines of rank N")
     parser.set_defaults(run=run, json=False)
 
 

@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "--output",
         metavar="FILE",
         required=True,
-        help="*.jsonl, *.csv or *.tsv; a file that is there is replaced",
+        help="the file to write, *.jsonl, *.csv or *.tsv; an existing one is replaced",
     )
     parser.set_defaults(run=run)
 

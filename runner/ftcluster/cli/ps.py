@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--all",
         action="store_true",
-        help=f"all of them, not the newest {NEWEST} only",
+        help=f"list all runs, not only the newest {NEWEST}",
     )
     add_run_options(parser, "", argparse.SUPPRESS)
     add_output(parser, verbose="")

@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
         "--fast",
         action="store_true",
         help="train with the kernels of `train`: dropout, attention, GELU, cross entropy, AdamW; "
-        "what does not fit is left to torch, and said",
+        "torch computes what does not fit, and the run names it",
     )
     parser.add_argument(
         "--requirements",

@@ -54,7 +54,11 @@ def add_parser(commands: Any) -> None:
         "needs the extra ftcluster[search]",
     )
     group.add_argument(
-        "--seed", type=at_least(0), default=0, metavar="N", help="what these are drawn with (0)"
+        "--seed",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="seed of the random combinations (default: 0)",
     )
     group.add_argument(
         "--metric",

@@ -65,7 +65,7 @@ def add_parser(commands: Any) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="of the last round's order (0)",
+        help="seed of the order of the last round (default: 0)",
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="only list what would be tried")
