@@ -28,8 +28,8 @@ CHANGED_KEY = (
     ("message", "reason"),
     [
         (CHANGED_KEY, "ssh does not connect: Host key verification failed."),
-        ("Task failed: Failed to connect to the host via ssh: ops@h: Permission denied (publickey).",
-         "ssh does not connect: ops@h: Permission denied (publickey)."),
+        ("Task failed: Failed to connect to the host via ssh: ops@h: Permission denied (password).",
+         "ssh does not connect: ops@h: Permission denied (password)."),
         ("Failed to create temporary directory. In some cases, you may have been able to "
          "authenticate and did not have permissions on the target directory.", ""),
     ],
