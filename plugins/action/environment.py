@@ -14,6 +14,7 @@ from ansible.plugins.action import ActionBase
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import is_unpacked
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Sources, Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.push import push_files
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.stacks import Lists
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     MANIFEST,
@@ -124,9 +125,10 @@ def _house(
 def _check_space(house: Wheelhouse, path: str, free: int) -> None:
     """Check the exact size before anything is written."""
     if free < house.host_bytes:
+        available, required = free_and_needed(free, house.host_bytes)
         raise AnsibleActionFail(
-            f"{free / 1e9:.1f} GB free at {path}, {house.host_bytes / 1e9:.1f} GB are needed; free "
-            "some space or choose another folder with -e ftcluster_prefix=DIR"
+            f"{available} free at {path}, {required} are needed; free some space or choose "
+            "another folder with -e ftcluster_prefix=DIR"
         )
 
 

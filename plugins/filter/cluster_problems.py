@@ -78,7 +78,12 @@ def accounts(hosts: Hosts) -> Findings:
     example = next((host for host, user in users.items() if user), "")
     for host, user in users.items():
         if example and not user:
-            what = f"root is available on {example}, but not here, so ranks would be other users"
+            reason = hosts[host].get("no_root_because")
+            why = f" ({reason})" if reason else ""
+            what = (
+                f"root is available on {example}, but not here{why}, so ranks would run as "
+                "different users"
+            )
             hint = (
                 "give it root too (--ask-become-pass asks for a password), or do without it on "
                 "all hosts with -e ftcluster_root=false"

@@ -10,6 +10,7 @@ from typing import Any
 
 from ansible_collections.ftcluster.cluster.plugins.module_utils.cpu import GENERATIONS_WITH_AMX
 from ansible_collections.ftcluster.cluster.plugins.module_utils.number_list import number_list
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 
 DOCUMENTATION = r"""
 name: host_findings
@@ -77,11 +78,6 @@ def finding(what: str, hint: str) -> dict[str, str]:
 def version(text: str) -> tuple[int, ...]:
     """3.11.7 as (3, 11, 7)."""
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
-
-
-def size(number: int) -> str:
-    """Bytes for a person."""
-    return f"{number / 1e9:.1f} GB"
 
 
 def root_problems(facts: Facts, requirements: Facts) -> Findings:
@@ -254,17 +250,14 @@ def host_problems(facts: Facts, requirements: Facts) -> Findings:
         yield facts["prefix_refused"]
     yield from refused_to_root(facts)
     if facts["free_bytes"] < requirements["free_bytes"]:
+        available, required = free_and_needed(facts["free_bytes"], requirements["free_bytes"])
         yield finding(
-            f"{size(facts['free_bytes'])} free at {facts['prefix']}, "
-            f"{size(requirements['free_bytes'])} are needed",
+            f"{available} free at {facts['prefix']}, {required} are needed",
             f"free some space or {ELSEWHERE}",
         )
     if facts["memory_bytes"] < requirements["memory_bytes"]:
-        yield finding(
-            f"{size(facts['memory_bytes'])} of memory, {size(requirements['memory_bytes'])} are "
-            "needed",
-            "use a larger host",
-        )
+        memory, required = free_and_needed(facts["memory_bytes"], requirements["memory_bytes"])
+        yield finding(f"{memory} of memory, {required} are needed", "use a larger host")
 
 
 def amx_notices(facts: Facts) -> Findings:

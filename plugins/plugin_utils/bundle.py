@@ -26,6 +26,7 @@ from typing import IO, Any
 
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import Target
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import LockError
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     Wheel,
@@ -250,9 +251,10 @@ def unpack(tar: tarfile.TarFile, bundle: Bundle) -> None:
     needed = sum(wheel.size for wheel in bundle.house.wheels.values())
     free = shutil.disk_usage(folder.parent).free
     if free < needed:
+        available, required = free_and_needed(free, needed)
         raise BundleError(
-            f"the bundle's wheels need {needed / 1e9:.1f} GB in {folder.parent} on the control "
-            f"node, where {free / 1e9:.1f} GB are free; free some, or set torch_stack_cache to a "
+            f"the bundle's wheels need {required} in {folder.parent} on the control "
+            f"node, where {available} are free; free some, or set torch_stack_cache to a "
             "folder with more"
         )
     scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

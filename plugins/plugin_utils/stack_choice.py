@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
+
 if TYPE_CHECKING:
     from ansible_collections.ftcluster.cluster.plugins.plugin_utils.bundle import Bundle
 
@@ -259,7 +261,6 @@ def space_problems(needed: int, free: int, prefix: str, name: str) -> list[dict[
     """Whether a stack does not fit on a host's disk."""
     if free >= needed:
         return []
-    what = (
-        f"{free / 1e9:.1f} GB free at {prefix}, {needed / 1e9:.1f} GB are needed for stack {name}"
-    )
+    available, required = free_and_needed(free, needed)
+    what = f"{available} free at {prefix}, {required} are needed for stack {name}"
     return [_finding(what, "free some space or choose another folder with -e ftcluster_prefix=DIR")]

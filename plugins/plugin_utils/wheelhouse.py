@@ -28,6 +28,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.lock import (
     read_lock,
     sizes,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 
@@ -311,10 +312,11 @@ def check_space(folder: Path, lock: str, name: str) -> None:
     """
     needed, free = sizes(lock)[0] + SPARE_BYTES, shutil.disk_usage(folder).free
     if free < needed:
+        available, required = free_and_needed(free, needed)
         raise WheelhouseError(
-            f"{name}: {needed / 1e9:.1f} GB of wheels are to be downloaded into {folder.parent} on "
-            f"the control node, where {free / 1e9:.1f} GB are free; free some, or set "
-            "virtualenv_cache to a folder with more"
+            f"{name}: {required} of wheels are to be downloaded into {folder.parent} on the "
+            f"control node, where {available} are free; free some, or set virtualenv_cache to a "
+            "folder with more"
         )
 
 

@@ -2,8 +2,8 @@
 
 VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
 PYTHON = (
-    "if its Python does not run, name another one in the inventory: "
-    "ansible_python_interpreter=/usr/bin/python3"
+    "the host needs a Python that runs: install its package python3, or name another Python in the "
+    "inventory: ansible_python_interpreter=PATH"
 )
 HINTS = (
     ("no vault secrets", VAULT),

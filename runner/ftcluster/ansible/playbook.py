@@ -28,7 +28,7 @@ from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
 from ftcluster.ansible.settings import ansible_environment
 from ftcluster.ansible.signals import Interrupts
-from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_host_key, of_sshd
+from ftcluster.ansible.ssh_words import WITH_PASSWORD, of_connection, of_host_key, of_sshd
 from ftcluster.errors import FtclusterError
 from ftcluster.text.printable import printable
 
@@ -64,7 +64,13 @@ class TaskEvent:
 
     @property
     def problem(self) -> str:
-        """Why a task failed, with its name unless its only purpose is to say that."""
+        """Why a task failed, or why Ansible could not connect.
+
+        The task's name is part of it unless the task only reports a problem: where no connection
+        is made, the task does not matter.
+        """
+        if self.kind == "unreachable":
+            return of_connection(self.message) or self.message or "ssh does not connect"
         return self.message if self.action == REFUSE else f"{self.task}: {self.message}"
 
 

@@ -19,6 +19,17 @@ TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
 
+def of_connection(message: str) -> str:
+    """Return why ssh did not connect, in one line; "" for another failure.
+
+    >>> of_connection("Task failed: Failed to connect to the host via ssh: ssh: No route to host")
+    'ssh does not connect: ssh: No route to host'
+    """
+    lines = message.rpartition(VIA)[2].split("\n") if VIA in message else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f"ssh does not connect: {last}" if last else ""
+
+
 def of_host_key(message: str) -> str:
     """Why a key was refused, in one line; "" for another failure.
 

@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     if not options.words:
-        raise UsageError("name the run", "list them: ftcluster ps")
+        raise UsageError(
+            "stop needs the id of a run, or how it begins", "list the runs: ftcluster ps"
+        )
     with connected(options) as connection:
         print_result(options, stop(connection, options.words, options.force, make_view(False)))
     return 0

@@ -22,6 +22,7 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.download import 
     pip_command,
     pip_environment,
 )
+from ansible_collections.ftcluster.cluster.plugins.plugin_utils.sizes import free_and_needed
 from ansible_collections.ftcluster.cluster.plugins.plugin_utils.wheelhouse import (
     Wanted,
     WheelhouseError,
@@ -63,8 +64,9 @@ def environment(kind: str, view: View) -> Path:
             if not folder.is_dir():
                 needed, free = wanted.host_bytes, shutil.disk_usage(folder.parent).free
                 if free < needed:
+                    available, required = free_and_needed(free, needed)
                     raise FtclusterError(
-                        f"{folder.parent}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} free",
+                        f"{folder.parent}: {available} free, {required} are needed",
                         "XDG_CACHE_HOME names another folder",
                     )
                 view.say(f"making an environment in {folder}, only once: {needed / 1e9:.1f} GB ...")

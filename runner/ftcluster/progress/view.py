@@ -169,7 +169,9 @@ class _PlainView(TerminalView):
         # why a task failed stands in the command's error, or in the notice of what went on without
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):
-            self.say(f"{event.host}: {event.kind}: {event.task}")
+            # a host that cannot be reached has nothing to do with the task at hand
+            task = "" if event.kind == "unreachable" else f": {event.task}"
+            self.say(f"{event.host}: {event.kind}{task}")
         super().setup_event(progress, event)
 
     def run_event(self, progress: RunProgress, kind: str) -> None:

@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 
 from ftcluster.ansible.host_keys import Met, store
-from ftcluster.ansible.ssh_words import CHANGED, REFUSED, UNKNOWN, of_host_key, of_sshd
+from ftcluster.ansible.ssh_words import (
+    CHANGED,
+    REFUSED,
+    UNKNOWN,
+    of_connection,
+    of_host_key,
+    of_sshd,
+)
 
 CHANGED_KEY = (
     "Failed to connect to the host via ssh: @@@@@@@@@@@\r\n"
@@ -15,6 +22,20 @@ CHANGED_KEY = (
     "Host key for 198.18.0.10 has changed and you have requested strict checking.\r\n"
     "Host key verification failed."
 )
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (CHANGED_KEY, "ssh does not connect: Host key verification failed."),
+        ("Task failed: Failed to connect to the host via ssh: ops@h: Permission denied (password).",
+         "ssh does not connect: ops@h: Permission denied (password)."),
+        ("Failed to create temporary directory. In some cases, you may have been able to "
+         "authenticate and did not have permissions on the target directory.", ""),
+    ],
+)  # fmt: skip
+def test_why_ssh_did_not_connect(message: str, reason: str) -> None:
+    assert of_connection(message) == reason
 
 
 def test_a_changed_key_names_what_to_look_at() -> None:

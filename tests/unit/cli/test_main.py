@@ -171,6 +171,13 @@ def test_importing_the_command_line_needs_no_torch() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_teardown_without_an_inventory_names_the_last_one(shell: Shell) -> None:
+    assert "ftcluster teardown INVENTORY" in shell("teardown", 2).err
+    paths = (Path("/a b.ini"), Path("/c.yml"))
+    remember(Cluster(inventories=paths, facts=cluster(VM)))
+    assert "ftcluster teardown -i '/a b.ini' -i /c.yml\n" in shell("teardown", 2).err
+
+
 def test_teardown_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[Path, ...]] = []
 

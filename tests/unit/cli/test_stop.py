@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ftcluster.cli.main import main
 from ftcluster.errors import FtclusterError
 from ftcluster.launch import follow
 from ftcluster.launch.run_hosts import RunHosts
@@ -49,7 +48,7 @@ def test_each_run_is_ended_once(ended: list[str], shell: Shell) -> None:
 
 def test_a_misspelt_run_stops_none(ended: list[str], shell: Shell) -> None:
     assert "there is no run 'x'" in shell("stop a x", 1).err
-    assert main(["stop"]) == 2
+    assert "stop needs the id of a run" in shell("stop", 2).err
     assert ended == []
 
 

@@ -107,3 +107,12 @@ def test_hosts_without_root_among_hosts_with_it(
 ) -> None:
     found = cluster(**{f"node{number}": facts for number, facts in enumerate(hosts)})
     assert bad(found) == without
+
+
+def test_a_host_without_root_is_named_with_the_reason_that_sudo_gave() -> None:
+    refused = {**LACKS, "no_root_because": "ops is not in the sudoers file."}
+    ((finding,),) = filter(None, cluster(node0=HAS, node1=refused).values())
+    assert finding["what"] == (
+        "root is available on node0, but not here (ops is not in the sudoers file.), so ranks "
+        "would run as different users"
+    )

@@ -17,6 +17,11 @@ OFF = TaskEvent(
 )  # fmt: skip
 
 
+def test_a_host_that_is_off_is_not_blamed_on_the_task_that_ansible_was_at() -> None:
+    reason = "ssh: connect to host 10.0.0.1 port 22: No route to host"
+    assert OFF.problem == f"ssh does not connect: {reason}"
+
+
 def findings(what: dict[str, Any], key: str) -> list[tuple[str, str]]:
     return [(finding["host"], finding["kind"]) for finding in what[key]]
 

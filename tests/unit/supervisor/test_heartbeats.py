@@ -25,6 +25,7 @@ from ftcluster_train.rank.guardian import connect
 from ftcluster_train.supervisor.heartbeats import UNGREETED, Heartbeats
 from ftcluster_train.supervisor.rank_launch import listen_for_guardians
 from ftcluster_train.supervisor.rank_life import RankLife, find_trouble
+from ftcluster_train.supervisor.restarts import place_and_message
 
 HOSTS = ["head", "head", "node1", "node1"]
 HOST = Host("head", "127.0.0.1")
@@ -58,6 +59,14 @@ def test_ranks_at_work_are_no_trouble() -> None:
     assert found(late) == []
     late[1].changed = NOW - 121
     assert found(late) == [("host", "head", 1)]
+
+
+def test_a_restart_names_a_lost_host_once() -> None:
+    silent = {"heard": NOW - 11}
+    (lost,) = find_trouble(lives(rank2=silent, rank3=silent), NOW, Timeouts())
+    (killed,) = find_trouble(lives(rank2={"exit": -9}), NOW, Timeouts())
+    assert place_and_message(vars(lost)).startswith("node1 () was lost at ")
+    assert place_and_message(vars(killed)).startswith("rank 2 on node1: killed by signal 9")
 
 
 @pytest.mark.parametrize(

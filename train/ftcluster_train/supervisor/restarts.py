@@ -49,7 +49,7 @@ def run_with_restarts(
         launch = replace(launch, restarts=launch.restarts + 1)
         background.wait_for_space(Path(launch.run_dir))
         _write(launch)
-        why = "; ".join(map(_where_and_what, ending.errors))
+        why = "; ".join(map(place_and_message, ending.errors))
         run.events.write(
             "restart", restart=launch.restarts, max_restarts=launch.max_restarts, message=why
         )
@@ -60,9 +60,12 @@ def run_with_restarts(
     return replace(ending, seconds=round(time.monotonic() - began, 2))
 
 
-def _where_and_what(error: dict[str, Any]) -> str:
-    rank = "" if error["rank"] is None else f"rank {error['rank']} on "
-    return f"{rank}{error['host']}: {error['message']}"
+def place_and_message(error: dict[str, Any]) -> str:
+    """Return an error with its host and rank; an error of a whole host names that host itself."""
+    host, message = error["host"], error["message"]
+    if error["rank"] is not None:
+        return f"rank {error['rank']} on {host}: {message}"
+    return message if message.startswith(f"{host} ") else f"{host}: {message}"
 
 
 def _restart(launch: Launch, run: SupervisedRun) -> tuple[Launch, Ending] | None:

@@ -1,5 +1,6 @@
 """Turns hosts into a cluster, switches its stack back, and removes it again."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from ftcluster.ansible.playbooks import Rollback, Setup, Teardown
 from ftcluster.ansible.settings import inventories_of_ansible
 from ftcluster.cluster.facts import ClusterFacts
 from ftcluster.cluster.saved import Cluster, NoCluster, change, damage, forget, recall, recall_of
-from ftcluster.errors import UsageError
+from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.operations.connection import Connection, place_of, remembered
 from ftcluster.progress.format import duration
 from ftcluster.progress.view import View
@@ -282,6 +283,17 @@ class TeardownResult:
         return [f"{done} {hosts}, {duration(self.stages.seconds)}"]
 
 
+def _last_set_up() -> str:
+    """Return the command that tears down the cluster that was set up last from here, as a hint."""
+    try:
+        inventories = recall().inventories
+    except FtclusterError:
+        return "ftcluster teardown INVENTORY"
+    option = "-i " if len(inventories) > 1 else ""
+    paths = " ".join(f"{option}{shlex.quote(str(path))}" for path in inventories)
+    return f"for the cluster that was set up last from here: ftcluster teardown {paths}"
+
+
 def teardown(connection: Connection, view: View) -> TeardownResult:
     """Remove from the hosts of the connection's inventories what setup installed.
 
@@ -290,10 +302,7 @@ def teardown(connection: Connection, view: View) -> TeardownResult:
         FtclusterError: a host failed or does not answer; names each with its reason.
     """
     if not connection.inventories:
-        raise UsageError(
-            "name the inventory of the cluster to remove",
-            "ftcluster teardown INVENTORY; it removes what setup installed and keeps runs",
-        )
+        raise UsageError("name the inventory of the cluster to remove", _last_set_up())
     paths = tuple(map(inventory_path, connection.inventories))
     result = run_stages(Teardown(), paths, connection.arguments, view)
     checked = CHECK in connection.options
