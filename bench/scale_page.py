@@ -128,7 +128,7 @@ def picture(found: dict[str, Any]) -> str:
         chart("ps, s", "runs", {"runs": found["runs"]}, "seconds"),
         chart("events read after, s", "events", {"events": found["events"]}, "seconds"),
     )
-    spec = alt.hconcat(*charts).to_dict()
+    spec = alt.hconcat(*charts).resolve_scale(color="independent").to_dict()
     spec["config"] = {**THEME, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg

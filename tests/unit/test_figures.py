@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench import figures
-from bench.speed_page import Comparison, comparisons, summary
+from bench.speed_page import PICTURE, Comparison, bars, comparisons, summary
 from tests.programs import ROOT
 
 
@@ -76,3 +76,12 @@ def test_a_table_has_a_row_for_each_comparison() -> None:
     one = Comparison("MRPC", "Trainer", 10.0, 16.0, 32.04, "samples/s", 0.731)
     row = "| MRPC | Trainer | 10 | 16 | 32 samples/s | **2.0** | 3.2 | 73% |"
     assert summary([one]).splitlines()[2:] == [row]
+
+
+def test_the_picture_has_the_ratios_of_the_table() -> None:
+    """Rounding twice would write 2.547 as 2.5 in the one and 2.55 as 2.6 in the other."""
+    measured = list(comparisons())
+    table = [row.split("|")[6].strip(" *") for row in summary(measured).splitlines()[2:]]
+    assert [row["text"] for row in bars(measured)] == table
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", PICTURE.read_text(encoding="utf-8"))
+    assert [text for text in texts if text in {*table}][-len(table) :] == table
