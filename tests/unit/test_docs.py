@@ -12,10 +12,10 @@ PAGES = [
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("roles/*/README.md"),
     ROOT / "bench/README.md",
+    ROOT / "tests/testbed/README.md",
     *ROOT.glob("bench/notes/*.md"),
     ROOT / "tests/security.md",
     ROOT / "tests/engine/guards.md",
-    ROOT / "tests/testbed/README.md",
     ROOT / "tests/unit/planning/golden/README.md",
 ]
 TESTS = {path.name for path in (ROOT / "tests").rglob("test_*.py")}

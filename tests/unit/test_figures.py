@@ -33,10 +33,10 @@ def test_a_changed_figure_is_reported(name: str) -> None:
     values, made = figures.figures(), figures.tables()
     page = (ROOT / name).read_text(encoding="utf-8")
     assert figures.written(page, values, made) == page
-    changed = re.sub(r"(<!-- figure: \w+ -->).+?(<!-- /figure -->)", r"\g<1>9.9\2", page)
+    changed = re.sub(r"(<!--figure:\w+-->).+?(<!--/figure-->)", r"\g<1>9.9\2", page)
     assert figures.written(changed, values, made) == page
     with pytest.raises(KeyError):
-        figures.written("<!-- figure: nobody_measured -->1<!-- /figure -->", values, made)
+        figures.written("<!--figure:nobody_measured-->1<!--/figure-->", values, made)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_unmarked_figures_are_found(text: str) -> None:
     "text",
     [
         "at most 1,024 tokens, 4 times", "`--timeout 10 s`", "    takes 86 s", "[x](a.md#3-s)",
-        "<!-- figure: mrpc_vs_tuned -->2.0<!-- /figure --> times as fast",
+        "<!--figure:mrpc_vs_tuned-->2.0<!--/figure--> times as fast",
         "```\n2.5 times\n```", "<!-- table: t -->\n| 86 s |\n<!-- end -->",
     ],
 )  # fmt: skip
