@@ -5,7 +5,7 @@
 
 from the repository's root. A page has a figure between two comments, which no reader sees:
 
-    <!-- figure: mrpc_vs_tuned -->2.0<!-- /figure -->
+    <!--figure:mrpc_vs_tuned-->2.0<!--/figure-->
 
 and a table between `<!-- table: NAME -->` and `<!-- end -->`. `--list` prints the names of all
 figures with their values and files. A figure that looks measured and has no comments is an error,
@@ -41,7 +41,7 @@ SUFFIXES = {"": "", "-fp32": "_fp32", "-avx512-bf16": "_avx512", "-avx2": "_avx2
 SCRIPT_WAYS = {"vs_tuned": ("fast", "allocator"), "vs_default": ("fast", "alone"),
                "padded_to_longest_vs_tuned": ("tuned, fast", "tuned")}  # fmt: skip
 
-FIGURE = re.compile(r"(<!-- figure: ([\w-]+) -->)(.*?)(<!-- /figure -->)", re.DOTALL)
+FIGURE = re.compile(r"(<!--figure:([\w-]+)-->)(.*?)(<!--/figure-->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 # ratios are measurements on each page; percentages and times are settings on most of them
 RATIO = r"\b\d+\.\d+ times\b|\b\d+(?:\.\d+)? times as (?:fast|long|many|much)\b"

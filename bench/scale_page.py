@@ -51,20 +51,22 @@ def tables(found: dict[str, Any]) -> str:
         for one in found["lines"]
     ]  # fmt: skip
     parts = [
-        f"Measured on {machine['cores']} cores of {machine['cpu']}, of which other work used "
-        f"{min(loads):.1f} to {max(loads):.1f} (load), with all guardians and ranks beside the "
-        "supervisor.",
+        f"Measured on {machine['cores']} cores of {machine['cpu']} at a load of "
+        f"{min(loads):.1f} to {max(loads):.1f} by other work, with all guardians and ranks beside "
+        "the supervisor.",
         table(
-            ("ranks", "all greeted after, s", "supervisor, of a core", "a guardian, of a core",
-             "supervisor's memory, MB", "its files", "one that hangs is named after, s",
-             "one that is stopped", "all started again after, s", "stopped after, s"), ranks,
+            ("ranks", "all connected after, s", "supervisor, of a core", "a guardian, of a core",
+             "supervisor's memory, MB", "its files", "hanging rank named after, s",
+             "stopped rank named after, s", "all restarted after, s", "run stopped after, s"),
+            ranks,
         ),
-        "The supervisor alone, with connections on which one process sends what guardians send:",
+        "The supervisor alone; one process sends the reports of all guardians:",
         table(
-            ("ranks", "all greeted after, s", "supervisor, of a core", "memory, MB", "files"), lines
+            ("ranks", "all connected after, s", "supervisor, of a core", "memory, MB", "files"),
+            lines,
         ),
-        "What is read of runs: the page of the newest that `ftcluster ps` asks the head for, and "
-        "the events of a run, of many their ends, by a supervisor that takes it up again:",
+        "Reading runs: the newest ones, as `ftcluster ps` does on the head, and the events of a "
+        "run by a supervisor that resumes it. Of many events only both ends are read:",
         table(
             ("runs", "`ps` on the head, s"),
             [(one["runs"], one["seconds"]) for one in found["runs"]],
@@ -73,9 +75,8 @@ def tables(found: dict[str, Any]) -> str:
             ("events", "read after, s", "memory, MB"),
             [(one["events"], one["seconds"], one["memory_mb"]) for one in found["events"]],
         ),
-        "Commands as their user calls them, on a head that is the control node: with so many runs "
-        "that have ended there, or with one of so many events too, whose log has 20 GB. The time "
-        "is that of the fastest of five calls. Lists need no Ansible there:",
+        "Commands on a head that is the control node, with many ended runs, or with one run of "
+        "many events whose log has 20 GB. The fastest of five calls:",
         table(
             ("with", "command", "s", "of a core, s", "its largest process, MB"),
             [(_with(one), _called(one["command"]), one["seconds"], one["cpu_seconds"],
@@ -123,11 +124,11 @@ def picture(found: dict[str, Any]) -> str:
     supervisor = {"guardians": found["ranks"], "connections": found["lines"]}
     charts = (
         chart("supervisor, % of a core", "ranks", supervisor, "supervisor_cpu", 100),
-        chart("all greeted after, s", "ranks", supervisor, "greeted"),
+        chart("all connected after, s", "ranks", supervisor, "greeted"),
         chart("ps, s", "runs", {"runs": found["runs"]}, "seconds"),
         chart("events read after, s", "events", {"events": found["events"]}, "seconds"),
     )
-    spec = alt.hconcat(*charts).to_dict()
+    spec = alt.hconcat(*charts).resolve_scale(color="independent").to_dict()
     spec["config"] = {**THEME, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)
     return svg

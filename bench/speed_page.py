@@ -234,31 +234,37 @@ def _each(found: Any) -> list[dict[str, Any]]:
     return found if isinstance(found, list) else [found]
 
 
-def picture(found: list[Comparison]) -> str:
-    """The ratios as SVG: to what is tuned, and where that was not measured to what is not."""
+def bars(found: list[Comparison]) -> list[dict[str, Any]]:
+    """Return the bars of the picture; a ratio is written as in the tables."""
     rows = []
     for place, one in enumerate(found):
-        by_tuned, by_theirs = one.ratios()
+        by_tuned, by_default = one.ratios()
+        ratio = by_tuned or by_default or 0.0
         against = TUNED if by_tuned else DEFAULT
         work = one.work.replace("`", "")
-        ratio = round(by_tuned or by_theirs or 0.0, 2)
-        rows.append({"training": work, "ratio": ratio, "place": place, "against": against})
+        rows.append({"training": work, "ratio": ratio, "text": f"{ratio:.1f}", "place": place,
+                     "against": against})  # fmt: skip
+    return rows
+
+
+def picture(found: list[Comparison]) -> str:
+    """Return the ratios to the tuned baseline, or else to default settings, as SVG."""
+    rows = bars(found)
+    against = list(dict.fromkeys(row["against"] for row in rows))
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("training:N", sort=alt.SortField("place"), title=None,
-                axis=alt.Axis(labelLimit=420, domain=False, ticks=False)),
+                axis=alt.Axis(labelLimit=600, domain=False, ticks=False)),
         x=alt.X("ratio:Q", title=AXIS),
     )  # fmt: skip
-    bars = base.mark_bar(height=16).encode(
+    colored = base.mark_bar(height=16).encode(
         color=alt.Color(
-            "against:N", title=None, legend=alt.Legend(orient="bottom"),
-            scale=alt.Scale(domain=[TUNED, DEFAULT], range=["#2563eb", "#9db7ee"]),
+            "against:N", title=None, legend=alt.Legend(orient="bottom", labelLimit=600),
+            scale=alt.Scale(domain=against, range=["#2563eb", "#9db7ee"][: len(against)]),
         )
     )  # fmt: skip
-    ratios = base.mark_text(align="left", dx=4, fontSize=13).encode(
-        text=alt.Text("ratio:Q", format=".1f")
-    )
+    ratios = base.mark_text(align="left", dx=4, fontSize=13).encode(text="text:N")
     same = alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color="#9aa3af").encode(x="x:Q")
-    chart = (bars + same + ratios).properties(width=420)
+    chart = (colored + same + ratios).properties(width=420)
     spec = chart.to_dict()
     spec["config"] = {**THEME, "background": "white"}
     svg: str = vl_convert.vegalite_to_svg(spec)

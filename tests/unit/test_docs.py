@@ -14,10 +14,10 @@ PAGES = [
     *ROOT.glob("docs/*.md"),
     *ROOT.glob("roles/*/README.md"),
     ROOT / "bench/README.md",
+    ROOT / "tests/testbed/README.md",
     *ROOT.glob("bench/notes/*.md"),
     ROOT / "tests/security.md",
     ROOT / "tests/engine/guards.md",
-    ROOT / "tests/testbed/README.md",
     ROOT / "tests/unit/planning/golden/README.md",
 ]
 MOST_WORDS = {"README.md": 800, "docs": 35_000}

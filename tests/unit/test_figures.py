@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bench import figures
-from bench.speed_page import Comparison, comparisons, summary
+from bench.speed_page import PICTURE, Comparison, bars, comparisons, summary
 from tests.programs import ROOT
 
 
@@ -33,10 +33,10 @@ def test_a_changed_figure_is_reported(name: str) -> None:
     values, made = figures.figures(), figures.tables()
     page = (ROOT / name).read_text(encoding="utf-8")
     assert figures.written(page, values, made) == page
-    changed = re.sub(r"(<!-- figure: \w+ -->).+?(<!-- /figure -->)", r"\g<1>9.9\2", page)
+    changed = re.sub(r"(<!--figure:\w+-->).+?(<!--/figure-->)", r"\g<1>9.9\2", page)
     assert figures.written(changed, values, made) == page
     with pytest.raises(KeyError):
-        figures.written("<!-- figure: nobody_measured -->1<!-- /figure -->", values, made)
+        figures.written("<!--figure:nobody_measured-->1<!--/figure-->", values, made)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_unmarked_figures_are_found(text: str) -> None:
     "text",
     [
         "at most 1,024 tokens, 4 times", "`--timeout 10 s`", "    takes 86 s", "[x](a.md#3-s)",
-        "<!-- figure: mrpc_vs_tuned -->2.0<!-- /figure --> times as fast",
+        "<!--figure:mrpc_vs_tuned-->2.0<!--/figure--> times as fast",
         "```\n2.5 times\n```", "<!-- table: t -->\n| 86 s |\n<!-- end -->",
     ],
 )  # fmt: skip
@@ -76,3 +76,12 @@ def test_a_table_has_a_row_for_each_comparison() -> None:
     one = Comparison("MRPC", "Trainer", 10.0, 16.0, 32.04, "samples/s", 0.731)
     row = "| MRPC | Trainer | 10 | 16 | 32 samples/s | **2.0** | 3.2 | 73% |"
     assert summary([one]).splitlines()[2:] == [row]
+
+
+def test_the_picture_has_the_ratios_of_the_table() -> None:
+    """Rounding twice would write 2.547 as 2.5 in the one and 2.55 as 2.6 in the other."""
+    measured = list(comparisons())
+    table = [row.split("|")[6].strip(" *") for row in summary(measured).splitlines()[2:]]
+    assert [row["text"] for row in bars(measured)] == table
+    texts = re.findall(r"<text [^>]*>([^<]*)</text>", PICTURE.read_text(encoding="utf-8"))
+    assert [text for text in texts if text in {*table}][-len(table) :] == table

@@ -19,7 +19,7 @@ IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
 WORKERS = 1  # of oneCCL, for each rank
 NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
 WHY = {
-    IMPI: "Intel MPI sums gradients faster than gloo, see docs/bench.md",
+    IMPI: "on one host Intel MPI sums gradients faster than gloo, see docs/speed.md",
     GLOO: "the backend that every torch for CPUs has",
 }
 

@@ -18,7 +18,7 @@ class StepParts:
         products: what the model's matrix products would take at their own speed; 0 if unknown.
         other: the rest of forward, backward and optimizer.
         communication, input, waiting: see `history.RankTimes`.
-        limit_share: the part of the products' limit that the training reached; None if unknown.
+        limit_share: the share of the matmul peak that the training reached; None if unknown.
     """
 
     products: float
@@ -49,7 +49,7 @@ class StepParts:
 def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
     """Divide a mean step into its parts.
 
-    The products' limit is the speed of the model's matrix products alone, with 6 operations a
+    The matmul peak is the speed of the model's matmuls alone, with 6 operations a
     weight and token without padding.
 
     Args:

@@ -42,7 +42,7 @@ class PastRun:
         tokens: mean of a sample's, without padding.
         weights: in the model's matrix products.
         gflops: speed of the products alone, by rank; none where they were not measured.
-        limit_share: the part of the products' speed that it reached; 0 where that is not known.
+        limit_share: the share of the matmul peak that it reached; 0 if unknown.
     """
 
     run: str

@@ -126,7 +126,7 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
     yield row("steps", _steps)
     yield row("goodput", lambda run: percent(run.history.goodput) if run.history.steps else "")
     yield row(
-        "share of the products' limit",
+        "share of the matmul peak",
         lambda run: percent(run.parts.limit_share) if run.parts and run.parts.limit_share else "",
     )
     yield row("restarts", lambda run: len(run.history.restarts) or "")
@@ -177,8 +177,8 @@ def reasons(run: RunPage) -> str:
     if parts.limit_share:
         rate = sum(run.history.products["gflops"])
         sentences.append(
-            f"It reaches {percent(parts.limit_share)} of the products' limit: what its ranks' "
-            f"{rate:.0f} GFLOP/s of matrix products alone would give."
+            f"It reaches {percent(parts.limit_share)} of the matmul peak: what its ranks' "
+            f"{rate:.0f} GFLOP/s of matmuls alone would give."
         )
     if len(whole.ranks) > 1:
         sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step.")

@@ -16,7 +16,7 @@ class ShippedRun:
         epoch_samples: rows of the training data; of SQuAD, parts of 384 tokens.
         tokens: mean of a sample's, without padding.
         weights: in the model's matrix products.
-        limit_share: the part of the products' speed that it reached, by precision.
+        limit_share: the share of the matmul peak that it reached, by precision.
     """
 
     epoch_samples: int

@@ -61,7 +61,7 @@ def test_a_page_of_one_run(one: str) -> None:
     for said in (
         "local rank 0: CPUs 0-3, 4 threads, memory of NUMA node 0",
         "A step takes 120 ms: 75 % compute, 17 % communication, 8.3 % input, 0 % waiting.",
-        "It reaches 50 % of the products&#39; limit",
+        "It reaches 50 % of the matmul peak",
         "No host costs more than the others",
         "3 hosts: up to 720.0 samples/s with the same batch",
         "1 of 3 after 0.3 min rank 1 on node1: killed &amp; &lt;gone&gt;",
