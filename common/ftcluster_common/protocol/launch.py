@@ -409,7 +409,7 @@ def read_outline(run_dir: Path) -> LaunchOutline:
     except (LookupError, TypeError):
         head = ""
     job, seconds = data.get("slurm_job"), data.get("grace_seconds")
-    is_duration = isinstance(seconds, int | float) and 0 <= seconds < MOST_SECONDS
-    return LaunchOutline(
-        head, job if isinstance(job, str) else "", float(seconds) if is_duration else GRACE_SECONDS
-    )
+    grace = GRACE_SECONDS
+    if isinstance(seconds, int | float) and 0 <= seconds < MOST_SECONDS:
+        grace = float(seconds)
+    return LaunchOutline(head, job if isinstance(job, str) else "", grace)

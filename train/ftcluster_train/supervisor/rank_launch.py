@@ -159,7 +159,7 @@ def run_ranks(launch: Launch, run: SupervisedRun, notice: str = "") -> Ending:
 
 def _ending_of(
     code: int,
-    trouble: Sequence[Trouble],
+    trouble: list[Trouble],
     watch: Watch,
     beats: Heartbeats,
     request: StopRequest,
