@@ -95,6 +95,8 @@ from ansible_collections.ftcluster.cluster.plugins.module_utils.safe_path import
 REFUSED = 3  # exit code of ftcluster_train.host.lease
 PACKAGES = "lib/python3*/site-packages"
 RUN_FORMAT = re.compile(r"^RUN_FORMAT = (\d{1,9})\b", re.MULTILINE)
+SUPERVISOR = "ftcluster_train/host/supervisor.py"
+OLDEST = -1
 DOCUMENTS = ("job.json", "planned.json")
 
 
@@ -105,12 +107,17 @@ def installed_version(stack: Path) -> str:
 
 
 def read_format(stack: Path) -> int:
-    """Return the format of launch.json and job.json that the hosts' ftcluster reads."""
+    """Return the format of launch.json and job.json that the hosts' ftcluster reads.
+
+    Returns:
+        OLDEST for a package whose programs have other names than this control node starts.
+    """
     for path in stack.glob(f"{PACKAGES}/ftcluster_common/protocol/formats.py"):
         found = RUN_FORMAT.search(path.read_text(encoding="utf-8", errors="replace"))
         if found:
             return int(found.group(1))
-    return 0  # its documents had no number
+    older = installed_version(stack) and not list(stack.glob(f"{PACKAGES}/{SUPERVISOR}"))
+    return OLDEST if older else 0  # whose documents had no number
 
 
 def without_number(text: str) -> str:
@@ -188,7 +195,7 @@ def main() -> None:
         path.mkdir(mode=0o700)
         read = min(read_format(stack), module.params["format"])
         for name, text in module.params["texts"].items():
-            write_text(path / name, text if read or name not in DOCUMENTS else without_number(text))
+            write_text(path / name, text if read > 0 or name not in DOCUMENTS else without_number(text))
         with opened(path) as descriptor:
             remove_acl(descriptor)
         path.chmod(int(module.params["mode"], 8))

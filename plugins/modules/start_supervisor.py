@@ -87,7 +87,10 @@ def stack_of(prefix: Path) -> Path:
     refuse_unowned(stack / "bin/python")
     programs = sorted(stack.glob(f"lib/python3*/site-packages/{PROGRAM}"))
     if not programs:
-        raise ValueError(f"{stack} has no node package: run ftcluster setup")
+        raise ValueError(
+            f"{stack} has no node package, or that of an ftcluster that this control node cannot "
+            "start: run ftcluster setup, or install the ftcluster here that set up the hosts"
+        )
     for program in programs:
         refuse_unowned(program)
         for pattern in AT_START:

@@ -1,13 +1,20 @@
 """The cluster that the control node remembers."""
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ftcluster.ansible.inventory import inventory_path
 from ftcluster.cluster.saved import Cluster, learn, recall, remember
+from ftcluster.errors import FtclusterError
+from ftcluster.launch.record import read_record
 from ftcluster.paths import state_dir
+from ftcluster.provision.host_history import read_history
 from tests.unit.clusters import cluster, host
 
 
@@ -51,3 +58,35 @@ def test_what_a_head_says_is_only_for_the_cluster_that_it_is_of() -> None:
     learn((Path("/i.ini"),), "intel-2.8", "")
     assert {one.stack for one in recall().facts.hosts} == {"intel-2.8"}
     assert recall().as_of
+
+
+def test_a_cluster_that_was_saved_before_heads_had_a_record() -> None:
+    remember(Cluster((Path("/i.ini"),), cluster(host("a"), host("b"))))
+    file = state_dir() / "cluster.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document.pop("format") == 1
+    del document["record"], document["as_of"]
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert [host.name for host in recall().facts.hosts] == ["a", "b"]
+
+
+def test_a_cluster_of_a_newer_version_is_refused_and_kept() -> None:
+    remember(Cluster((Path("/i.ini"),), cluster(host("a"))))
+    file = state_dir() / "cluster.json"
+    newer = json.dumps({**json.loads(file.read_text(encoding="utf-8")), "format": 99})
+    file.write_text(newer, encoding="utf-8")
+    why = r"cluster\.json was written by a newer ftcluster \(format 99, .*: upgrade this ftcluster"
+    with pytest.raises(FtclusterError, match=why):
+        recall()
+    assert file.read_text(encoding="utf-8") == newer
+
+
+@pytest.mark.parametrize("read", [lambda: read_record("a-1"), lambda: read_history("/i.ini")])
+def test_a_state_of_a_newer_version_is_not_taken_for_a_damaged_one(read: Any) -> None:
+    files = [state_dir() / "runs/a-1/run.json", state_dir() / "checks.json"]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text('{"format": 99}', encoding="utf-8")
+    with contextlib.suppress(FtclusterError):
+        assert read() is None
+    assert [file.read_text(encoding="utf-8") for file in files] == ['{"format": 99}'] * 2

@@ -129,3 +129,15 @@ def test_no_terminal_obeys_a_host() -> None:
     event = read_event({"event": "runner_on_failed", "event_data": data})
     assert event is not None
     assert event.message == SHOWN
+
+
+def test_events_of_a_newer_version_are_not_shown_as_if_they_were_known(tmp_path: Path) -> None:
+    file = tmp_path / "events.jsonl"
+    first = {"event": "phase", "time": 1.0, "format": 99, "doing": "x"}
+    file.write_bytes(json.dumps(first).encode() + b"\n" + END + b"\n")
+    (notice,) = EventReader(file).new_events()
+    assert notice["event"] == "notice"
+    assert "was written by a newer ftcluster (format 99" in notice["message"]
+    assert notice["message"].endswith("upgrade this ftcluster")
+    file.write_bytes(json.dumps({**first, "format": 1}).encode() + b"\n" + END + b"\n")
+    assert [event["event"] for event in EventReader(file).new_events()] == ["phase", "end"]

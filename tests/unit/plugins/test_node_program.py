@@ -80,3 +80,21 @@ def test_a_host_that_answers_something_else(
     monkeypatch.setattr(node_program, "execute", lambda *_: json.loads(json.dumps(said)))
     with pytest.raises(AnsibleActionFail, match="answer is none"):
         ran(tmp_path)
+
+
+@pytest.mark.parametrize("program", ["supervisor", "other.supervisor"])
+def test_a_package_of_another_version_is_named(stack: Path, program: str) -> None:
+    """Python says that there is no such module, or that it is a package."""
+    (stack / "site/ftcluster_train/supervisor").mkdir()
+    (stack / "site/ftcluster_train/supervisor/__init__.py").touch()
+    done = ran(stack, program=program)
+    assert done["failed"]
+    assert f"in {stack}, is of another version and has no program {program}: run" in done["msg"]
+    assert done["stderr"] == done["msg"]
+
+
+def test_a_program_that_fails_for_want_of_another_module_says_which(stack: Path) -> None:
+    (stack / "site/ftcluster_train/host/said.py").write_text("import ftcluster_other")
+    done = ran(stack)
+    assert "No module named 'ftcluster_other'" in done["stderr"]
+    assert done["msg"] == "host.said ended with exit code 1"

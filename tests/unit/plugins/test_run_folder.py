@@ -78,7 +78,10 @@ def test_a_launch_takes_the_stack_in_use_and_not_the_folder_of_another_run(
 def installed(stack: Path, version: str, run_format: int) -> None:
     packages = stack / "lib/python3.11/site-packages"
     (packages / f"ftcluster_train-{version}.dist-info").mkdir(parents=True)
-    if run_format:
+    if run_format >= 0:
+        (packages / "ftcluster_train/host").mkdir(parents=True)
+        (packages / "ftcluster_train/host/supervisor.py").touch()
+    if run_format > 0:
         folder = packages / "ftcluster_common/protocol"
         folder.mkdir(parents=True)
         text = (ROOT / "common/ftcluster_common/protocol/formats.py").read_text()
@@ -91,6 +94,7 @@ def installed(stack: Path, version: str, run_format: int) -> None:
     ("version", "hosts", "sent", "fields", "reason"),
     [
         ("0.1.0", 0, 1, [], ""),  # the number is not written there
+        ("0.1.0", -1, 1, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
         ("0.1.0", 0, 1, ["task_file"], "cannot read a run with task_file of this control node's"),
         ("0.1.0", 1, 2, [], "the hosts have ftcluster 0.1.0, which cannot read a run of"),
         ("0.1.0", 1, 1, ["task_file"], ""),
