@@ -18,7 +18,7 @@ from ftcluster_common.protocol.launch import GLOO, MPI
 
 BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
 
-Document = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
 def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[
 
 
 def times(
-    event: Document, ranks: int, hosts: int, network: float | None
+    event: JsonObject, ranks: int, hosts: int, network: float | None
 ) -> dict[str, dict[str, Any]]:
     """Time, bandwidth and ratios by backend.
 
@@ -90,7 +90,7 @@ def times(
     return backends
 
 
-def large(rows: Sequence[Document]) -> dict[str, Any] | None:
+def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
     """The fastest backend from BUCKET up with its mean ratios; None without such sizes."""
     rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
     if not rows:
@@ -109,7 +109,7 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
     return {"fastest": fastest, "rows": len(rows), "fastest_in": won, **ratios}
 
 
-def fp32_times(result: Document, value: str) -> dict[int, dict[str, float]]:
+def fp32_times(result: JsonObject, value: str) -> dict[int, dict[str, float]]:
     """A value of fp32 by size in bytes and backend, for plans; none where the hosts were busy."""
     rows = [row for row in result["sizes"] if row["type"] == "fp32"]
     return {
@@ -118,7 +118,7 @@ def fp32_times(result: Document, value: str) -> dict[int, dict[str, float]]:
     }
 
 
-def lines(result: Document) -> Iterator[str]:
+def lines(result: JsonObject) -> Iterator[str]:
     """Format the document for a terminal, line by line."""
     ranks = counted(result["world_size"], "rank")
     yield (
@@ -154,7 +154,7 @@ def lines(result: Document) -> Iterator[str]:
         )
 
 
-def _network(result: Document) -> str:
+def _network(result: JsonObject) -> str:
     slowest = min(result["links"], key=lambda link: link["mb_per_second"])
     nominal = result["interface_mbits"]
     interface = f"; the slowest interface has {nominal:.0f} Mbit/s" if nominal else ""
@@ -180,7 +180,7 @@ def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _row(row: Document, names: Sequence[str]) -> list[str]:
+def _row(row: JsonObject, names: Sequence[str]) -> list[str]:
     cells = [size_text(row["bytes"]), row["type"]]
     for name in names:
         times = row["times"][name]
@@ -192,6 +192,6 @@ def _row(row: Document, names: Sequence[str]) -> list[str]:
     return cells
 
 
-def _share(row: Document, shared: bool) -> list[str]:
+def _share(row: JsonObject, shared: bool) -> list[str]:
     """How much of the network's speed the fastest backend has."""
     return [f"{max(times['of_network'] for times in row['times'].values()):.0%}"] if shared else []

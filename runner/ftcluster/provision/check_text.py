@@ -15,10 +15,10 @@ HEADS = (
     "memory GB/s", "disk MB/s", "of own", "load",
 )  # fmt: skip
 
-Document = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
-def lines(document: Document) -> Iterator[str]:
+def lines(document: JsonObject) -> Iterator[str]:
     """The whole result."""
     failed = {one["host"] for one in document["problems"] if one["kind"] == "ansible"}
     rows = (_row(host, host["name"] in failed) for host in document["hosts"])
@@ -45,7 +45,7 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return aligned([row[column] for column in used] for row in rows)
 
 
-def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
+def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]:
     """All pairs: latency above the diagonal, bandwidth below it."""
     of = {tuple(pair["hosts"]): pair for pair in pairs}
 
@@ -65,7 +65,7 @@ def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
     ]
 
 
-def summary(document: Document) -> str:
+def summary(document: JsonObject) -> str:
     """The last line."""
     words = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
@@ -74,14 +74,14 @@ def summary(document: Document) -> str:
     return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
 
 
-def one_line(document: Document) -> str:
+def one_line(document: JsonObject) -> str:
     """The last line with the first finding, as for cron's mail."""
     [*first] = [*document["problems"], *document["warnings"]][:1]
     words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
     return "; ".join([summary(document), *words]).replace("\n", " ")
 
 
-def _row(host: Document, failed: bool) -> tuple[str, ...]:
+def _row(host: JsonObject, failed: bool) -> tuple[str, ...]:
     speed = host["speed"] or {}
     generation, memory, mbits = host["generation"], host["memory_bytes"], host["interface_mbits"]
     relative = speed.get("relative")
@@ -105,7 +105,7 @@ def _row(host: Document, failed: bool) -> tuple[str, ...]:
     )
 
 
-def _rates(speed: Document) -> Iterator[str]:
+def _rates(speed: JsonObject) -> Iterator[str]:
     """GFLOP/s of each precision, and which part of the CPU's peak that is."""
     for precision in ("bf16", "fp32"):
         rate, share = speed.get(f"{precision}_gflops"), speed.get(f"{precision}_of_peak")
@@ -113,7 +113,7 @@ def _rates(speed: Document) -> Iterator[str]:
         yield f"{share:.0%}" if share else ""
 
 
-def _network(document: Document) -> Iterator[str]:
+def _network(document: JsonObject) -> Iterator[str]:
     pairs, slow = document["pairs"], document["mb_per_second"]
     late = document["latency_us"]
     if len(pairs) == 1:
@@ -129,7 +129,7 @@ def _network(document: Document) -> Iterator[str]:
     )
 
 
-def _findings(findings: Sequence[Document]) -> Iterator[str]:
+def _findings(findings: Sequence[JsonObject]) -> Iterator[str]:
     """A line for each finding with all of its hosts; below those with the same hint, the hint."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:

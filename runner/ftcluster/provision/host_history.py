@@ -45,11 +45,11 @@ FIGURES = {
 }
 COMPARED_FIELDS = ("cpu", "threads", "torch")  # else figures are not comparable
 
-Document = dict[str, Any]
-History = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest first
+JsonObject = dict[str, Any]
+HostMeasurements = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest first
 
 
-def figures(document: Document) -> dict[str, dict[str, Any]]:
+def figures(document: JsonObject) -> dict[str, dict[str, Any]]:
     """What a check has measured of each host; without those that a run was using."""
     busy = {warning["host"] for warning in document["warnings"] if warning["kind"] == "busy"}
     if "" in busy:
@@ -77,7 +77,7 @@ def figures(document: Document) -> dict[str, dict[str, Any]]:
     return values
 
 
-def compared(document: Document, history: History) -> Document:
+def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
     """The check with a warning for each figure of a host that is worse than its own earlier ones.
 
     Each host gets `own_checks`, how many it was compared with, and `of_own_median`, the least of
@@ -142,13 +142,13 @@ def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> s
     return f"; its clock is {current['mhz']} MHz, and was {median(earlier):.0f}"
 
 
-def read_history(inventory: str) -> History:
+def read_history(inventory: str) -> HostMeasurements:
     """The kept figures of an inventory's hosts."""
     history: dict[str, dict[str, list[dict[str, Any]]]] = _read()
     return history.get(inventory, {})
 
 
-def keep(document: Document) -> None:
+def keep(document: JsonObject) -> None:
     """Add what a check has measured to the kept figures."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     with locked_state():

@@ -30,7 +30,7 @@ OUTPUTS = {
 LOGITS = ("logits",)
 NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}  # else it may ask on a terminal
 Arrays = Mapping[str, Any]  # of numpy, by the name of the input or output
-Run = Callable[[Arrays], Arrays]
+RunProgram = Callable[[Arrays], Arrays]
 numpy: Any = import_module("numpy")
 
 
@@ -81,7 +81,7 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     return compared(before, after, batches, request["measure"], decide if decides else None)
 
 
-def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str]) -> Run:
+def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str]) -> RunProgram:
     """Export by optimum-intel; returns what the written model computes, with its cache."""
     intel = import_module("optimum.intel")
     kind, target = request["kind"], request["target"]
@@ -120,7 +120,7 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
 
 def to_onnx(
     request: dict[str, Any], model: Any, inputs: Sequence[str], outputs: Sequence[str]
-) -> Run:
+) -> RunProgram:
     """Export by torch's own exporter; returns what the written model computes."""
     torch, runtime = import_module("torch"), import_module("onnxruntime")
     target = Path(request["target"])
@@ -169,8 +169,8 @@ def batches_of(
 
 
 def compared(
-    before: Run, after: Run, batches: Iterator[tuple[Arrays, list[Any]]], measure: str,
-    decide: Callable[[Any], Any] | None,
+    before: RunProgram, after: RunProgram, batches: Iterator[tuple[Arrays, list[Any]]],
+    measure: str, decide: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """How far the outputs are from torch's, and how good both are by a measure.
 
