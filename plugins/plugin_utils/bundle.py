@@ -210,17 +210,19 @@ def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
 
     Raises:
         ValueError: it is not a bundle of a format that this version reads.
+        BundleError: a newer ftcluster has written it.
     """
     entry = tar.next()
     if entry is None or entry.name != HEAD or entry.sparse is not None or entry.size > HEAD_BYTES:
         raise ValueError(f"it does not begin with {HEAD}")
     head = json.loads(_contents(tar, entry).read())
     if head["format"] != FORMAT:
-        newer = isinstance(head["format"], int) and head["format"] > FORMAT
-        raise ValueError(
-            f"it was written by {'a newer' if newer else 'another'} ftcluster, its format is "
-            f"{head['format']!a:.40} and this one reads {FORMAT}{': upgrade this' if newer else ''}"
-        )
+        if isinstance(head["format"], int) and head["format"] > FORMAT:
+            raise BundleError(
+                f"{tar.name} was written by a newer ftcluster (format {head['format']!a:.40}, this "
+                f"one reads {FORMAT}): upgrade this ftcluster, or make it again with this one"
+            )
+        raise ValueError(f"its format is {head['format']!a:.40}, this ftcluster reads {FORMAT}")
     if head["sha256"] != sha256_of_head(head):
         raise ValueError(f"the checksum of {HEAD} is wrong")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}
