@@ -151,7 +151,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with tarfile.open(path, "r:", tarinfo=Entry) as tar:
-                bundle = read_head(tar, folder)
+                bundle = read_head(tar, path, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
                     raise ValueError("its list has more bytes than it has itself")
@@ -205,8 +205,8 @@ def sha256_of_head(head: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
-    """The description of a bundle, its first file.
+def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
+    """Return the description of the bundle `path`, its first file.
 
     Raises:
         ValueError: it is not a bundle of a format that this version reads.
@@ -219,7 +219,7 @@ def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
     if head["format"] != FORMAT:
         if isinstance(head["format"], int) and head["format"] > FORMAT:
             raise BundleError(
-                f"{tar.name} was written by a newer ftcluster (format {head['format']!a:.40}, this "
+                f"{path} was written by a newer ftcluster (format {head['format']!a:.40}, this "
                 f"one reads {FORMAT}): upgrade this ftcluster, or make it again with this one"
             )
         raise ValueError(f"its format is {head['format']!a:.40}, this ftcluster reads {FORMAT}")

@@ -409,7 +409,6 @@ def read_outline(run_dir: Path) -> LaunchOutline:
     except (LookupError, TypeError):
         head = ""
     job, seconds = data.get("slurm_job"), data.get("grace_seconds")
-    is_duration = isinstance(seconds, int | float) and 0 <= seconds < MOST_SECONDS
-    return LaunchOutline(
-        head, job if isinstance(job, str) else "", float(seconds) if is_duration else GRACE_SECONDS
-    )
+    if not isinstance(seconds, int | float) or not 0 <= seconds < MOST_SECONDS:
+        seconds = GRACE_SECONDS
+    return LaunchOutline(head, job if isinstance(job, str) else "", float(seconds))
