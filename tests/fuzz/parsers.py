@@ -81,6 +81,7 @@ from ftcluster_common.protocol.launch import (
     RankCores,
     RankHost,
     read_launch,
+    read_outline,
 )
 from ftcluster_common.protocol.run_state import RunState, pack
 from ftcluster_common.protocol.timeouts import Timeouts
@@ -525,6 +526,9 @@ PARSERS = {
     ),
     "launch.json": Parser(
         of_job(lambda folder: read_launch(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
+    ),
+    "launch.json of a run to be ended": Parser(
+        of_job(lambda folder: read_outline(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
     ),
     "job.json of a training": Parser(of_job(read_job, "job.json"), (JOB,), (GivenFileError,)),
     "job.json of a script": Parser(
