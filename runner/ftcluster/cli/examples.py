@@ -1,4 +1,4 @@
-"""`ftcluster examples [NAME] [--to DIR]`: scripts for `ftcluster run` to begin with."""
+"""`ftcluster examples [NAME] [--to DIR]`: example scripts for `ftcluster run`."""
 
 import argparse
 from typing import Any
@@ -14,21 +14,23 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "examples",
         help="list example scripts for run, or write them",
-        description="Lists scripts that `ftcluster run` runs as they are, shows one, or writes "
-        "them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, and a GPT "
-        "from random weights.",
+        description="Lists scripts that `ftcluster run` runs unchanged, shows one of them, or "
+        "writes them: Trainer, DDP, Accelerate, sentence-transformers, TRL, Lightning Fabric, "
+        "and a GPT trained from random weights.",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
-    parser.add_argument("words", nargs="*", metavar="NAME", help="an example (left out: all)")
+    parser.add_argument(
+        "words", nargs="*", metavar="NAME", help="name of an example (default: all)"
+    )
     parser.add_argument("--to", type=not_empty, metavar="DIR", help="write into this folder")
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) > 1:
-        raise UsageError(f"one example at a time, not {', '.join(options.words)}")
+        raise UsageError(f"name one example at a time, got {', '.join(options.words)}")
     name = options.words[0] if options.words else ""
     print_result(options, examples(name, options.to or ""))
     return 0
