@@ -1,7 +1,7 @@
 """The result of `bench allreduce`, as a document and as text. Pure functions only.
 
-The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as nccl-tests define it: what each
-rank sends and receives at least, whatever the algorithm.
+The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests: the least
+traffic per rank in each direction, whatever the algorithm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.protocol.launch import GLOO, MPI
 
-BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
+BUSY = 0.25  # running processes per CPU; above this, a measurement is unreliable
 
 JsonObject = Mapping[str, Any]
 
 
 def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[str, Any]:
-    """The result of `bench allreduce --json`."""
+    """Return the document of `bench allreduce --json`."""
     plan = bench.run.plan
     links = [
         {**{key: link[key] for key in ("latency_us", "mb_per_second")}, "hosts": hosts}
@@ -69,10 +69,10 @@ def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[
 def times(
     event: JsonObject, ranks: int, hosts: int, network: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Time, bandwidth and ratios by backend.
+    """Return the time, bandwidth and ratios by backend.
 
     Args:
-        network: MB/s of a host; None where it is not known, or there is one host.
+        network: speed of a host in MB/s; None if it is unknown or there is only one host.
     """
     ms = event["milliseconds"]
     backends = {}
@@ -91,7 +91,7 @@ def times(
 
 
 def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
-    """The fastest backend from BUCKET up with its mean ratios; None without such sizes."""
+    """Return the fastest backend for sizes from BUCKET up with its mean ratios, or None."""
     rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
     if not rows:
         return None
@@ -110,7 +110,7 @@ def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
 
 
 def fp32_times(result: JsonObject, value: str) -> dict[int, dict[str, float]]:
-    """A value of fp32 by size in bytes and backend, for plans; none where the hosts were busy."""
+    """Return an fp32 value by size in bytes and backend for plans; {} if the hosts were busy."""
     rows = [row for row in result["sizes"] if row["type"] == "fp32"]
     return {
         row["bytes"]: {name: of[value] for name, of in row["times"].items() if name != MPI}
@@ -144,13 +144,13 @@ def lines(result: JsonObject) -> Iterator[str]:
             for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
             if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
-        means = f", in the mean {' and '.join(ratios)}" if ratios else ""
+        means = f", on average {' and '.join(ratios)}" if ratios else ""
         won = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
         yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
     if result["load"] > BUSY:
         yield (
-            f"not saved for plans: the hosts were busy before it, with {result['load']:.1f} "
-            "processes a CPU; measure again when they are idle"
+            f"not saved for plans: the hosts were busy before, with {result['load']:.1f} "
+            "processes per CPU; measure again when they are idle"
         )
 
 
@@ -172,7 +172,7 @@ def _heads(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What a backend is compared with: the key in the document, and its title."""
+    """Return the references of a backend: the key in the document, and its title."""
     return [
         (key, title)
         for other, key, title in ((GLOO, "of_gloo", "gloo"), (MPI, "of_mpi", "MPI"))
@@ -193,5 +193,5 @@ def _row(row: JsonObject, names: Sequence[str]) -> list[str]:
 
 
 def _share(row: JsonObject, shared: bool) -> list[str]:
-    """How much of the network's speed the fastest backend has."""
+    """Return the fraction of the network's speed that the fastest backend reaches."""
     return [f"{max(times['of_network'] for times in row['times'].values()):.0%}"] if shared else []

@@ -7,7 +7,7 @@ from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-MATRIX_HOSTS = 8  # more would not fit a terminal's width
+MATRIX_HOSTS = 8  # a larger matrix would not fit a terminal's width
 WORST_PAIRS = 3
 HEADS = (
     "host", "address", "CPU", "cores", "memory", "network", "torch", "computes with",
@@ -19,7 +19,7 @@ JsonObject = Mapping[str, Any]
 
 
 def lines(document: JsonObject) -> Iterator[str]:
-    """The whole result."""
+    """Yield the lines of the whole result."""
     failed = {one["host"] for one in document["problems"] if one["kind"] == "ansible"}
     rows = (_row(host, host["name"] in failed) for host in document["hosts"])
     yield from table([HEADS, *rows])
@@ -40,13 +40,13 @@ def lines(document: JsonObject) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines; columns that are empty but for their heading are left out."""
+    """Return rows as lines, without columns that are empty except for their heading."""
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return aligned([row[column] for column in used] for row in rows)
 
 
 def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]:
-    """All pairs: latency above the diagonal, bandwidth below it."""
+    """Return a matrix of all pairs: latency above the diagonal, bandwidth below it."""
     of = {tuple(pair["hosts"]): pair for pair in pairs}
 
     def cell(row: int, column: int) -> str:
@@ -66,7 +66,7 @@ def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]
 
 
 def summary(document: JsonObject) -> str:
-    """The last line."""
+    """Return the last line."""
     words = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
         if document[key]:
@@ -75,7 +75,7 @@ def summary(document: JsonObject) -> str:
 
 
 def one_line(document: JsonObject) -> str:
-    """The last line with the first finding, as for cron's mail."""
+    """Return the last line with the first finding, for mail from cron."""
     [*first] = [*document["problems"], *document["warnings"]][:1]
     words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
     return "; ".join([summary(document), *words]).replace("\n", " ")
@@ -106,7 +106,7 @@ def _row(host: JsonObject, failed: bool) -> tuple[str, ...]:
 
 
 def _rates(speed: JsonObject) -> Iterator[str]:
-    """GFLOP/s of each precision, and which part of the CPU's peak that is."""
+    """Yield the GFLOP/s of each precision, with the fraction of the CPU's peak."""
     for precision in ("bf16", "fp32"):
         rate, share = speed.get(f"{precision}_gflops"), speed.get(f"{precision}_of_peak")
         yield f"{rate:.0f}" if rate else ""
@@ -130,7 +130,7 @@ def _network(document: JsonObject) -> Iterator[str]:
 
 
 def _findings(findings: Sequence[JsonObject]) -> Iterator[str]:
-    """A line for each finding with all of its hosts; below those with the same hint, the hint."""
+    """Yield a line for each finding with all of its hosts; findings with the same hint share it."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         hosts.setdefault((finding["hint"], finding["what"]), []).append(finding["host"])
