@@ -196,7 +196,7 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
         raise InventoryError(
             f"inventory {named(paths)}: ansible-inventory printed no JSON, but "
             f"{printable(stdout[:MOST_SHOWN])!a}",
-            f"a plugin or script printed other text, or exited;  {seen_by(paths)}",
+            f"a plugin or script printed other text, or exited; {seen_by(paths)}",
         ) from error
     return listing, warnings(stderr)
 

@@ -267,8 +267,8 @@ NO_COLLECTION = (
 )
 KILLED = "ansible-inventory ended with exit code -9\n  for details: ansible-inventory -i "
 NONE = (
-    "has no host\n  fakecloud returned no hosts: check filters, regions and account; Ansible says: no "
-    "project of this account has a machine"
+    "has no host\n  fakecloud returned no hosts: check filters, regions and account; "
+    "Ansible says: no project of this account has a machine"
 )
 OTHER_NAME = (
     "the plugin fakecloud does not accept a file with this name\n  accepted names: ansible-doc "

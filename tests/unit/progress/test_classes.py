@@ -26,8 +26,9 @@ def test_two_classes() -> None:
 
 def test_a_class_that_is_never_predicted_and_one_without_rows() -> None:
     report = report_of_classes([0, 0], [0, 1], ["a", "b\nerror: c", "d"])
-    assert "  NEVER PREDICTED: b error: c; the data has such rows, but the model finds none" in lines(
-        report
+    assert (
+        "  NEVER PREDICTED: b error: c; the data has such rows, but the model finds none"
+        in lines(report)
     )
     assert "  not measured, because no row has this class: d" in lines(report)
 
