@@ -105,7 +105,7 @@ def _house(
         house = read_wheelhouse(Path(arguments["wheelhouse"]))
         if house is None:
             raise AnsibleActionFail(
-                f"{arguments['wheelhouse']} is not whole: a wheel is missing, has another size or "
+                f"{arguments['wheelhouse']} is incomplete: a wheel is missing, has another size or "
                 f"is no file, or {MANIFEST} cannot be read; run setup again with the bundle, or "
                 "copy the folder again"
             )

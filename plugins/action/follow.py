@@ -307,12 +307,12 @@ class ActionModule(ActionBase):
         state, *told = words.split() or ["gone", *["0"] * 3 * len(logs)]
         places = [*told[1::3], *told[2::3]]
         if len(told) != 3 * len(logs) or not all(re.fullmatch(r"\d{1,18}", n) for n in places):
-            raise AnsibleActionFail(f"the host does not say what it has: {words[:200]!a}")
+            raise AnsibleActionFail(f"the host's response is invalid: {words[:200]!a}")
         pieces = []
         for number, log in enumerate(logs):
             file, start, size = told[3 * number], *map(int, told[3 * number + 1 :][:2])
             if max(start, size) > MOST_BYTES:
-                raise AnsibleActionFail(f"the host says that {log.name} has {size:,} bytes")
+                raise AnsibleActionFail(f"the host reports that {log.name} has {size:,} bytes")
             if words and 0 <= log.offset != start:
                 raise AnsibleActionFail(f"the host sends another part of {log.name}")
             count = max(0, min(size - start, PIECE_BYTES))
@@ -322,7 +322,7 @@ class ActionModule(ActionBase):
                 return state == "alive", [_Piece() for _ in logs]
             data = data[count:]
         if data:
-            raise AnsibleActionFail("the host sends more than it was asked for")
+            raise AnsibleActionFail("the host sends more than requested")
         return state == "alive", pieces
 
     def _parts(self, name: str, parts: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -334,7 +334,7 @@ class ActionModule(ActionBase):
             f"tail -c +${{part%:*}} {path} | head -c ${{part#*:}}; done"
         )
         if len(data) != sum(count for _, count in parts):
-            raise AnsibleActionFail(f"{name} of the run has become shorter")
+            raise AnsibleActionFail(f"{name} of the run has shrunk")
         pieces = []
         for _, count in parts:
             pieces.append(data[:count])

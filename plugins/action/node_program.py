@@ -69,7 +69,7 @@ class ActionModule(ActionBase):
             code, out, err = json.loads(answer.partition("\n")[0])
             texts = [text.rstrip("\r\n").replace(secret or "\0", SECRET) for text in (out, err)]
         except (ValueError, TypeError, AttributeError, RecursionError):
-            raise AnsibleActionFail(f"the host's answer is none: {answer[:200]!a}") from None
+            raise AnsibleActionFail(f"the host's response is invalid: {answer[:200]!a}") from None
         result.update(rc=code, stdout=texts[0], stderr=texts[1], changed=True)
         if code:
             lacks = NO_PROGRAM.search(texts[1])

@@ -100,7 +100,9 @@ class ActionModule(ActionBase):
                 continue
             listed = LISTED.fullmatch(line)
             if not listed or not is_file_name(listed[3]):
-                raise AnsibleActionFail(f"the host lists what is no file of {path}: {line[:200]!a}")
+                raise AnsibleActionFail(
+                    f"the host lists a name that is no file of {path}: {line[:200]!a}"
+                )
             if listed[3] in files:
                 raise AnsibleActionFail(f"the host lists a file of {path} twice: {line[65:265]!a}")
             files[listed[3]] = (int(listed[1]), listed[2])

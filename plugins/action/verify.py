@@ -113,6 +113,6 @@ class ActionModule(ActionBase):
                 names = [host["name"] for host in request["hosts"]]
                 report = read_report(text, names)
             except ValueError as error:
-                said = f"it answers what is no report: {error}"
+                said = f"its report is invalid: {error}"
         result.update(changed=False, report=report, said=said, reached=sorted(caller.reached))
         return result

@@ -182,14 +182,14 @@ def refused_to_root(facts: Facts) -> Findings:
     """Return folders that root may not write, for example on NFS with root_squash."""
     if "prefix" in facts.get("root_refused", ()):
         yield finding(
-            f"root may not write to {facts['prefix']}: its file system is read-only, or of a "
-            "server to whom root is nobody (NFS with root_squash)",
+            f"root may not write to {facts['prefix']}: its file system is read-only, or on a "
+            "server that maps root to nobody (NFS with root_squash)",
             ELSEWHERE,
         )
     if "temp" in facts.get("root_refused", ()):
         yield finding(
             "root may not write where Ansible leaves files for it, in the login user's home "
-            "(ansible_remote_tmp): it is read-only, or of a server to whom root is nobody (NFS "
+            "(ansible_remote_tmp): it is read-only, or on a server that maps root to nobody (NFS "
             "with root_squash)",
             # not a new subfolder, which root's first module would create for root alone
             "name a folder of the host's own disk that all may write to in the inventory: "

@@ -57,7 +57,7 @@ def other_rules(
         account = ", ".join(sorted({other["user"] for other in others}))
         return [
             {
-                "what": f"its firewall keeps the ports of training for {account}, the account of "
+                "what": f"its firewall reserves the training ports for {account}, the account of "
                 f"the cluster in {folders}, so {facts['user']} cannot train here",
                 "hint": "train on that cluster, or tear it down",
             }

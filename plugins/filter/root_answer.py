@@ -47,7 +47,8 @@ _value:
 
 
 NO_TERMINAL = (
-    "which Ansible has none of: for the user that Ansible logs in as, add Defaults:USER !requiretty"
+    "which Ansible does not provide: for the user that Ansible logs in as, add "
+    "Defaults:USER !requiretty"
 )
 
 
@@ -65,14 +66,14 @@ def root_answer(result: Mapping[str, Any]) -> dict[str, Any]:
     elif wrong:
         because = "sudo refuses the password"
     elif "password" in message or "password is required" in out:
-        because, asks = "sudo asks for a password, which -K would give", True
+        because, asks = "sudo asks for a password; pass it with -K", True
     elif "must have a tty" in out:
-        because = f"sudo wants a terminal (requiretty in sudoers), {NO_TERMINAL}"
+        because = f"sudo requires a terminal (requiretty in sudoers), {NO_TERMINAL}"
     elif "not found" in out:
         because = "there is no sudo"
     else:
         said = [line.strip() for line in [*message.splitlines(), *out.splitlines()] if line.strip()]
-        because = said[-1] if said else "the host gave no answer"
+        because = said[-1] if said else "the host did not respond"
     can = user == "0"
     return {
         "can": can,

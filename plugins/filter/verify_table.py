@@ -113,13 +113,13 @@ def guard(hosts: Sequence[Mapping[str, Any]], reached: Collection[str]) -> list[
     callers = {who for host in open_ones for whos in host["calls"]["came"].values() for who in whos}
     if callers and callers <= ours:
         return [
-            "not proved that their ports are closed to others: this machine is one of the hosts"
+            "not verified that their ports are closed to others: this machine is one of the hosts"
         ]
     if open_ones:
         return []  # that case is a finding
     if unsure:
         return [
-            "not proved that their ports are closed to others: this machine does not reach "
+            "not verified that their ports are closed to others: this machine does not reach "
             f"{', '.join(unsure)} by itself"
         ]
     return ["their ports are closed to this machine, which is not one of them"]
@@ -138,12 +138,11 @@ def verify_table(
         "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
         for cells in rows
     ]
-    count, together = len(report["hosts"]), "the packages fit together"
+    count, together = len(report["hosts"]), "the packages are consistent"
     if count > 1:
         together = f"the same {report['packages']} packages on each"
-        together += (
-            f", an all-reduce over all is right ({report['all_reduce_ms']:.1f} ms for 4 MiB)"
-        )
+        milliseconds = f"{report['all_reduce_ms']:.1f} ms for 4 MiB"
+        together += f", an all-reduce over all ranks is correct ({milliseconds})"
     lines.append(f"mpirun reached {count} host{'s' * (count > 1)}, {together}")
     lines += guard(report["hosts"], reached)
     return [*lines, network(report["links"])] if report.get("links") else lines

@@ -29,7 +29,7 @@ KINDS = (
         "password",
         r"Tunnel connection failed: 407|407 +Proxy Authentication Required"
         r"|CONNECT tunnel failed, response 407|Received HTTP code 407 from proxy",
-        "the proxy {proxy} wants a user and a password for {mirror}",
+        "the proxy {proxy} requires a user and a password for {mirror}",
     ),
     (
         "refused",

@@ -51,7 +51,7 @@ def given_python(
             or could be changed by others than root.
     """
     if not Path(path).is_absolute():
-        raise RefusedPath(path, "is not a whole path", "begin it with /")
+        raise RefusedPath(path, "is not an absolute path", "begin it with /")
     try:
         real = Path(path).resolve(strict=True)
         if not (real.is_file() and os.access(real, os.X_OK)):
@@ -69,7 +69,7 @@ def given_python(
         raise
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a loop
         words = getattr(error, "strerror", None) or str(error)
-        raise RefusedPath(path, f"cannot be looked at: {words}", ANOTHER) from error
+        raise RefusedPath(path, f"cannot be inspected: {words}", ANOTHER) from error
     code, out, err = run([path, "-I", "-B", "-c", PROGRAM])
     answer = ANSWER.fullmatch(out)
     if code != 0 or answer is None:

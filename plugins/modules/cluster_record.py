@@ -112,7 +112,9 @@ def main() -> None:
                 path, given["state"], given["start"], given["changes"], module.check_mode
             )
     except OSError as error:
-        hint = "; only who set the cluster up may write it" if error.errno in (1, 13) else ""
+        hint = (
+            "; only the user who set up the cluster may write it" if error.errno in (1, 13) else ""
+        )
         module.fail_json(msg=f"{error.filename or path}: {error.strerror}{hint}")
     except ValueError as error:
         module.fail_json(msg=f"{path}: {error}")

@@ -603,7 +603,7 @@ def main() -> None:
     prefix = Path(module.params["prefix"] or default / "ftcluster").absolute()
     if module.params["prefix"].startswith("~"):
         module.fail_json(
-            msg=f"{module.params['prefix']}: no such home folder here; give prefix as a whole path"
+            msg=f"{module.params['prefix']}: no such home folder here; give an absolute path"
         )
     allowed, memory = os.sched_getaffinity(0), memory_bytes()
     sockets, cores, numa = topology(allowed, memory, cpuinfo.get("model name", ""))

@@ -259,7 +259,7 @@ def main() -> None:
     )
     wrong = wrong_words(module.params["members"])
     if wrong:
-        module.fail_json(msg=f"not what the mesh can write down: {'; '.join(wrong)}")
+        module.fail_json(msg=f"invalid values for the mesh: {'; '.join(wrong)}")
     folder = Path(module.params["folder"])
     changed, diff = False, []
     try:

@@ -151,7 +151,7 @@ def dnf_sources(listing: str) -> list[str]:
 def dnf_explained(said: str, source: str, settings: str, environ: Mapping[str, str]) -> str:
     """Return the reason why a source's metadata could not be fetched, and advice."""
     lines = [one or other for one, other in DNF_SAID.findall(said)]
-    text = " ".join((lines or ["dnf says nothing"])[0].split())
+    text = " ".join((lines or ["dnf printed nothing"])[0].split())
     url = re.search(r"https?://[^\s\[\]]+", text)
     parts = urlsplit(url[0] if url else "")
     proxy = dnf_proxy_of(settings, parts.scheme, environ)
@@ -171,8 +171,8 @@ def explained(said: str, url: str, proxy: str) -> str:
     found = cause(said, parts.netloc.rpartition("@")[2], proxy, "the host")
     if found is None:
         last = [line.partition(" ")[2] for line in said.splitlines() if line.startswith("E: ")]
-        text = " ".join((last or ["apt says nothing"])[0].split())
-        by = f" (by the proxy {proxy})" if "://" in proxy else ""
+        text = " ".join((last or ["apt printed nothing"])[0].split())
+        by = f" (through the proxy {proxy})" if "://" in proxy else ""
         return f"{text}{by}; name a source that the host reaches in /etc/apt/sources.list.d"
     kind, what = found
     words = {"mirror": parts.netloc, "name": parts.hostname, "scheme": parts.scheme}

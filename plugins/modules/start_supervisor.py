@@ -123,7 +123,7 @@ def main() -> None:
     except OSError as error:
         message = f"{error.filename or prefix}: {error.strerror}"
         module.exit_json(
-            changed=False, rc=1, refused=f"root executes nothing of it: {message}", stderr=""
+            changed=False, rc=1, refused=f"root does not execute it: {message}", stderr=""
         )
     except ValueError as error:
         module.exit_json(changed=False, rc=1, refused=str(error), stderr="")

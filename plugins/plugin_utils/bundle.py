@@ -155,7 +155,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
                 bundle = read_head(tar, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
-                    raise ValueError("its list has more bytes than it has itself")
+                    raise ValueError("its list claims more bytes than the file has")
                 if house is None or house.wheels != bundle.house.wheels:
                     unpack(tar, bundle)
             return bundle

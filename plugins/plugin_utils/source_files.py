@@ -66,8 +66,8 @@ def named_files(source: Path, names: Iterable[str] | None) -> list[tuple[Path, s
         if len(walk.problems) > MOST_NAMED:
             named.append(f"and {len(walk.problems) - MOST_NAMED} more")
         raise SourceError(
-            "\n  ".join([f"{source} is not copied as it is:", *named])
-            + "\nreplace links by copies, and remove what is no file"
+            "\n  ".join([f"{source} cannot be copied:", *named])
+            + "\nreplace links by copies, and remove everything that is not a regular file"
         )
     return sorted(walk.found, key=lambda pair: pair[1])
 

@@ -113,7 +113,7 @@ def _check_allowed(name: str, stack: Mapping[str, Any], wanted: StackRequest) ->
     bare = unverified(stack)
     if bare and not wanted.allow_unverified:
         raise ChoiceError(
-            f"stack {name} has {bare}, so what an index gives cannot be verified; to install it "
+            f"stack {name} has {bare}, so files from an index cannot be verified; to install it "
             "anyway: --allow-unverified (torch_stack_allow_unverified=true)"
         )
 
