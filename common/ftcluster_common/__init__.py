@@ -1,6 +1,6 @@
 """The contract of control node and hosts, in both of their packages. Standard library only."""
 
-RELEASE = "0.1.0"  # of both packages and of the collection (galaxy.yml); tag v0.1.0
+RELEASE = "0.1.0"  # version of both packages and of galaxy.yml; tag v0.1.0
 
 try:  # the build writes this module, see hatch_version.py
     from ftcluster_common._version import __version__ as __version__

@@ -5,7 +5,7 @@ It also drops signals that process 1 has no handler for, such as SIGTERM. Usage:
 
     python -m ftcluster_common.process_one PROGRAM ARGUMENTS ...
 
-This also works if process 1 reaps nothing, such as `sleep infinity`.
+This also works beside a process 1 that reaps nothing, such as `sleep infinity`.
 Standard library only.
 """
 

@@ -74,7 +74,7 @@ QUICK = [
 ]
 ONE_TRY = [f"--setopt=timeout={SECONDS}", "--setopt=retries=1", "--setopt=skip_if_unavailable=0"]
 DNF_SAID = re.compile(r"^  - (.+)|^Error: (.+)", re.MULTILINE)  # with or without the cause
-# by the kinds of fetch_errors
+# advice by kind of error in fetch_errors
 DNF_HINTS = {
     "expired": "have it renewed; if its dates are right, the host's clock is wrong",
     "name": "name the mirror in /etc/yum.repos.d as its certificate does",

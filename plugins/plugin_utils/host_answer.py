@@ -32,7 +32,7 @@ NAME = r"[\w+-][\w.+-]*|"
 FORMS = {
     "addresses": r"[0-9A-Fa-f:.]*",
     "cpu_flags": r"\w+",
-    # values that must be short because they become a range
+    # short numbers, so that a range cannot be huge
     "cpus": r"(\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*)?",
     "current": NAME,
     "driver": r"[\w+-]*",

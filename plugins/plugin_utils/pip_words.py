@@ -20,7 +20,7 @@ NO_FILE = re.compile(r"invalid path: (\S+)")
 # the first variable that is set counts
 PROXIES = ("PIP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 BEFORE_PIP = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-# by the kinds of fetch_errors
+# advice by kind of error in fetch_errors
 HINTS = {
     "expired": "have it renewed; if its dates are right, the control node's clock is wrong",
     "name": "name the mirror as its certificate does",

@@ -20,32 +20,32 @@ from ftcluster_common.given_files import parse_json
 PARQUET, TEXT = ".parquet", ".txt"
 CONLL = ".conll"
 TABLES = (".csv", ".tsv", ".json", ".jsonl", PARQUET)
-SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # where they are in the form of CoNLL
+SENTENCES = (TEXT, ".tsv", ".bio", ".iob", ".iob2")  # extensions that may hold CoNLL
 TRAIN, VALIDATION = "train", "validation"
-WORDS = {  # in names of files, as `datasets` knows them
+WORDS = {  # in file names, as in `datasets`
     "train": TRAIN, "training": TRAIN,
     "validation": VALIDATION, "valid": VALIDATION, "val": VALIDATION, "dev": VALIDATION,
     "test": "test", "testing": "test", "eval": "test",
 }  # fmt: skip
-# BEIR's folder: texts, queries, and in qrels/*.tsv which texts belong to which queries
+# files of BEIR: texts, queries, and qrels/*.tsv with the matching texts of each query
 CORPUS, QUERIES, JUDGEMENTS = "corpus.jsonl", "queries.jsonl", "qrels"
-INDEX = "Unnamed: 0"  # pandas writes an index without a name, and so calls it when it reads it
+INDEX = "Unnamed: 0"  # pandas' name for an index column without a name
 SEPARATOR = re.compile(r"\ufeff?sep=(.)\r?\n")
-BLOCK = 1 << 20  # bytes read at a time
-# a half of what UTF-16 writes as a pair; as escapes of JSON
+BLOCK = 1 << 20  # bytes per read
+# JSON escape of half of a surrogate pair
 HALF = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
-SHARD = re.compile(r"-\d+-of-\d+$")  # of a file that the Hub has in parts
+SHARD = re.compile(r"-\d+-of-\d+$")  # suffix of a file that the Hub has in parts
 
 WESTERN = "cp1252"
-ACCENTED = bytes(range(0xC0, 0x100))  # its letters beside those of ASCII
+ACCENTED = bytes(range(0xC0, 0x100))  # its letters outside ASCII
 LETTERS = ascii_letters.encode()
-MOST_ACCENTED = 0.25  # of all letters; in French and German texts it is below 0.05
+MOST_ACCENTED = 0.25  # maximum share of all letters; below 0.05 in French and German texts
 CONVERT = "convert it: iconv -f ENCODING -t UTF-8 FILE > NEW"
 
-SHOWN = 60  # characters of a value
+SHOWN = 60  # maximum characters of a value in a message
 
 Row = Mapping[str, Any]
 Files = tuple[Path, ...]
