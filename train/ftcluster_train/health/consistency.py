@@ -29,12 +29,12 @@ KERNELS = (
     ("avx2", "avx2"),
 )
 
-Answer = Mapping[str, Any]  # the answer of one rank, see `probe`
+HostAnswer = Mapping[str, Any]  # the answer of one rank, see `probe`
 
 
 def find_problems(
     hosts: Sequence[Host],
-    answers: Sequence[Answer],
+    answers: Sequence[HostAnswer],
     firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
 ) -> list[Finding]:
     """Return all problems that prevent a training.
@@ -73,7 +73,7 @@ def find_problems(
 
 
 def unconnected_hosts(
-    hosts: Sequence[Host], answers: Sequence[Answer], firewalls: Mapping[str, HostFirewall]
+    hosts: Sequence[Host], answers: Sequence[HostAnswer], firewalls: Mapping[str, HostFirewall]
 ) -> list[Finding]:
     """Return the pairs of hosts that cannot connect to each other."""
     unreached: list[list[int]] = next(
@@ -96,7 +96,9 @@ def unconnected_hosts(
     ]
 
 
-def package_differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
+def package_differences(
+    hosts: Sequence[Host], first: HostAnswer, other: HostAnswer
+) -> list[Finding]:
     """Return the packages of one host whose versions differ from the first host's."""
     expected, actual = first["packages"], other["packages"]
     differences = [
@@ -116,7 +118,7 @@ def expected_kernel(flags: Sequence[str]) -> str:
 
 
 def open_to_outsiders(
-    hosts: Sequence[Host], answers: Sequence[Answer], guarded: Collection[str] = ()
+    hosts: Sequence[Host], answers: Sequence[HostAnswer], guarded: Collection[str] = ()
 ) -> list[Finding]:
     """Return hosts whose ports accept connections from outside the cluster.
 
@@ -145,7 +147,7 @@ def open_to_outsiders(
     ]
 
 
-def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def host_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
     """Return a row for each host that answered."""
     rows: list[dict[str, Any]] = [
         {
@@ -169,7 +171,7 @@ def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
     return rows
 
 
-def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def link_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
     """Return a row for each measured pair, in the hosts' order."""
     links = [link for answer in answers for link in answer.get("links", [])]
     return [
@@ -182,7 +184,7 @@ def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
     ]
 
 
-def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+def without_impi(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
     """Return hosts on which the Intel MPI backend failed, so that training uses gloo."""
     return [
         Finding(
@@ -196,7 +198,7 @@ def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Findi
     ]
 
 
-def busy_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+def busy_hosts(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
     """Return hosts on which another run was active during the measurement."""
     return [
         Finding(
