@@ -161,6 +161,7 @@ def learned_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterR
 
     Args:
         offsets: character range of each token in the text.
+
     >>> learned_tokens([(0, 0), (0, 2), (2, 5), (5, 6), (6, 9)], [(2, 6)])
     [2, 3]
     >>> learned_tokens([(0, 2), (5, 5), (5, 6), (8, 8), (8, 9)], [(2, 6)])
