@@ -107,7 +107,7 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
         parts = THOUGHTS.split(messages[number].get("content") or "")
         if not written[start:].strip() or not all(without_spaces(part) in own for part in parts):
             raise DataError(
-                f"the chat template leaves out message {number + 1}, which is a target of the training"
+                f"the chat template leaves out message {number + 1}, which is a training target"
             )
         span = (start, len(written))
         if whole.startswith(written):

@@ -218,7 +218,7 @@ class TextDistillationTask(Task):
         except TrainError as error:
             raise TrainError(
                 f"column {label}: {error.message}",
-                "give the labels the teacher's names, or remove the column to use the teacher alone",
+                "use the teacher's names, or remove the column to train on its outputs alone",
             ) from error
         self._by_number = bool(found) and not labels.numbers
         return labels

@@ -12,7 +12,8 @@ def retrieval_metrics(
     """Return means over the queries, with binary relevance.
 
     nDCG is DCG divided by the DCG of the best order. DCG is the sum of 1 / log2(rank + 1) over
-    the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR Techniques).
+    the relevant texts (Järvelin and Kekäläinen 2002, Cumulated Gain-Based Evaluation of IR
+    Techniques).
 
     Args:
         retrieved: numbers of the retrieved texts for each query, best text first.
