@@ -104,7 +104,7 @@ class State:
         return sum(part.own.nbytes for parts in self._tensors.values() for part in parts)
 
     def pieces(self, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
-        """Yield the elements of all tensors in the order of `header`; every rank must iterate fully.
+        """Yield the elements of all tensors in the order of `header`; every rank must exhaust it.
 
         Each piece is valid until the next one is requested.
         """
@@ -137,7 +137,7 @@ class State:
                 start += part.length
 
     def like(self) -> "State":
-        """Return a new state as target of `copy`; its memory is touched so all copies cost the same."""
+        """Return a new state for `copy`; its memory is touched, so each copy costs the same."""
         return State(
             {
                 name: [

@@ -158,7 +158,7 @@ class GradientBuckets:
             self._send_complete_buckets()
 
     def _sum_tables(self) -> None:
-        """Sum tables by rows if no rank has other gradients of them; all-reduce the other tables."""
+        """Sum tables by rows if no rank has other gradients of them; all-reduce the rest."""
         own_rows = [
             None if table in self._seen else joined(self.sinks.rows[table], table.shape[1])
             for table in self._tables

@@ -46,8 +46,8 @@ class IpexOptimizerStep(OptimizerStep):
     """`ipex.optimize` at level O1 and torch's AdamW.
 
     With bf16 the layers get bf16 copies of their weights, packed for oneDNN, and the optimizer
-    updates the fp32 weights. IPEX does not fuse AdamW on CPUs (2.8.0, optim/_optimizer_utils.py), so
-    the step is torch's.
+    updates the fp32 weights. IPEX does not fuse AdamW on CPUs (2.8.0,
+    optim/_optimizer_utils.py), so the step is torch's.
 
     Args:
         model: model in fp32; it is changed in place, and in training mode afterwards.
