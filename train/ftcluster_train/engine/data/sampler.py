@@ -15,8 +15,8 @@ MIN_GROUPS = 4
 # Another pass through the model costs about as much time as this many tokens: each operation starts
 # again, and each weight is read and its gradient added again. MiniLM on SQuAD, 32 pairs, CPU time
 # of a step with one thread and AVX512-BF16, relative to 1,024 tokens: 128 is 1.11 times as fast,
-# 256 1.09, 512 1.03, 2,048 0.84. With faster matrix multiplications (AMX, many threads) a pass costs
-# more tokens.
+# 256 1.09, 512 1.03, 2,048 0.84. With faster matrix multiplications (AMX, many threads) a pass
+# costs more tokens.
 PASS_TOKENS = 256
 
 
