@@ -3,7 +3,7 @@
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # collections are a quarter of the CPU time of the imports below
+    gc.disable()  # collections would take a quarter of the CPU time of the imports below
 
 import errno
 import logging
@@ -335,8 +335,8 @@ def write_products(
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
-    gc.freeze()  # what was imported stays
+    """Run the program and return its exit code."""
+    gc.freeze()  # imported objects stay
     gc.enable()
     logging.captureWarnings(True)
     transformers_logging.disable_progress_bar()

@@ -128,8 +128,8 @@ def patch_model(
         head = task.use_fused_loss(model)
         if head is None and task.large_vocabulary:
             notice(
-                f"the logits of {kind} are more than a matrix product, so the loss is computed "
-                "from them and takes more memory"
+                f"the logits of {kind} are more than a matrix multiplication, so the loss is "
+                "computed from them and takes more memory"
             )
     return KernelMode(patches, head, say=notice)
 
