@@ -130,7 +130,7 @@ def test_a_reranker_begins_with_a_classifier(tmp_path: Path) -> None:
     new, notices = begin(tmp_path, model, [], "text-ranking")
     assert new(input_ids=torch.tensor([[2, 7, 3]])).logits.shape == (1, 1)
     assert any(
-        "3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT), the training 1" in n for n in notices
+        "3 classes (CONTRADICTION, NEUTRAL, ENTAILMENT), but the training has 1" in n for n in notices
     )
 
 

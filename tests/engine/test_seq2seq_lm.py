@@ -220,7 +220,7 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
     task = make_task_of(make_job(tmp_path, TASK))
     with pytest.raises(TrainError, match="a gpt2 model, which does not say what its decoder reads"):
         task.check_model(make_model("gpt2", "causal-lm"))
-    with pytest.raises(TrainError, match="with which token its decoder begins"):
+    with pytest.raises(TrainError, match="does not define the first token of its decoder"):
         task.check_model(make_model("t5", TASK, decoder_start_token_id=None))
 
 
