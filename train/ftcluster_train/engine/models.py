@@ -292,7 +292,7 @@ def new_weights_notice(model: "PreTrainedModel", has_all: bool) -> str:
         f"RANDOM at first: the checkpoint of {model.name_or_path} has no weights {first}"
         + (f" and {len(others)} more" if others else "")
         + f", {sum(new.values()) / model.num_parameters():.1%} of the model. Only your data "
-        "trains them: use a checkpoint that has them, or train for longer"
+        "can train them: use a checkpoint that has them, or train for longer"
     )
 
 

@@ -70,11 +70,11 @@ class SavedCheck:
         except Exception as error:  # from_pretrained may raise any exception of its many readers
             raise _refusal(folder, [f"it cannot be loaded: {first_line(error)}"]) from error
         trained = trained_weights(model)
-        problems += _named("it lacks", trained.keys() - weights.keys())
-        problems += _named("it has besides", weights.keys() - trained.keys())
+        problems += _named("it lacks weights", trained.keys() - weights.keys())
+        problems += _named("it has additional weights", weights.keys() - trained.keys())
         common = trained.keys() & weights.keys()
         differing = [name for name in common if not _same(trained[name], weights[name])]
-        problems += _named("other values are in", differing)
+        problems += _named("different values in", differing)
         difference = None
         if loaded is not None and not problems:
             difference = _difference(self._compute(loaded), outputs)
@@ -82,7 +82,7 @@ class SavedCheck:
             allowed = ALLOWED.get(dtype, ALLOWED[torch.bfloat16])
             if not difference <= allowed:
                 what = f"its outputs differ by {difference:.2%}"
-                problems.append(f"{what}, though all weights are the same ({allowed:.1%} may)")
+                problems.append(f"{what}, although all weights are equal (allowed: {allowed:.1%})")
         if problems:
             raise _refusal(folder, problems)
         self._log.write(
@@ -171,6 +171,6 @@ def _refusal(folder: Path, problems: Sequence[str]) -> NotAsTrainedError:
     return NotAsTrainedError(
         f"the model saved in {folder}, loaded again with transformers "
         f"{transformers.__version__}, is not the one that was trained: {'; '.join(problems)}",
-        "it is kept for a look, do not use it; the weights of the training are in "
+        "it is kept for inspection only, do not use it; the trained weights are in "
         "state.safetensors of the newest folder in checkpoints or snapshots beside it",
     )

@@ -290,8 +290,8 @@ class Task(ABC):
         if self._unread:
             read = (", ".join(names) for use, names in self.uses.items() if use != UNREAD)
             notices.append(
-                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; read are "
-                f"{', '.join(read)}"
+                f"NOT READ, although it holds texts: column {', '.join(self._unread)}; the task "
+                f"reads {', '.join(read)}"
             )
         return [*notices, *self.reader.notices()]
 

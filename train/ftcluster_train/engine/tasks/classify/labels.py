@@ -143,7 +143,7 @@ def check_known(
         names = sorted(known, key=known.__getitem__)
         raise TrainError(
             f"the data have the classes {few(unknown)}, and {model} has {few(names)}",
-            "give the classes in the data the model's names",
+            "use the model's class names in the data",
         )
 
 
