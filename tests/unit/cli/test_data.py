@@ -24,7 +24,7 @@ REPORT: dict[str, Any] = {
     ],
     "samples": [[{"label": "good", "parts": [["[CLS] so\n", False], ["it is", True]]}]],
 }  # fmt: skip
-NOTICES = ["NOT READ, although it holds texts: column title; read are body, label"]
+NOTICES = ["NOT READ, although it holds texts: column title; the task reads body, label"]
 
 
 @pytest.fixture(autouse=True)
