@@ -1,7 +1,7 @@
-"""Arguments of transformers' TrainingArguments that a recipe cannot set, and what to write instead.
+"""Arguments of transformers' TrainingArguments that a recipe cannot set, and their alternatives.
 
-The names are those of all releases that stacks have, and some of other scripts. tests/engine
-compares them, together with the supported ones, with the transformers of the stack in use.
+The names cover all releases that stacks have, and some other scripts. tests/engine compares them,
+together with the supported names, with the transformers of the active stack.
 """
 
 from collections.abc import Mapping

@@ -34,10 +34,10 @@ class TrainedModelRequest(RecipeRequest, ABC):
 
     @abstractmethod
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Return the error for a recipe whose model is not used so; None for others."""
+        """Return the error for a recipe whose model cannot be used this way; None otherwise."""
 
     def launchable(self, view: View) -> TrainingRun:
-        """The run that is asked for.
+        """Return the requested run.
 
         Raises:
             FtclusterError: see `RecipeRequest.prepared`.
@@ -58,7 +58,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Launch the run and follow it to its end.
 
         Raises:
-            ClusterChanged: the cluster is another one than it was planned for; see `again`.
+            ClusterChanged: the cluster has changed since the run was planned; see `again`.
             FtclusterError: the request is not valid, or the run failed.
         """
         run = self.launchable(view)
@@ -72,7 +72,7 @@ class TrainedModelResult(ABC):
 
     Attributes:
         run: the run, which continues without its caller if `progress.state` is "running".
-        progress: its events.
+        progress: the state that the run's events describe.
         model: the model as the user named it.
     """
 
@@ -98,7 +98,7 @@ class TrainedModelResult(ABC):
         return {**started, **self.finished_document()}
 
     def finished_document(self) -> dict[str, Any]:
-        """Return what the document of a finished run has besides its id and state."""
+        """Return the fields of a finished run's document other than its id and state."""
         progress, result = self.progress, self.progress.result
         texts = written_texts(result, ())
         return {
