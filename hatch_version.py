@@ -50,6 +50,8 @@ def version(root: Path = ROOT, folders: Sequence[str] = ()) -> str:
     commit = _git(root, "log", "-1", "--format=%H", *names)
     if not commit:
         return f"{release(root)}.dev0"
+    if _git(root, "rev-parse", "--is-shallow-repository") == "true":  # which cannot be counted
+        return f"{release(root)}.dev0+g{commit[:DIGITS]}{'.dirty' if changed else ''}"
     newest = _git(root, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", commit)
     commits = _git(root, "rev-list", "--count", f"{newest}..{commit}" if newest else commit)
     kind = "post" if newest == f"v{release(root)}" else "dev"

@@ -56,7 +56,7 @@ _value:
   sample: {problems: [{what: it is slow, hint: check its fans}], notices: []}
 """
 
-Facts = Mapping[str, Any]
+FactValues = Mapping[str, Any]
 Findings = Iterator[dict[str, str]]
 FREE_NAME = "set ftcluster_user to a name that is free"
 # as useradd accepts it; it becomes a word of limits.conf. Empty: the login user trains
@@ -80,7 +80,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdecimal())
 
 
-def root_problems(facts: Facts, requirements: Facts) -> Findings:
+def root_problems(facts: FactValues, requirements: FactValues) -> Findings:
     """Why root, which is required, is not available."""
     because = facts.get("no_root_because") or "ftcluster_root is false"
     if facts.get("wrong_password"):
@@ -104,7 +104,7 @@ def root_problems(facts: Facts, requirements: Facts) -> Findings:
         )
 
 
-def is_local(facts: Facts) -> bool:
+def is_local(facts: FactValues) -> bool:
     """Whether this is the control node, which anybody may try ftcluster on."""
     return bool(facts.get("connection") == "local")
 
@@ -139,7 +139,7 @@ def lets_key_in(keyword: str, value: str, user: str) -> bool:
     return True
 
 
-def sshd_problems(facts: Facts) -> Findings:
+def sshd_problems(facts: FactValues) -> Findings:
     """What of sshd_config keeps the account that trains out, by which the head logs in."""
     sshd, user = facts.get("sshd") or {}, facts.get("rank_user", "")
     found: dict[str, list[str]] = {}
@@ -177,7 +177,7 @@ def sshd_problems(facts: Facts) -> Findings:
         )
 
 
-def refused_to_root(facts: Facts) -> Findings:
+def refused_to_root(facts: FactValues) -> Findings:
     """Folders that root may not write, as on NFS with root_squash."""
     if "prefix" in facts.get("root_refused", ()):
         yield finding(
@@ -196,7 +196,7 @@ def refused_to_root(facts: Facts) -> Findings:
         )
 
 
-def account_problems(facts: Facts) -> Findings:
+def account_problems(facts: FactValues) -> Findings:
     """An account of the name of the one that trains, which ftcluster may not change."""
     user, origin = facts.get("rank_user", ""), facts.get("rank_user_origin", "")
     if not user or origin not in ("other", "directory"):
@@ -217,7 +217,7 @@ def account_problems(facts: Facts) -> Findings:
     yield finding(f"the account {user}, which would train, {what}", f"{FREE_NAME}{more}")
 
 
-def host_problems(facts: Facts, requirements: Facts) -> Findings:
+def host_problems(facts: FactValues, requirements: FactValues) -> Findings:
     """Why the host cannot take part."""
     yield from root_problems(facts, requirements)
     if not ACCOUNT.fullmatch(facts.get("rank_user", "")):
@@ -260,7 +260,7 @@ def host_problems(facts: Facts, requirements: Facts) -> Findings:
         yield finding(f"{memory} of memory, {required} are needed", "use a larger host")
 
 
-def amx_notices(facts: Facts) -> Findings:
+def amx_notices(facts: FactValues) -> Findings:
     """Why the host does not use its AMX."""
     generation, kernel = facts.get("cpu_generation", "other"), facts.get("kernel", "")
     if facts.get("amx") == "refused":
@@ -278,7 +278,7 @@ def amx_notices(facts: Facts) -> Findings:
         )
 
 
-def services(found: Sequence[Facts], closes: str, hint: str) -> Findings:
+def services(found: Sequence[FactValues], closes: str, hint: str) -> Findings:
     """One finding on services that the firewall closes, if there are any."""
     if found:
         ports = ", ".join(str(service["port"]) for service in found)
@@ -291,7 +291,10 @@ def services(found: Sequence[Facts], closes: str, hint: str) -> Findings:
 
 
 def host_findings(
-    facts: Facts, requirements: Facts, closed: Iterable[str] = (), known: Iterable[object] = ()
+    facts: FactValues,
+    requirements: FactValues,
+    closed: Iterable[str] = (),
+    known: Iterable[object] = (),
 ) -> dict[str, list[dict[str, str]]]:
     """All findings of one host."""
     guarded = number_list(",".join(closed)) - number_list(",".join(map(str, known)))

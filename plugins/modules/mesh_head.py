@@ -222,6 +222,7 @@ def parse_mesh(text: str | None, path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} is no record of the mesh: remove it and run ftcluster setup without --limit"
         )
+    found.pop("format", None)
     return found
 
 

@@ -195,7 +195,8 @@ def main() -> None:
         path.mkdir(mode=0o700)
         read = min(read_format(stack), module.params["format"])
         for name, text in module.params["texts"].items():
-            write_text(path / name, text if read > 0 or name not in DOCUMENTS else without_number(text))
+            has_number = read > 0 or name not in DOCUMENTS
+            write_text(path / name, text if has_number else without_number(text))
         with opened(path) as descriptor:
             remove_acl(descriptor)
         path.chmod(int(module.params["mode"], 8))

@@ -152,7 +152,7 @@ def open_bundle(path: Path, cache: Path) -> Bundle:
         with (cache / f".{folder.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             with tarfile.open(path, "r:", tarinfo=BundleMember) as tar:
-                bundle = read_head(tar, folder)
+                bundle = read_head(tar, path, folder)
                 house = read_wheelhouse(folder)
                 if sum(wheel.size for wheel in bundle.house.wheels.values()) > status.st_size:
                     raise ValueError("its list has more bytes than it has itself")
@@ -206,22 +206,24 @@ def sha256_of_head(head: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_head(tar: tarfile.TarFile, folder: Path) -> Bundle:
-    """The description of a bundle, its first file.
+def read_head(tar: tarfile.TarFile, path: Path, folder: Path) -> Bundle:
+    """Return the description of the bundle `path`, its first file.
 
     Raises:
         ValueError: it is not a bundle of a format that this version reads.
+        BundleError: a newer ftcluster has written it.
     """
     entry = tar.next()
     if entry is None or entry.name != HEAD or entry.sparse is not None or entry.size > HEAD_BYTES:
         raise ValueError(f"it does not begin with {HEAD}")
     head = json.loads(_contents(tar, entry).read())
     if head["format"] != FORMAT:
-        newer = isinstance(head["format"], int) and head["format"] > FORMAT
-        raise ValueError(
-            f"it was written by {'a newer' if newer else 'another'} ftcluster, its format is "
-            f"{head['format']!a:.40} and this one reads {FORMAT}{': upgrade this' if newer else ''}"
-        )
+        if isinstance(head["format"], int) and head["format"] > FORMAT:
+            raise BundleError(
+                f"{path} was written by a newer ftcluster (format {head['format']!a:.40}, this "
+                f"one reads {FORMAT}): upgrade this ftcluster, or make it again with this one"
+            )
+        raise ValueError(f"its format is {head['format']!a:.40}, this ftcluster reads {FORMAT}")
     if head["sha256"] != sha256_of_head(head):
         raise ValueError(f"the checksum of {HEAD} is wrong")
     wheels = {name: Wheel(**wheel) for name, wheel in head["wheels"].items()}

@@ -45,9 +45,12 @@ def test_a_task_of_ones_own_from_its_file_to_predictions(machine: Machine, tmp_p
     loss = json.loads(measured.stdout)["metrics"]["loss"]
     assert abs(loss - trained["metrics"]["loss"]) < 1e-3
     output = tmp_path / "predictions.jsonl"
-    predicted = home.run("predict", *task, trained["model"], *data, "--output", str(output))
+    unseen = ("--data", str(write_rows(tmp_path / "unseen", text, test=6)))
+    predicted = home.run("predict", *task, trained["model"], *unseen, "--output", str(output))
     assert predicted.returncode == 0, predicted.stderr
-    assert all("prediction" in json.loads(line) for line in output.read_text().splitlines())
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["text"] for row in rows] == [text(number)["text"] for number in range(6)]
+    assert all(isinstance(row["prediction"], float) for row in rows)
 
     without = home.run("evaluate", "--model", trained["model"], *data)
     assert without.returncode == 2

@@ -94,7 +94,7 @@ def test_it_is_readable_on_each_screen(
     assert page.value(OVERFLOW) <= 0
     assert page.value(SMALLEST_TEXT) >= 13
     pictures: list[dict[str, Any]] = page.value(PICTURES)
-    assert {"Loss", "What it did when", "Where a step's time goes", "Each rank's time"} < {
+    assert {"Loss", "Activity over time", "Where a step's time goes", "Each rank's time"} < {
         one["name"] for one in pictures
     }
     for one in pictures:

@@ -431,3 +431,25 @@ def test_the_best_model_of_the_run_before_is_kept(tmp_path: Path, world: World) 
     shutil.rmtree(tmp_path / "runs/first/checkpoints")
     last = trained("last", "later", max_steps=6, learning_rate=1e-30)
     assert "the model is that of the last step" in last.notices[-1]
+
+
+def test_a_checkpoint_has_a_format_that_older_ones_lack(tmp_path: Path) -> None:
+    """A file of its own: the previous release takes each entry of the manifest for a file."""
+    save(tmp_path, 1)
+    folder = tmp_path / "checkpoint-1"
+    number = folder / "format.json"
+    assert json.loads(number.read_text())["format"] == 1
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert all((folder / name).is_file() for name in manifest)
+    assert "format.json" in manifest
+    header = {
+        "master_weights": (torch.float32, [10_000]), "buffer_0": (torch.int64, []),
+    }  # fmt: skip
+    assert state_files.read_tensors(folder, header)[1] == ""
+    number.write_text('{"format": 99}')
+    tensors, why = state_files.read_tensors(folder, header)
+    assert tensors == {}
+    assert f"{number} was written by a newer ftcluster (format 99" in why
+    assert "ftcluster setup" in why
+    number.unlink()  # as the previous release writes one
+    assert state_files.read_tensors(folder, header)[1] == ""

@@ -81,6 +81,7 @@ from ftcluster_common.protocol.launch import (
     RankCores,
     RankHost,
     read_launch,
+    read_outline,
 )
 from ftcluster_common.protocol.run_state import RunState, pack
 from ftcluster_common.protocol.timeouts import Timeouts
@@ -541,6 +542,9 @@ PARSERS = {
         of_text(lambda text: declared_metrics(code_file("worst.py", text))),
         (METRICS_FILE.text.encode(),),
         (CodeError,),
+    ),
+    "launch.json of a run to be ended": Parser(
+        of_job(lambda folder: read_outline(folder), LAUNCH_FILE), (LAUNCH,), (GivenFileError,)
     ),
     "job.json of a script": Parser(
         of_job(read_script_job, "job.json"), (SCRIPT_JOB,), (GivenFileError,)

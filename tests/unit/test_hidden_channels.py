@@ -37,6 +37,7 @@ OTHERS = {
     ("models.py", "loaded"): "which weights were loaded, for notices",
     ("models.py", "plain"): "a new layer gets the weights of the one that it replaces",
     ("models.py", "tokenizer"): "a tokenizer is built",
+    ("prepare.py", "task"): "the names of metrics of a user's own, before the training",
     ("rank.py", "task"): "what the data are, before the training",
     ("step.py", "self._times"): "tokens are counted",
     ("flat_step.py", "self.adamw"): "the factor of the next step",

@@ -55,6 +55,7 @@ COMMAND = re.compile(
     r"(?! (?:bench|tests)\b)"
 )
 IN_TEXT = {
+    "runner/ftcluster/__main__.py": "a user types it, in a folder of the user's choice",
     "plugins/action/verify.py": "BEGIN enters /",
     "runner/ftcluster/launch/mpirun.py": "the text begins with cd /",
     "playbooks/files/system_report.sh": "-I is there, behind a variable",

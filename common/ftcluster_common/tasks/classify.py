@@ -247,6 +247,7 @@ class TextClassificationSpec(TaskSpec[TextClassification]):
     exported_as = "SequenceClassification"
     compared_rows = "classes"
     model_recipes = {"ForSequenceClassification": ("classify", "glue")}
+    sets_fields = dict.fromkeys(("glue_task", "task_name"), tuple(vars(GLUE["cola"])))
     training_fields = (
         *TaskSpec.training_fields,
         "glue_task", "metrics", "class_weights", "skip_incomplete", "all_probabilities",

@@ -81,6 +81,7 @@ class TaskSpec(ABC, Generic[Fields]):
         makes_tokenizer: True if a training from scratch makes a tokenizer of the data.
         against_ipex: the reason why IPEX cannot optimize the model, or "".
         scaled_by: metrics that are on another scale with another value of a field, by field.
+        sets_fields: fields that another field sets, by its names on a command line.
         student: the kind of model that a distillation trains, and the recipe that uses the model.
         exported_as: the end of the names of the classes that export the model, such as MaskedLM; ""
             if it is not exported.
@@ -106,6 +107,7 @@ class TaskSpec(ABC, Generic[Fields]):
     makes_tokenizer: bool = False
     against_ipex: str = ""
     scaled_by: Mapping[str, tuple[str, ...]] = {}
+    sets_fields: Mapping[str, tuple[str, ...]] = {}
     student: tuple[str, str] = ("", "")
     exported_as: str = ""
     compared_rows: Literal["", "classes", "texts"] = ""

@@ -22,7 +22,7 @@ import yaml
 from ftcluster.ansible import child
 from ftcluster.ansible.ansible_words import hint_of
 from ftcluster.ansible.pipes import Pipes
-from ftcluster.ansible.playbook_states import EndState, Reason, State, after
+from ftcluster.ansible.playbook_states import EndState, PlaybookState, Reason, after
 from ftcluster.ansible.private_ansible import command_file, write_runner_settings
 from ftcluster.ansible.processes import end_descendants, memory_of
 from ftcluster.ansible.scratch import answer_in_memory, private_folder
@@ -137,7 +137,7 @@ class _Playing:
     """
 
     def __init__(self, cancelled: Callable[[], bool], time_limit_seconds: float) -> None:
-        self.state: State = "playing"
+        self.state: PlaybookState = "playing"
         self._cancelled = cancelled
         self._deadline = time.monotonic() + time_limit_seconds
         self._measure_at = time.monotonic() + LOOK_SECONDS

@@ -16,7 +16,7 @@ threads may find a reason at the same time.
 from typing import Literal
 
 EndState = Literal["done", "failed", "stopped", "timeout"]
-State = Literal["playing"] | EndState
+PlaybookState = Literal["playing"] | EndState
 # why the process is ended: by the caller, at its time limit, because it needs too much memory, or
 # because a callback of the caller or a signal has raised an exception
 Reason = Literal["cancelled", "late", "too_large", "raised"]
@@ -32,6 +32,6 @@ _END_OF: dict[Reason | Exit, EndState] = {
 }
 
 
-def after(state: State, event: Reason | Exit) -> EndState:
+def after(state: PlaybookState, event: Reason | Exit) -> EndState:
     """Return the state that the event leads to."""
     return _END_OF[event] if state == "playing" else state

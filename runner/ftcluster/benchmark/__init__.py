@@ -1,1 +1,1 @@
-"""Measures a cluster by runs of its own."""
+"""Benchmarks of a cluster, measured by runs of their own."""

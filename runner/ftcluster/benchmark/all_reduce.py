@@ -1,4 +1,4 @@
-"""The run of `bench allreduce`: what it measures, and its launch."""
+"""The run of `bench allreduce`: its measurements, and its launch."""
 
 import json
 import re
@@ -22,19 +22,19 @@ from ftcluster.user_script.command import Script
 from ftcluster_common.protocol.launch import CCL, IMPI, MPI
 
 MODULE = "ftcluster_train.health.bench_all_reduce"
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # as in nccl-tests
-COPIES = 3  # of a size that a rank has at most: its own, gloo's or MPI's, and messages in flight
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}  # the same as in nccl-tests
+COPIES = 3  # largest number of buffers of a size per rank: its own, gloo's or MPI's, in flight
 LEAST_MS, MOST_MS = 1e-3, 1e9
-RUNTIME = 300 * 10**6  # bytes of a rank without them: Python with torch
+RUNTIME = 300 * 10**6  # bytes of a rank without buffers: Python with torch
 
 
 @dataclass(frozen=True)
 class MeasurementEvents:
-    """The events in which the ranks report what they measured.
+    """The events in which the ranks report their measurements.
 
     Attributes:
-        times: the events `all_reduce`, and the sizes that memory has no room for.
-        links: the events `link`.
+        times: events `all_reduce`, and sizes that do not fit in memory.
+        links: events `link`.
     """
 
     times: list[dict[str, Any]] = field(default_factory=list)
@@ -48,7 +48,7 @@ class MeasurementEvents:
             self.links.append(event)
 
     def raise_for_other_forms(self) -> None:
-        """Refuse what no result can be made of.
+        """Refuse events that no result can be computed from.
 
         Raises:
             FtclusterError: backends differ by size, or a number is impossible.
@@ -69,19 +69,19 @@ class MeasurementEvents:
         )
         if not right:
             raise FtclusterError(
-                "what the head says that it has measured does not fit together",
-                "look at what is installed there, or run ftcluster setup",
+                "the measurements that the head reports are inconsistent",
+                "check the software on the head, or run ftcluster setup",
             )
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A run that measures all-reduces, before it is launched.
+    """A run that measures all-reduces, before its launch.
 
     Attributes:
-        hosts: the facts of those with ranks.
-        stack: its name.
-        left_out: by size in bytes, why there is no room for it.
+        hosts: facts of the hosts with ranks.
+        stack: name of the stack.
+        left_out: reason why a size does not fit in memory, by size in bytes.
     """
 
     run: ScriptRun
@@ -91,25 +91,25 @@ class Bench:
 
 
 def read_size(text: str) -> int:
-    """Read a size of the command line, in bytes.
+    """Return a size from the command line in bytes.
 
     >>> read_size("4K"), read_size("25M"), read_size("512")
     (4096, 26214400, 512)
 
     Raises:
-        UsageError: it is not a size of whole numbers in fp32.
+        UsageError: the text is not a size that holds whole fp32 values.
     """
     match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text, re.IGNORECASE)
     size = int(match[1]) * UNITS[match[2].upper()] if match else 0
     if size < 4 or size % 4:
         raise UsageError(
-            f"'{text}' is not a size", "such as 4K, 25M or 1G, or a number of bytes that 4 divides"
+            f"'{text}' is not a size", "write 4K, 25M or 1G, or a number of bytes divisible by 4"
         )
     return size
 
 
 def size_text(size: int) -> str:
-    """A size as text, such as 25 MiB.
+    """Format a size, such as 25 MiB.
 
     >>> size_text(4096), size_text(26214400), size_text(1000)
     ('4 KiB', '25 MiB', '1000 B')
@@ -121,7 +121,7 @@ def size_text(size: int) -> str:
 def without_room(
     sizes: Sequence[int], hosts: Sequence[HostFacts], decided: LaunchPlan
 ) -> dict[int, str]:
-    """By size, why there is no room for it in the memory of a host."""
+    """Return the reason why a host's memory has no room for a size, by size."""
     reasons = {}
     for size in sizes:
         for facts, host in zip(hosts, decided.hosts, strict=True):
@@ -145,21 +145,21 @@ def prepare(
     """Prepare the run without changing anything.
 
     Args:
-        backends: none for all of the stack.
-        seconds: for all sizes.
+        backends: backends to measure; empty for all of the stack.
+        seconds: time limit for all sizes.
 
     Raises:
         UsageError: there is only one rank, or the stack does not have a backend.
         FtclusterError: the plan is not valid.
     """
-    # what was measured must not decide what is measured
+    # earlier measurements must not decide what is measured
     facts = replace(first_hosts(cluster.usable, nodes), all_reduce=None)
     stacks = load_stacks()
     stack = stack_of(facts, stacks)
     decided = plan(facts, None, stacks, ranks_per_host)
     if decided.world_size == 1:
         raise UsageError(
-            "an all-reduce takes two ranks, and there would be only one", "use --ranks-per-host 2"
+            "an all-reduce needs two ranks, but there would be only one", "use --ranks-per-host 2"
         )
     usable = [name for name in stack.backends if name != CCL or decided.backend == CCL]
     missing = [name for name in backends if name not in usable]
@@ -186,13 +186,13 @@ def prepare(
 def measure(
     bench: Bench, view: View, connection_options: tuple[str, ...]
 ) -> tuple[MeasurementEvents, float]:
-    """Launch the run and follow it to its end; returns what was measured, and seconds.
+    """Launch the run and follow it to its end; return the measurements, and the seconds it took.
 
     Args:
-        connection_options: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook for reaching the hosts.
 
     Raises:
-        FtclusterError: it failed, could not be launched, or reports what cannot be.
+        FtclusterError: the run failed, could not be launched, or reports impossible values.
         Interrupted: the user stopped it; no rank is left running.
     """
     measured = MeasurementEvents()

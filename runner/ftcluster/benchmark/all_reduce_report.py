@@ -1,7 +1,7 @@
 """The result of `bench allreduce`, as a document and as text. Pure functions only.
 
-The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as nccl-tests define it: what each
-rank sends and receives at least, whatever the algorithm.
+The bus bandwidth of n ranks is 2 (n - 1) / n x bytes / time, as defined by nccl-tests: the least
+traffic per rank in each direction, whatever the algorithm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,13 +16,13 @@ from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 from ftcluster_common.protocol.launch import GLOO, MPI
 
-BUSY = 0.25  # processes a CPU, before the measurement, from which on it is not to be relied on
+BUSY = 0.25  # running processes per CPU; above this, a measurement is unreliable
 
-Document = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
 def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[str, Any]:
-    """The result of `bench allreduce --json`."""
+    """Return the document of `bench allreduce --json`."""
     plan = bench.run.plan
     links = [
         {**{key: link[key] for key in ("latency_us", "mb_per_second")}, "hosts": hosts}
@@ -67,12 +67,12 @@ def document(bench: Bench, measured: MeasurementEvents, seconds: float) -> dict[
 
 
 def times(
-    event: Document, ranks: int, hosts: int, network: float | None
+    event: JsonObject, ranks: int, hosts: int, network: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Time, bandwidth and ratios by backend.
+    """Return the time, bandwidth and ratios by backend.
 
     Args:
-        network: MB/s of a host; None where it is not known, or there is one host.
+        network: speed of a host in MB/s; None if it is unknown or there is only one host.
     """
     ms = event["milliseconds"]
     backends = {}
@@ -90,8 +90,8 @@ def times(
     return backends
 
 
-def large(rows: Sequence[Document]) -> dict[str, Any] | None:
-    """The fastest backend from BUCKET up with its mean ratios; None without such sizes."""
+def large(rows: Sequence[JsonObject]) -> dict[str, Any] | None:
+    """Return the fastest backend for sizes from BUCKET up with its mean ratios, or None."""
     rows = [row["times"] for row in rows if row["bytes"] >= BUCKET]
     if not rows:
         return None
@@ -109,8 +109,8 @@ def large(rows: Sequence[Document]) -> dict[str, Any] | None:
     return {"fastest": fastest, "rows": len(rows), "fastest_in": won, **ratios}
 
 
-def fp32_times(result: Document, value: str) -> dict[int, dict[str, float]]:
-    """A value of fp32 by size in bytes and backend, for plans; none where the hosts were busy."""
+def fp32_times(result: JsonObject, value: str) -> dict[int, dict[str, float]]:
+    """Return an fp32 value by size in bytes and backend for plans; {} if the hosts were busy."""
     rows = [row for row in result["sizes"] if row["type"] == "fp32"]
     return {
         row["bytes"]: {name: of[value] for name, of in row["times"].items() if name != MPI}
@@ -118,7 +118,7 @@ def fp32_times(result: Document, value: str) -> dict[int, dict[str, float]]:
     }
 
 
-def lines(result: Document) -> Iterator[str]:
+def lines(result: JsonObject) -> Iterator[str]:
     """Format the document for a terminal, line by line."""
     ranks = counted(result["world_size"], "rank")
     yield (
@@ -144,17 +144,17 @@ def lines(result: Document) -> Iterator[str]:
             for key, of in (("of_gloo", "gloo"), ("of_mpi", "MPI"))
             if large_sizes[key] is not None and large_sizes["fastest"] != of
         ]
-        means = f", in the mean {' and '.join(ratios)}" if ratios else ""
+        means = f", on average {' and '.join(ratios)}" if ratios else ""
         won = f"in {large_sizes['fastest_in']} of {counted(large_sizes['rows'], 'row')}"
         yield f"from {size_text(BUCKET)} up {large_sizes['fastest']} is the fastest {won}{means}"
     if result["load"] > BUSY:
         yield (
-            f"not saved for plans: the hosts were busy before it, with {result['load']:.1f} "
-            "processes a CPU; measure again when they are idle"
+            f"not saved for plans: the hosts were busy before, with {result['load']:.1f} "
+            "processes per CPU; measure again when they are idle"
         )
 
 
-def _network(result: Document) -> str:
+def _network(result: JsonObject) -> str:
     slowest = min(result["links"], key=lambda link: link["mb_per_second"])
     nominal = result["interface_mbits"]
     interface = f"; the slowest interface has {nominal:.0f} Mbit/s" if nominal else ""
@@ -172,7 +172,7 @@ def _heads(name: str, names: Sequence[str]) -> list[str]:
 
 
 def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What a backend is compared with: the key in the document, and its title."""
+    """Return the references of a backend: the key in the document, and its title."""
     return [
         (key, title)
         for other, key, title in ((GLOO, "of_gloo", "gloo"), (MPI, "of_mpi", "MPI"))
@@ -180,7 +180,7 @@ def _compared(name: str, names: Sequence[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _row(row: Document, names: Sequence[str]) -> list[str]:
+def _row(row: JsonObject, names: Sequence[str]) -> list[str]:
     cells = [size_text(row["bytes"]), row["type"]]
     for name in names:
         times = row["times"][name]
@@ -192,6 +192,6 @@ def _row(row: Document, names: Sequence[str]) -> list[str]:
     return cells
 
 
-def _share(row: Document, shared: bool) -> list[str]:
-    """How much of the network's speed the fastest backend has."""
+def _share(row: JsonObject, shared: bool) -> list[str]:
+    """Return the fraction of the network's speed that the fastest backend reaches."""
     return [f"{max(times['of_network'] for times in row['times'].values()):.0%}"] if shared else []

@@ -1,4 +1,4 @@
-"""The modes that `bench scaling` compares: how ranks exchange what they learn."""
+"""The modes that `bench scaling` compares: how ranks exchange gradients or weights."""
 
 from itertools import product
 
@@ -18,7 +18,7 @@ ALL = [
 
 
 def read_modes(text: str) -> list[Mode]:
-    """The modes of `--modes`: names with commas between them, or all.
+    """Return the modes of `--modes`: comma-separated names, or all.
 
     >>> [mode.name for mode in read_modes("impi-bf16-whole,gloo-fp32-whole")]
     ['impi-bf16-whole', 'gloo-fp32-whole']
@@ -29,12 +29,12 @@ def read_modes(text: str) -> list[Mode]:
     by_name = {mode.name: mode for mode in ALL}
     names = list(by_name) if text == "all" else list(dict.fromkeys(text.split(",")))
     if wrong := [name for name in names if name not in by_name]:
-        raise UsageError(f"no such mode: {', '.join(wrong)}", f"they are {', '.join(by_name)}")
+        raise UsageError(f"no such mode: {', '.join(wrong)}", f"modes: {', '.join(by_name)}")
     return [by_name[name] for name in names]
 
 
 def overrides(mode: Mode) -> list[str]:
-    """The fields of a recipe for a mode."""
+    """Return the recipe fields that select a mode."""
     backend = f"training.ddp_backend={mode.backend}"
     if mode.optimizer == LOCAL:
         return [backend, "training.sync=local", f"training.sync_dtype={mode.dtype}"]
@@ -47,7 +47,7 @@ def overrides(mode: Mode) -> list[str]:
 
 
 def mode_of(recipe: Recipe, plan: LaunchPlan) -> Mode:
-    """Return the mode in which a planned training exchanges what it learns."""
+    """Return the mode in which a planned training exchanges gradients or weights."""
     training = recipe.training
     if training.sync == "local":
         return Mode(plan.backend, training.sync_dtype, LOCAL, training.sync_steps)

@@ -1,6 +1,6 @@
-"""How a training scales: its points, and the result as a document and as text. Pure functions only.
+"""The scaling of a training: its points, and the result as document and text. Pure functions only.
 
-Each rank has the same number of samples a step at every point (weak scaling).
+Each rank has the same number of samples per step at every point (weak scaling).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,11 +16,11 @@ from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-BYTES = {"fp32": 4, "bf16": 2}  # of a gradient
-PREDICTED = (8, 16, 32, 64, 128, 256)  # hosts
-BAR = 20  # characters that are 100 %
-# What others have published: hosts, speed-up, efficiency, and of what. The Ice Lake post compares
-# with another model on its one host.
+BYTES = {"fp32": 4, "bf16": 2}  # bytes per gradient element
+PREDICTED = (8, 16, 32, 64, 128, 256)  # numbers of hosts to predict
+BAR = 20  # characters of a bar for 100 %
+# Published results: hosts, speed-up, efficiency, and system. The single host in the Ice Lake post
+# trained a different model.
 REFERENCES = (
     (2, 1.7, 0.85, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
     (4, 3.0, 0.75, "Ice Lake hosts, DistilBERT (Intel and Hugging Face 2021)"),
@@ -31,20 +31,20 @@ REFERENCES = (
 
 @dataclass(frozen=True)
 class Point:
-    """A training that was measured.
+    """A measured training.
 
     Attributes:
-        threads: how many all ranks have together.
-        batch_size: samples of a step, of all ranks together.
-        seconds: time of a step after the warm-up.
-        tokens: those of a step of rank 0, with padding.
-        waited: seconds of a step in which each rank was blocked in collectives, by rank.
-        sent: bytes of a step that a rank sends.
-        latency: seconds that a step's collectives take without bytes.
-        parameters: how many the model has.
-        slowest: the host of the rank that waited least: the others wait for it.
+        threads: total number of threads of all ranks.
+        batch_size: samples per step, over all ranks.
+        seconds: duration of a step after the warm-up.
+        tokens: tokens per step of rank 0, with padding.
+        waited: seconds per step in which a rank was blocked in collectives, by rank.
+        sent: bytes that a rank sends per step.
+        latency: seconds per step that collectives would take without payload.
+        parameters: number of parameters of the model.
+        slowest: host of the rank that waited least, for which the others wait.
         epoch_samples: rows of the training data.
-        price: what the hosts cost, if it is known.
+        price: price of the hosts, if it is known.
     """
 
     run: str
@@ -65,11 +65,11 @@ class Point:
 
     @property
     def waiting(self) -> float:
-        """The part of a step in which a rank is blocked in collectives, a mean over the ranks."""
+        """The fraction of a step in which ranks are blocked in collectives (mean over ranks)."""
         return mean(self.waited) / self.seconds
 
     def like(self, other: "Point") -> float:
-        """Seconds of a step whose ranks compute as many tokens as those of another point."""
+        """Return the seconds of a step whose ranks compute as many tokens as another point's."""
         waited = mean(self.waited)
         return waited + (self.seconds - waited) * other.tokens / self.tokens
 
@@ -77,13 +77,13 @@ class Point:
 def measure(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Average the events `communication` of a run over its steps, as fields of a Point.
 
-    What comes before the first of them is the warm-up.
+    Everything before the first event is the warm-up.
 
     Raises:
-        FtclusterError: there are too few, or they do not fit together.
+        FtclusterError: there are too few events, or they are inconsistent.
     """
     if not events or not _fit(first := events[0], last := events[-1]):
-        raise FtclusterError("the run has not told of the steps that it is measured by")
+        raise FtclusterError("the run did not report the steps needed for the measurement")
     steps: int = last["step"] - first["step"]
 
     def of_step(field: str) -> float:
@@ -105,7 +105,7 @@ def _fit(first: Mapping[str, Any], last: Mapping[str, Any]) -> bool:
 
 
 def doubled(most: int) -> list[int]:
-    """1, 2, 4 and so on up to `most`, which is the last.
+    """Return 1, 2, 4 and so on up to `most`, which is always the last element.
 
     >>> doubled(6), doubled(8)
     ([1, 2, 4, 6], [1, 2, 4, 8])
@@ -114,7 +114,7 @@ def doubled(most: int) -> list[int]:
 
 
 def share(batch_size: int, ranks: int) -> int:
-    """Samples of a rank, where all ranks have as many.
+    """Return the samples per rank if all ranks have equally many.
 
     >>> share(32, 4), share(33, 4), share(2, 4)
     (8, 8, 1)
@@ -123,10 +123,10 @@ def share(batch_size: int, ranks: int) -> int:
 
 
 def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> dict[str, Any]:
-    """The result of `bench scaling --json`.
+    """Return the document of `bench scaling --json`.
 
-    The efficiency is the speed-up for the threads that were added: all hosts that are alike have as
-    many, and ranks of one host share its cores.
+    The efficiency is the speed-up divided by the ratio of threads: all hosts of a kind have equally
+    many threads, and ranks of the same host share its cores.
     """
     first = points[0]
     rows = []
@@ -163,7 +163,7 @@ def document(recipe: str, stack: str, steps: int, points: Sequence[Point]) -> di
 
 
 def step_of(point: Point, first: Point) -> Step:
-    """A point for the model: bytes that a rank sends are (n - 1) / n of what is exchanged."""
+    """Convert a point for the model; a rank sends (n - 1) / n of the exchanged bytes."""
     others = point.ranks - 1
     exchanged = point.sent * point.ranks / others if others else 0.0
     mode, dense = point.mode, inf
@@ -174,8 +174,8 @@ def step_of(point: Point, first: Point) -> Step:
 
 
 def model_document(model: Model, steps: Sequence[Step], first: Point) -> dict[str, Any]:
-    """The fitted model, its errors and what it predicts."""
-    samples = first.batch_size  # of a host
+    """Return the fitted model, its errors and its predictions."""
+    samples = first.batch_size  # per host
     errors = [
         {"mode": step.mode.name, "hosts": step.hosts, "error": round(error, 4)}
         for step, error in prediction_errors(steps)
@@ -222,8 +222,8 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
     first = points[0]
     samples = first["batch_size"] // first["ranks"]
     yield (
-        f"recipe {result['recipe']}, stack {result['stack']}, {counted(samples, 'sample')} a rank "
-        f"and step, {result['steps']} steps"
+        f"recipe {result['recipe']}, stack {result['stack']}, {counted(samples, 'sample')} per "
+        f"rank and step, {result['steps']} steps"
     )
     yield ""
     priced = any(point["price"] for point in points)
@@ -261,7 +261,7 @@ def lines(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bar(part: float) -> str:
-    """Draw a part of 1 as a bar of characters.
+    """Draw a fraction as a bar of characters.
 
     >>> bar(0.5)
     '##########'
@@ -270,14 +270,14 @@ def bar(part: float) -> str:
 
 
 def _epoch(point: Mapping[str, Any]) -> tuple[str, str]:
-    """Format the time and the cost of an epoch."""
+    """Format the duration and the cost of an epoch."""
     epoch, price = point["epoch"], point["price"]
     cost = Price(**price).shown(epoch["cost"]) if price else ""
     return duration(epoch["seconds"]), cost
 
 
 def _slowest(point: Mapping[str, Any]) -> str:
-    """The host that the others wait for, and how much less than the mean it waits."""
+    """Return the host that the others wait for, and how much less than the mean it waits."""
     waited = point["waited"]
     if len(waited) == 1:
         return "-"
@@ -291,7 +291,7 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     for backend, one in model["backends"].items():
         speed = one["mb_per_second"]
         fixed = ", ".join(
-            f"{seconds:+.3f} s an exchange ({kind} optimizer)"
+            f"{seconds:+.3f} s per exchange ({kind} optimizer)"
             for kind, seconds in one["fixed_seconds"].items()
         )
         yield f"  {backend}: {f'{speed:.0f} MB/s' if speed else 'no time for bytes'}, {fixed}"
@@ -300,8 +300,8 @@ def _model_lines(model: Mapping[str, Any]) -> Iterator[str]:
     if errors := model["errors"]:
         sizes = [abs(error["error"]) for error in errors]
         yield (
-            f"  error of a point's step when predicted from the others: {mean(sizes):.1%} in the "
-            f"mean of {counted(len(errors), 'point')}, at most {max(sizes):.1%}"
+            f"  error of a point's step when predicted from the others: {mean(sizes):.1%} on "
+            f"average over {counted(len(errors), 'point')}, at most {max(sizes):.1%}"
         )
     yield ""
     modes = list(model["exchanged_bytes"])

@@ -1,24 +1,24 @@
-"""Predicts the time of a training step on other numbers of hosts. Pure functions only.
+"""A model that predicts the step time on other numbers of hosts. Pure functions only.
 
     T(n) = c + max(0, k / H + a L(n) + x S (n - 1) / n)
 
     c  seconds of a step on one host
-    S  bytes of gradients and weights that a step exchanges: those of an all-reduce count twice,
-       of a reduce-scatter or all-gather once. A host sends S (n - 1) / n of them. Where rows of an
-       embedding are exchanged S grows with n, up to what it is without that
-    x  seconds a byte: 1 / bandwidth of a host
-    L  messages one after the other of a collective without bytes: n - 1 in gloo's rings, log2 n in
+    S  bytes of gradients and weights that a step exchanges: bytes of an all-reduce count twice,
+       bytes of a reduce-scatter or all-gather once. A host sends S (n - 1) / n of them. If rows of
+       an embedding are exchanged, S grows with n, up to its value without that
+    x  seconds per byte: 1 / bandwidth of a host
+    L  sequential messages of a collective without payload: n - 1 in gloo's rings, log2 n in
        MPI's trees
-    a  seconds that such messages of all collectives of a step take
-    k  seconds of an exchange whatever its size; negative, as far as the backward pass hides it
+    a  seconds that a sequential message costs, over all collectives of a step
+    k  fixed seconds of an exchange; negative if the backward pass hides more than that
     H  steps between two exchanges; S and a are means over them
 
-Latency and bandwidth as in Hockney 1994 (The communication challenge for MPP); messages and bytes
-of collectives as in Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
+Latency and bandwidth follow Hockney 1994 (The communication challenge for MPP); messages and bytes
+of collectives follow Thakur, Rabenseifner and Gropp 2005 (Optimization of Collective Communication
 Operations in MPICH). a belongs to a mode, x to a backend, k to a backend with an optimizer. x and
-k are the least squares of what measured steps on several hosts take longer than c and a L(n). a is
-that of collectives without bytes, measured by themselves: time for bytes and for messages both grow
-with n, so that a few points do not tell them apart.
+k are the least-squares fit to the time that steps on several hosts take beyond c and a L(n). a
+comes from a separate measurement of collectives without payload: the times for bytes and for
+messages both grow with n, so a few points cannot separate them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,17 +29,17 @@ from statistics import linear_regression, mean
 
 from ftcluster_common.protocol.launch import GLOO
 
-UNDECIDED = 1e-9  # of the sum of squares: sizes that differ by rounding alone
+UNDECIDED = 1e-9  # relative to the sum of squares: sizes differ only by rounding
 
 
 @dataclass(frozen=True, order=True)
 class Mode:
-    """How ranks exchange what they learn.
+    """The way in which ranks exchange gradients or weights.
 
     Attributes:
-        dtype: in which gradients are sent: fp32, bf16 or auto; in local steps what weights have
-            learned: bf16 or int8.
-        optimizer: whole or sharded; or local, one for each host.
+        dtype: type in which gradients are sent: fp32, bf16 or auto; with local steps, the type of
+            weight changes: bf16 or int8.
+        optimizer: whole or sharded; or local, an optimizer for each host.
         every: steps between two exchanges.
     """
 
@@ -50,7 +50,7 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """The mode's name, as `--modes` takes it.
+        """The mode's name for `--modes`.
 
         >>> Mode("impi", "bf16", "sharded").name
         'impi-bf16-sharded'
@@ -60,12 +60,12 @@ class Mode:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was measured.
+    """A measured step.
 
     Attributes:
-        exchanged: S, bytes.
-        most: bytes that S does not exceed on any number of hosts.
-        latency: seconds that the step's collectives take without bytes.
+        exchanged: S, in bytes.
+        most: upper limit of S on any number of hosts, in bytes.
+        latency: seconds that the step's collectives take without payload.
     """
 
     mode: Mode
@@ -78,7 +78,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """S of a mode by number of hosts: `base + per_host * hosts`, and no more than `most`."""
+    """S of a mode by number of hosts: `base + per_host * hosts`, and at most `most`."""
 
     base: float
     per_host: float
@@ -91,7 +91,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Model:
-    """The fitted model; units and letters are those of this module's docstring.
+    """The fitted model; units and letters are defined in this module's docstring.
 
     Attributes:
         compute: c.
@@ -108,7 +108,7 @@ class Model:
     exchanged: Mapping[Mode, Exchanged]
 
     def seconds(self, mode: Mode, hosts: int) -> float:
-        """Return T(hosts): the seconds of a step on so many hosts."""
+        """Return T(hosts): the seconds of a step on this number of hosts."""
         if hosts == 1:
             return self.compute
         fixed = self.fixed.get((mode.backend, mode.optimizer), 0.0)
@@ -118,12 +118,12 @@ class Model:
         return self.compute + max(0.0, often + moved)
 
     def efficiency(self, mode: Mode, hosts: int) -> float:
-        """Samples a second of a host, as a part of those of one host alone."""
+        """Return a host's samples per second as a fraction of those of a single host."""
         return self.compute / self.seconds(mode, hosts)
 
 
 def messages(mode: Mode, hosts: int) -> float:
-    """Return L(hosts): the messages of a collective that wait for each other.
+    """Return L(hosts): the sequential messages of a collective.
 
     >>> messages(Mode("gloo", "fp32", "whole"), 8), messages(Mode("impi", "fp32", "whole"), 8)
     (7.0, 3.0)
@@ -132,7 +132,7 @@ def messages(mode: Mode, hosts: int) -> float:
 
 
 def fit(steps: Sequence[Step]) -> Model | None:
-    """The model of these steps; None without one on one host and one on several.
+    """Fit the model to steps; return None without a step on one host and a step on several.
 
     A backend gets x, which is not negative, and k if it has enough steps.
     """
@@ -162,9 +162,9 @@ def fit(steps: Sequence[Step]) -> Model | None:
 
 
 def prediction_errors(steps: Sequence[Step]) -> list[tuple[Step, float]]:
-    """Each step on several hosts, with the error of its prediction by a fit to all others.
+    """Return each step on several hosts with the error of its prediction from all other steps.
 
-    The error is a part of the measured time. Steps whose mode has no other point have none.
+    The error is relative to the measured time. Steps whose mode has no other point are skipped.
     """
     errors = []
     for step in steps:
@@ -186,20 +186,20 @@ def _fit_size(steps: Sequence[Step]) -> Exchanged:
 
 
 def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float, dict[str, float]]:
-    """x of a backend, and k by kind of optimizer: least squares of `longer = x size + k / H`.
+    """Fit x of a backend, and k by kind of optimizer: least squares of `longer = x size + k / H`.
 
-    Given x, k of a kind is the mean of what is left, and x is the slope without these means. Where
-    the steps do not decide that, or x would be negative, there is no k.
+    For a fixed x, k of a kind is the mean of the residuals, and x is the slope without these means.
+    If the steps do not determine both, or x would be negative, there is no k.
 
     Args:
-        longer: seconds of each step that x and k are to explain.
+        longer: seconds of each step that x and k have to explain.
     """
     sizes = [step.exchanged * (step.hosts - 1) / step.hosts for step in steps]
     often = [1 / step.mode.every for step in steps]
     kinds = {step.mode.optimizer for step in steps}
 
     def means(values: Sequence[float]) -> dict[str, float]:
-        """The factors of 1 / H that are closest to the values, by kind."""
+        """Return the factors of 1 / H that fit the values best, by kind of optimizer."""
         rows = list(zip(steps, often, values, strict=True))
         return {
             kind: sum(w * value for step, w, value in rows if step.mode.optimizer == kind)

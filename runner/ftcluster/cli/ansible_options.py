@@ -17,32 +17,32 @@ WITH_VALUE = {
         "VARIABLES",
         "variables that override the inventory's: key=value, JSON, or @FILE with YAML",
     ),
-    "--forks": ("N", "the number of hosts that Ansible works on at the same time"),
-    "--user": ("NAME", "the user that logs in to the hosts"),
-    "--private-key": ("FILE", "the private SSH key that logs in to the hosts"),
-    "--become-password-file": ("FILE", "a file with the password that sudo asks for"),
-    "--connection-password-file": ("FILE", "a file with the password that SSH asks for"),
+    "--forks": ("N", "number of hosts that Ansible works on at the same time"),
+    "--user": ("NAME", "user that logs in to the hosts"),
+    "--private-key": ("FILE", "private SSH key for logging in to the hosts"),
+    "--become-password-file": ("FILE", "file with the sudo password"),
+    "--connection-password-file": ("FILE", "file with the SSH password"),
     "--vault-password-file": (
         "FILE",
-        "a file with the password of the inventory's Ansible Vault, or a program that prints it",
+        "file with the password of the inventory's Ansible Vault, or a program that prints it",
     ),
-    "--vault-id": ("ID@FILE", "a Vault password under a name: several vaults have one each"),
+    "--vault-id": ("ID@FILE", "Vault password with a vault ID, for several vaults"),
 }
 FLAGS = {
     "--check": "change nothing, and report what would change",
-    "--diff": "show the text that files get and lose",
+    "--diff": "show added and removed lines of files",
 }
 SHORT = {"--limit": "-l", "--tags": "-t", "--extra-vars": "-e", "--user": "-u"}
-# option: its short form, the prompt, the option for a file with the answer, and its meaning
+# option: its short form, the prompt, the option for a file with the password, and its meaning
 ASKED = {
     "--ask-become-pass": (
-        "-K", "BECOME password", "--become-password-file", "ask here for the password of sudo"
+        "-K", "BECOME password", "--become-password-file", "prompt for the sudo password"
     ),
     "--ask-pass": (
-        "-k", "SSH password", "--connection-password-file", "ask here for the password of SSH"
+        "-k", "SSH password", "--connection-password-file", "prompt for the SSH password"
     ),
     "--ask-vault-pass": (
-        "-J", "Vault password", "--vault-password-file", "ask here for the password of the vault"
+        "-J", "Vault password", "--vault-password-file", "prompt for the vault password"
     ),
 }  # fmt: skip
 
@@ -70,10 +70,10 @@ def add_options(
 
 
 def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
-    """The values of --extra-vars among words, as argparse reads them: -e, -Ke, --extra.
+    """Return the values of --extra-vars among arguments, as argparse reads -e, -Ke or --extra.
 
     Raises:
-        argparse.ArgumentError: one has no value.
+        argparse.ArgumentError: an option has no value.
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     add_options(parser, SETUP)
@@ -86,7 +86,7 @@ def extra_variables(words: Sequence[str]) -> tuple[str, ...]:
 def add_inventories(parser: argparse.ArgumentParser, words: str) -> None:
     """Add the inventories to a verb: as an argument, or with Ansible's option."""
     parser.add_argument("words", nargs="*", metavar="INVENTORY", help=words)
-    add_inventory_option(parser, "an inventory; several are read together, in this order")
+    add_inventory_option(parser, "an inventory; several inventories are merged in this order")
 
 
 def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
@@ -98,7 +98,7 @@ def add_inventory_option(parser: argparse.ArgumentParser, meaning: str) -> None:
 
 
 def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
-    """The inventories that the user names, in their order.
+    """Return the inventories that the user names, in their order.
 
     Raises:
         UsageError: there are several arguments, or both arguments and options.
@@ -106,12 +106,12 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     given = (*options.words, *options.inventories)
     if len(given) > 1 and options.words:
         several = " ".join(f"-i {name}" for name in given)
-        raise UsageError(f"one inventory, or several with an option each: {several}")
+        raise UsageError(f"name one inventory, or each with its own option: {several}")
     return given
 
 
 def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The arguments of ansible-playbook among the options, as the user gave them."""
+    """Return the arguments of ansible-playbook among the options, as the user gave them."""
     arguments: list[str] = []
     for name in SETUP:
         for value in options.get(name, []):

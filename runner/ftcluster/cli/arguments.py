@@ -1,11 +1,11 @@
-"""Arguments that several commands have, and the output of their results."""
+"""Arguments shared by several commands, and the output of their results."""
 
 import argparse
 from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """The type of an argument that is a whole number."""
+    """Return an argparse type for whole numbers of at least `least`."""
 
     def number(text: str) -> int:
         if not (text.isascii() and text.isdecimal()) or int(text) < least:
@@ -17,7 +17,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def not_empty(text: str) -> str:
-    """The type of an argument whose value may have come from a variable that is not set."""
+    """Return a non-empty argument; a shell variable that is not set gives an empty one."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the value is missing")
     return text
@@ -30,8 +30,8 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         dest="run_name",
         type=not_empty,
         metavar="NAME",
-        help="what the run's id begins with, in ps, reports and trackers (default: the recipe's "
-        "name, or the script's)",
+        help="prefix of the run's id, shown in ps, reports and trackers (default: name of the "
+        "recipe or script)",
     )
     parser.add_argument(
         "--tag",
@@ -39,22 +39,22 @@ def add_name(parser: argparse.ArgumentParser) -> None:
         default=[],
         dest="tags",
         metavar="NAME=VALUE",
-        help="what ps, reports and trackers show beside the run",
+        help="label that ps, reports and trackers show beside the run",
     )
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="set a variable for the ranks; without =VALUE to what it is here, which is kept out "
-        "of records, arguments and logs",
+        help="set a variable for the ranks; without =VALUE it takes the value set here, which "
+        "stays out of records, arguments and logs",
     )
 
 
 def add_output(
     parser: argparse.ArgumentParser, verbose: str = "print one line per task and host"
 ) -> None:
-    """Add --json, and --verbose with its help unless that is empty."""
+    """Add --json, and --verbose unless its help text is empty."""
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     if verbose:
         parser.add_argument("-v", "--verbose", action="store_true", help=verbose)
@@ -72,7 +72,7 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--commands",
         action="store_true",
-        help="show the plan's shell commands too, as they would run on the head",
+        help="also show the plan's shell commands as they would run on the head",
     )
 
 
@@ -91,5 +91,5 @@ def add_accept_new_host_keys(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-new-host-keys",
         action="store_true",
-        help="store the keys of hosts that ssh does not know; a changed key is always refused",
+        help="store keys of hosts that ssh does not know yet; a changed key is always refused",
     )

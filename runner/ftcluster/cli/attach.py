@@ -1,4 +1,4 @@
-"""`ftcluster attach [RUN]`: follows a run that was launched before."""
+"""`ftcluster attach [RUN]`: follows a run that was launched earlier."""
 
 import argparse
 import sys
@@ -17,17 +17,17 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "attach",
         help="follow a run to its end",
-        description="Follows a run to its end, also one that was started from another control "
-        "node. Ctrl-C ends only this command: the run goes on.",
+        description="Follows a run to its end, even if it was started from another control node. "
+        "Ctrl-C ends only this command: the run continues.",
         usage="ftcluster attach [RUN] [options]",
     )
-    add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
+    add_run_options(parser, "RUN", "id of the run, or its beginning (default: the newest run)")
     add_output(parser, verbose="print plain lines instead of the live view")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     given = one_name(options.words)
 
     def on_output(text: str) -> None:

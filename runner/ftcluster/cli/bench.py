@@ -25,9 +25,9 @@ def add_parser(commands: Any) -> None:
     kinds = add_kinds(parser, "measure")
     all_reduce = kinds.add_parser(
         "allreduce",
-        help="how fast gradients are summed, by each backend",
-        description="Measures all-reduces in fp32 and bf16 by each backend of the stack and by MPI "
-        "itself, with ranks as a training has them, on the cluster that was set up last. Later "
+        help="measure the speed of gradient all-reduces by backend",
+        description="Measures fp32 and bf16 all-reduces of each backend of the stack, and of MPI "
+        "itself, on the cluster that was set up last. The ranks are placed as in a training. Later "
         "plans choose the backend by the result.",
         usage="ftcluster bench allreduce [options]",
     )
@@ -35,27 +35,24 @@ def add_parser(commands: Any) -> None:
         "--sizes",
         default=SIZES,
         metavar="SIZES",
-        help=f"the sizes of the tensors, with K, M or G for powers of 1024 (default: {SIZES})",
+        help=f"tensor sizes in bytes, with K, M or G for powers of 1024 (default: {SIZES})",
     )
     all_reduce.add_argument(
-        "--backends",
-        default="",
-        metavar="NAMES",
-        help="the backends to measure, such as impi,gloo (default: all)",
+        "--backends", default="", metavar="NAMES", help="backends, such as impi,gloo (default: all)"
     )
     all_reduce.add_argument("--nodes", type=at_least(1), metavar="N", help="only the first N hosts")
     all_reduce.add_argument(
         "--ranks-per-host",
         type=at_least(1),
         metavar="N",
-        help="ranks on each host (default: as many as a training has)",
+        help="ranks on each host (default: as in a training)",
     )
     all_reduce.add_argument(
         "--seconds",
         type=at_least(1),
         default=SECONDS,
         metavar="N",
-        help=f"leave out sizes that would take longer (default: {SECONDS})",
+        help=f"skip sizes that would take longer, in seconds (default: {SECONDS})",
     )
     add_sharing(all_reduce)
     add_cluster(all_reduce)
@@ -67,9 +64,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"bench allreduce takes no argument, not {' '.join(options.words)}")
+        raise UsageError(f"bench allreduce takes no arguments, got {' '.join(options.words)}")
     backends = tuple(options.backends.split(",")) if options.backends else ()
     with connected(options) as connection:
         request = AllReduceRequest(

@@ -22,10 +22,10 @@ def add_parser(kinds: Any) -> None:
     """Add the command to the parser of `bench`."""
     parser = kinds.add_parser(
         "scaling",
-        help="the speed of a training on 1, 2, 4, ... hosts",
-        description="Trains some steps on 1, 2, 4, ... hosts, or with as many ranks on a single "
-        "host, with the same number of samples a rank, and compares the samples per second. "
-        "A model that is fitted to them predicts up to 256 hosts.",
+        help="measure the speed of a training on 1, 2, 4, ... hosts",
+        description="Trains for some steps on 1, 2, 4, ... hosts, or with as many ranks on a "
+        "single host. Each rank has the same number of samples. Compares the samples per second, "
+        "and fits a model to them that predicts up to 256 hosts.",
         usage="ftcluster bench scaling [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -34,9 +34,9 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument("--data", type=not_empty, metavar="DIR", help="as in train")
     parser.add_argument("--model", type=not_empty, metavar="DIR", help="as in train")
     add_code(parser)
-    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="up to N hosts")
+    parser.add_argument("--nodes", type=at_least(1), metavar="N", help="use up to N hosts")
     parser.add_argument(
-        "--ranks-per-host", type=at_least(1), metavar="N", help="on a single host, up to N ranks"
+        "--ranks-per-host", type=at_least(1), metavar="N", help="use up to N ranks on a single host"
     )
     parser.add_argument(
         "--steps",
@@ -44,14 +44,14 @@ def add_parser(kinds: Any) -> None:
         default=STEPS,
         metavar="N",
         help=f"steps of each training, the first third to warm up (default: {STEPS}); at least "
-        "three exchanges of local steps",
+        "three exchanges if ranks take local steps",
     )
     parser.add_argument(
         "--modes",
         default="",
         metavar="NAMES",
-        help="how ranks exchange gradients, such as impi-bf16-whole,gloo-fp32-sharded, or "
-        "all (default: the plan's choice)",
+        help="how ranks exchange gradients or weights, such as "
+        "impi-bf16-whole,gloo-fp32-sharded, or all (default: the plan's choice)",
     )
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a picture")
     add_sharing(parser)
@@ -63,7 +63,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     given = {name: getattr(options, name) for name in ("steps", "modes", "svg")}
     request = ScalingRequest(**recipe_of(options), **given, launch=launch_options(options))
     with connected(options) as connection:

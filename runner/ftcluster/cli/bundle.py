@@ -22,35 +22,35 @@ def add_parser(commands: Any) -> None:
         "--stack",
         metavar="NAME",
         default="",
-        help="the stack to download (default: the default stack)",
+        help="stack to download (default: the default stack)",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="FILE",
         default="",
-        help="the file to write (default: NAME-pyVERSION.ftbundle)",
+        help="file to write (default: NAME-pyVERSION.ftbundle)",
     )
     parser.add_argument(
         "--python", metavar="X.Y", default=DEFAULT_PYTHON,
-        help=f"the hosts' Python (default: {DEFAULT_PYTHON})",
+        help=f"Python version of the hosts (default: {DEFAULT_PYTHON})",
     )  # fmt: skip
     parser.add_argument(
         "--glibc", metavar="X.Y", default=OLDEST_GLIBC,
-        help=f"the oldest C library among the hosts (default: {OLDEST_GLIBC})",
+        help=f"glibc version of the oldest host (default: {OLDEST_GLIBC})",
     )  # fmt: skip
     parser.add_argument(
         "--index-url",
         metavar="URL",
         default="",
-        help="the package index to download from (default: as pip is configured)",
+        help="package index to download from (default: as pip is configured)",
     )
     parser.add_argument(
         "--find-links",
         metavar="DIR",
         action="append",
         default=[],
-        help="a folder with wheels that pip may use, too; may be repeated",
+        help="a folder with wheels that pip may use too; may be repeated",
     )
     add_allowances(parser)
     add_output(parser, verbose="")
@@ -58,9 +58,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"bundle has no arguments but options: {', '.join(options.words)}")
+        raise UsageError(f"bundle takes only options, got {', '.join(options.words)}")
     names = (
         "stack", "output", "python", "glibc", "index_url", "allow_yanked", "allow_unverified",
     )  # fmt: skip

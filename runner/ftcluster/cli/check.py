@@ -1,4 +1,4 @@
-"""`ftcluster check [INVENTORY]`: whether a cluster is fit for training, and why not."""
+"""`ftcluster check [INVENTORY]`: reports whether a cluster is fit for training, and why not."""
 
 import argparse
 from pathlib import Path
@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "check",
         help="check whether a cluster is fit for training",
         description="Checks the hosts, starts a rank on each, compares their software and measures "
-        "how fast they compute and communicate. Changes nothing. Exit code 0: fit; 1: unfit; 2: "
+        "their computing and communication speed. Changes nothing. Exit code 0: fit; 1: unfit; 2: "
         "wrong usage.",
         usage="ftcluster check [INVENTORY] [options]",
     )
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         parser, "any Ansible inventory, or 'localhost'; default: the cluster that was set up last"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit code 1 also where it warns, as for cron"
+        "--strict", action="store_true", help="exit with 1 on warnings too, for use in cron"
     )
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print one line, and no progress"
@@ -39,7 +39,8 @@ def add_parser(commands: Any) -> None:
         "--system-report",
         type=Path,
         metavar="FILE",
-        help="also write what the hosts' systems are, to be sent: without names and addresses",
+        help="also write a report about the systems, without names and addresses, to send to "
+        "others",
     )
     add_accept_new_host_keys(parser)
     add_output(parser)
@@ -48,7 +49,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     view = View() if options.quiet else make_view(options.verbose)
     accept_new = options.accept_new_host_keys
     with connected(options, inventories_of(options)) as connection:

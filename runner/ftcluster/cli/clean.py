@@ -1,4 +1,4 @@
-"""`ftcluster clean [RUN ...]`: removes what ended runs left on the hosts, or what caches have."""
+"""`ftcluster clean [RUN ...]`: removes ended runs from the hosts, or empties caches."""
 
 import argparse
 import re
@@ -20,10 +20,10 @@ SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def age(text: str) -> int:
-    """The type of an age such as 12h, 7d or 2w, in seconds."""
+    """Return an age such as 12h, 7d or 2w in seconds; an argparse type."""
     match = re.fullmatch(r"(\d{1,5})([hdw])", text, re.ASCII)
     if not match:
-        raise argparse.ArgumentTypeError(f"'{text}' is no age such as 12h, 7d or 2w")
+        raise argparse.ArgumentTypeError(f"'{text}' is not an age such as 12h, 7d or 2w")
     return int(match[1]) * SECONDS[match[2]]
 
 
@@ -33,26 +33,26 @@ def add_parser(commands: Any) -> None:
         "clean",
         help="remove ended runs from the hosts",
         description="Removes the folders of runs from all hosts, with their logs, checkpoints and "
-        "models: of the runs that are named, or of your own that have failed or were stopped and "
-        "cannot be resumed. Without names it lists them and asks. A run that is running is left "
-        "alone. With --cache it empties the caches instead: models, data and token samples on the "
-        "hosts, and wheels here, but for what a run uses that has not ended.",
+        "models. Without names, it selects your runs that failed or were stopped and cannot be "
+        "resumed, lists them and asks. Running runs are never removed. With --cache it empties the "
+        "caches instead: models, data and token samples on the hosts, and wheels on this machine, "
+        "except those that an active run uses.",
         usage="ftcluster clean [RUN ...] [--done] [--resumable] [--all] [--older-than AGE] "
         "[--cache] [--yes] [options]",
     )
-    add_run_options(parser, "RUN", "their ids; left out, your own that have failed or were stopped")
+    add_run_options(parser, "RUN", "ids of runs (default: your runs that failed or were stopped)")
     add_output(parser, verbose="")
     parser.add_argument("--done", action="store_true", help="also runs that are done")
     parser.add_argument(
         "--resumable", action="store_true", help="also runs that train --resume could continue"
     )
-    parser.add_argument("--all", action="store_true", help="also the runs of other users")
+    parser.add_argument("--all", action="store_true", help="also runs of other users")
     parser.add_argument(
-        "--older-than", type=age, default=0, metavar="AGE", help="only runs that ended so long "
-        "ago: 12h, 7d, 2w",
+        "--older-than", type=age, default=0, metavar="AGE", help="only runs that ended at least "
+        "this long ago: 12h, 7d, 2w",
     )  # fmt: skip
     parser.add_argument(
-        "--cache", action="store_true", help="the caches of hosts and of this control node instead"
+        "--cache", action="store_true", help="empty the caches of hosts and control node instead"
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
     add_dry_run(parser, "only print what would be removed")
@@ -60,11 +60,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     names = ("done", "resumable", "all", "older_than")
     given = {name: getattr(options, name) for name in names}
     if options.cache and (options.words or any(given.values())):
-        raise UsageError("--cache is about no run", "give it alone, or with --dry-run or --yes")
+        raise UsageError("--cache selects no runs", "combine it only with --dry-run or --yes")
     with connected(options) as connection:
         if options.cache:
             return _clean_caches(options, connection)
@@ -81,17 +81,17 @@ def run(options: argparse.Namespace) -> int:
 def _clean_caches(options: argparse.Namespace, connection: Connection) -> int:
     view = make_view(False)
     if not (options.dry_run or options.yes):
-        _ask(caches(connection, False, view).lines(), "what no run uses")
+        _ask(caches(connection, False, view).lines(), "cached files that no run uses")
     print_result(options, caches(connection, not options.dry_run, view))
     return 0
 
 
 def _ask(shown: list[str], what: str) -> None:
-    """Show what goes, and ask.
+    """Show what would be removed, and ask.
 
     Raises:
         UsageError: there is no terminal.
-        FtclusterError: the answer is no.
+        FtclusterError: the user's answer is no.
     """
     print_lines(shown, sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

@@ -1,4 +1,4 @@
-"""All commands, their parser, and what a command line asks for."""
+"""The parser with all commands, and the reading of a command line."""
 
 import argparse
 import difflib
@@ -12,11 +12,11 @@ from ftcluster.text.printable import is_unicode
 from ftcluster_common import __version__
 
 COMMANDS = tuple(name for names in GROUPS.values() for name in names)
-OF_ALL = ("completion",)  # what needs the parsers of all commands
+OF_ALL = ("completion",)  # commands that need the parsers of all commands
 
 
 def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
-    """The parser with these commands; each command's module adds its own."""
+    """Return the parser with these commands; each command's module adds its own arguments."""
     parser = MainParser(
         prog="ftcluster",
         description="From an Ansible inventory of bare Xeon hosts to a fine-tuned model.",
@@ -34,22 +34,22 @@ def build_parser(names: Sequence[str] = COMMANDS) -> MainParser:
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of a command line.
+    """Return the options of a command line.
 
     Raises:
-        UsageError: it is wrong; has the usage of the command that it is about.
+        UsageError: the command line is wrong; the hint has the usage of its command.
     """
     for word in arguments:
         if not is_unicode(word):
             raise UsageError(f"argument is not valid UTF-8: {word!a}")
-    # to import all commands takes longer than most of what they do
+    # importing all commands takes longer than most commands run
     alone = arguments and arguments[0] in COMMANDS and arguments[0] not in OF_ALL
     parser = build_parser((arguments[0],) if alone else COMMANDS)
     _check_command(arguments)
     options, rest = parser.parse_known_args(arguments)
     unknown = [word for word in rest if is_flag(word)]
     if unknown:
-        from ftcluster.cli.usage import with_overrides  # all that a recipe is made of
+        from ftcluster.cli.usage import with_overrides  # imports everything about recipes
 
         takes_recipe = getattr(options, "takes_recipe", False)
         arguments = with_overrides(arguments, unknown, takes_recipe, options.parser)
@@ -61,7 +61,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _recipes() -> tuple[str, ...]:
     from ftcluster.operations.plan.recipes import (
-        known_recipes,  # which a command with recipes imports
+        known_recipes,  # imported only by commands with recipes
     )
 
     return known_recipes()

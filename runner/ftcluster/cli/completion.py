@@ -1,4 +1,4 @@
-"""`ftcluster completion SHELL`: what a shell needs to complete commands and options."""
+"""`ftcluster completion SHELL`: prints a script that completes commands and options."""
 
 import argparse
 from typing import Any
@@ -12,8 +12,8 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "completion",
-        help="print the completion of commands and options for a shell",
-        description="Prints a script with which a shell completes commands and options.",
+        help="print a completion script for a shell",
+        description="Prints a script that makes a shell complete commands and options.",
         usage="ftcluster completion bash|zsh|tcsh",
     )
     parser.add_argument("words", nargs="*", metavar="SHELL", help=", ".join(SHELLS))
@@ -21,7 +21,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) != 1 or options.words[0] not in SHELLS:
         raise UsageError("name one shell", options.parser.usage_line())
     import shtab  # only here: other commands start without it

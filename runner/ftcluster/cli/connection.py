@@ -1,4 +1,4 @@
-"""How a cluster is reached: passwords, and options that are passed on to ansible-playbook."""
+"""The connection to a cluster: passwords, and options passed on to ansible-playbook."""
 
 import argparse
 import contextlib
@@ -23,10 +23,10 @@ HIDDEN = "..."
 
 @contextlib.contextmanager
 def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Ask for the passwords that the options want; yields arguments of ansible-playbook.
+    """Ask for the passwords that the options request; yield arguments of ansible-playbook.
 
-    The answers are in memory without a name until the context ends. An argument is a path of this
-    process's descriptor; see `answer_in_memory`.
+    The passwords stay in nameless memory until the context ends. An argument is the path of a
+    descriptor of this process; see `answer_in_memory`.
     """
     wanted = [entry for name, entry in ASKED.items() if options.get(name)]
     if not wanted:
@@ -38,14 +38,14 @@ def ask_passwords(options: dict[str, Any]) -> Iterator[tuple[str, ...]]:
             answer = getpass.getpass(f"{what}: ")
             descriptor = os.memfd_create("ftcluster")
             stack.callback(os.close, descriptor)
-            os.fchmod(descriptor, 0o600)  # Ansible executes what has the mode of a program
+            os.fchmod(descriptor, 0o600)  # Ansible would execute a file with an executable mode
             os.write(descriptor, f"{answer}\n".encode())
             arguments += [option, f"/proc/{os.getpid()}/fd/{descriptor}"]
         yield tuple(arguments)
 
 
 def shown_command(words: Sequence[str]) -> list[str]:
-    """A command line without extra variables, which may be secrets.
+    """Return a command line without the values of extra variables, which may be secrets.
 
     >>> shown_command(["train", "mrpc", "-Ke", "ansible_password=x", "--extra-v=y"])
     ['ftcluster', 'train', 'mrpc', '-Ke', '...', '--extra-v=...']
@@ -53,13 +53,13 @@ def shown_command(words: Sequence[str]) -> list[str]:
     end = list(words).index("--") if "--" in words else len(words)
     try:
         hidden = extra_variables(words[:end])
-    except argparse.ArgumentError:  # the command itself refuses it
+    except argparse.ArgumentError:  # the command itself will refuse it
         hidden = tuple(words[:end])
     return ["ftcluster", *(_without(word, hidden) for word in words[:end]), *words[end:]]
 
 
 def _without(word: str, hidden: Sequence[str]) -> str:
-    """A word that has none of these values, neither alone nor behind its option."""
+    """Hide these values in an argument: a whole argument, or the value after its option."""
     if word in hidden:
         return HIDDEN
     behind = [value for value in hidden if value and word[:1] == "-" and word.endswith(value)]
@@ -67,7 +67,7 @@ def _without(word: str, hidden: Sequence[str]) -> str:
 
 
 def command_line() -> tuple[str, ...]:
-    """This command line, for the record of what it launches."""
+    """Return this command line for the record of a launch."""
     return tuple(shown_command(sys.argv[1:]))
 
 
@@ -75,10 +75,10 @@ def command_line() -> tuple[str, ...]:
 def connected(
     options: argparse.Namespace, inventories: Sequence[str] = (), flags: tuple[str, ...] = ()
 ) -> Iterator[Connection]:
-    """How the user wants the cluster to be reached, with the passwords that are asked for.
+    """Yield how to reach the cluster, with the passwords that the user was asked for.
 
     Args:
-        inventories: left out, those of `add_inventory_option`.
+        inventories: inventories; by default those of `add_inventory_option`.
         flags: options of ansible-playbook without a value.
     """
     given = tuple(inventories or getattr(options, "inventories", ()))
@@ -87,11 +87,11 @@ def connected(
 
 
 def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -> None:
-    """Add a run's id and the options that say how to reach its cluster.
+    """Add a run's id and the options for reaching its cluster.
 
     Args:
-        words: what it is called with, for its usage, such as RUN.
-        meaning: help for these.
+        words: name of the argument in the usage, such as RUN.
+        meaning: help text of the argument.
     """
     parser.add_argument("words", nargs="*", metavar=words, help=meaning)
     add_cluster(parser)
@@ -102,17 +102,17 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the option that names a cluster."""
     add_inventory_option(
         parser,
-        "a cluster that was set up from another control node; left out, the one that was set up "
-        "last from here",
+        "a cluster that was set up from another control node (default: the cluster that was set up "
+        "last from here)",
     )
 
 
 def one_name(words: Sequence[str]) -> str:
-    """The run that a command line names; "" where it names none.
+    """Return the run that a command line names, or "" if it names none.
 
     Raises:
-        UsageError: it names several.
+        UsageError: it names several runs.
     """
     if len(words) > 1:
-        raise UsageError(f"one run at a time, not {', '.join(words)}")
+        raise UsageError(f"name one run at a time, got {', '.join(words)}")
     return words[0] if words else ""

@@ -1,4 +1,4 @@
-"""`ftcluster data [RECIPE] --data PATH`: what would be read and learned."""
+"""`ftcluster data [RECIPE] --data PATH`: shows the data of a training and its target tokens."""
 
 import argparse
 from dataclasses import replace
@@ -19,18 +19,18 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "data",
-        help="show what would be read and learned",
-        description="Shows what `ftcluster train` would read of its data with the same arguments: "
-        "columns, rows, classes, rows for validation that are for training too; and, as the head "
-        "of the cluster reads them, lengths in tokens and samples as the model sees them, with the "
-        "learned part marked. Trains nothing.",
+        help="show the data that a training would read",
+        description="Shows the data that `ftcluster train` would read with the same arguments: "
+        "columns, rows, classes, and validation rows that are also in the training data. Through "
+        "the head of the cluster it also shows lengths in tokens, and samples as the model sees "
+        "them with the target tokens marked. Trains nothing.",
         usage="ftcluster data [RECIPE] [key=value ...] [options]",
     )
     add_recipe(parser)
     parser.add_argument(
         "--here",
         action="store_true",
-        help="do not ask the head: leave out lengths and samples",
+        help="do not use the head: skip lengths and samples",
     )
     add_hub_token(parser)
     add_cluster(parser)
@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     request = DataRequest(**recipe_of(options), hub_token=options.hf_token, here=options.here)
     view = make_view(options.verbose)
     with connected(options) as connection:

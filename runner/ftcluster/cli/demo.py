@@ -1,4 +1,4 @@
-"""`ftcluster demo`: setup and training on this machine."""
+"""`ftcluster demo`: sets up this machine and trains on it."""
 
 import argparse
 import json
@@ -34,9 +34,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"demo takes no argument, not {' '.join(options.words)}")
+        raise UsageError(f"demo takes no arguments, got {' '.join(options.words)}")
     view = make_view(options.verbose)
     setup(SetupRequest(Connection(("localhost",))), view)
     result = train(TrainRequest(launch=LaunchOptions(command=command_line())), view)

@@ -1,4 +1,4 @@
-"""`ftcluster evaluate [RECIPE] --model DIR`: the metrics of a trained model."""
+"""`ftcluster evaluate [RECIPE] --model DIR`: computes the metrics of a trained model."""
 
 import argparse
 from dataclasses import replace
@@ -17,9 +17,9 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "evaluate",
-        help="measure a trained model",
-        description="Measures a trained model on the recipe's validation sets, or on all rows of "
-        "--data FILE, over all hosts of the cluster that was set up last. It trains nothing.",
+        help="evaluate a trained model",
+        description="Evaluates a trained model on the recipe's validation sets, or on all rows of "
+        "--data FILE, on all hosts of the cluster that was set up last. Trains nothing.",
         usage="ftcluster evaluate [RECIPE] --model DIR [key=value ...] [options]",
     )
     add_use(parser)
@@ -27,7 +27,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     request = EvaluateRequest(
         **recipe_of(options), hub_token=options.hf_token, launch=launch_options(options)
     )

@@ -1,4 +1,4 @@
-"""`ftcluster examples [NAME] [--to DIR]`: scripts for `ftcluster run` to begin with."""
+"""`ftcluster examples [NAME] [--to DIR]`: example scripts for `ftcluster run`."""
 
 import argparse
 from typing import Any
@@ -20,16 +20,18 @@ def add_parser(commands: Any) -> None:
         "(--task), and a metric of your own (--metrics).",
         usage="ftcluster examples [NAME] [--to DIR] [options]",
     )
-    parser.add_argument("words", nargs="*", metavar="NAME", help="an example (left out: all)")
+    parser.add_argument(
+        "words", nargs="*", metavar="NAME", help="name of an example (default: all)"
+    )
     parser.add_argument("--to", type=not_empty, metavar="DIR", help="write into this folder")
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) > 1:
-        raise UsageError(f"one example at a time, not {', '.join(options.words)}")
+        raise UsageError(f"name one example at a time, got {', '.join(options.words)}")
     name = options.words[0] if options.words else ""
     print_result(options, examples(name, options.to or ""))
     return 0

@@ -1,4 +1,4 @@
-"""`ftcluster export WHAT`: the same training for another scheduler."""
+"""`ftcluster export WHAT`: writes a training for another scheduler."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a training for Kubernetes or Slurm",
-        description="Writes what another scheduler needs to run the same training. Starts nothing.",
+        description="Writes the files that another scheduler needs for the same training. Starts "
+        "nothing.",
     )
     kinds = add_kinds(parser, "export")
     export_k8s.add_parser(kinds)

@@ -1,4 +1,4 @@
-"""`ftcluster export k8s [RECIPE]`: the training as manifests for Kubeflow."""
+"""`ftcluster export k8s [RECIPE]`: writes a training as manifests for Kubeflow."""
 
 import argparse
 import sys
@@ -20,13 +20,13 @@ def add_parser(kinds: Any) -> None:
     """Add the command to the parser of `export`."""
     parser = kinds.add_parser(
         "k8s",
-        help="manifests for Kubeflow",
-        description="Writes manifests for Kubeflow that train the same with a pod on each node. "
-        "The numbers are those of `ftcluster plan` for nodes as --facts describes them.",
+        help="write manifests for Kubeflow",
+        description="Writes manifests for Kubeflow that run the same training with a pod on each "
+        "node. Ranks and threads are those of `ftcluster plan` for the nodes described by --facts.",
         usage="ftcluster export k8s [RECIPE] [key=value ...] --image IMAGE [options]",
     )
     add_training(parser)
-    parser.add_argument("--facts", metavar="FILE", help="the nodes, as in plan")
+    parser.add_argument("--facts", metavar="FILE", help="facts of the nodes, as in plan")
     group = parser.add_argument_group("Kubernetes")
     group.add_argument(
         "--kind",
@@ -34,24 +34,21 @@ def add_parser(kinds: Any) -> None:
         default=PYTORCH,
         help=f"pytorchjob: for the training operator; trainjob: for Trainer 2 (default: {PYTORCH})",
     )
-    group.add_argument("--image", default="", metavar="IMAGE", help="the node image, with its tag")
+    group.add_argument("--image", default="", metavar="IMAGE", help="node image with its tag")
     group.add_argument(
-        "--name",
-        default="",
-        metavar="NAME",
-        help="the name of the job and its run (default: the recipe's)",
+        "--name", default="", metavar="NAME", help="name of job and run (default: the recipe's)"
     )
     group.add_argument(
         "--namespace",
         default="",
         metavar="NAME",
-        help="the namespace of all objects (default: kubectl's)",
+        help="namespace of all objects (default: kubectl's)",
     )
     group.add_argument(
         "--claim",
         default=CLAIM,
         metavar="NAME",
-        help="the PersistentVolumeClaim for models, data and runs, which all pods mount "
+        help="PersistentVolumeClaim for models, data and runs, which all pods mount "
         f"(default: {CLAIM})",
     )
     group.add_argument(
@@ -59,27 +56,27 @@ def add_parser(kinds: Any) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a label that the nodes have; may be repeated",
+        help="label that nodes must have; may be repeated",
     )
     group.add_argument(
         "--token-secret",
         default="",
         metavar="NAME",
-        help="a Secret whose key HF_TOKEN is your token for the Hugging Face Hub",
+        help="Secret whose key HF_TOKEN is your token for the Hugging Face Hub",
     )
     group.add_argument(
         "--min-nodes",
         type=at_least(1),
         default=0,
         metavar="N",
-        help="with pytorchjob: go on without lost pods while N are left (default: wait for all)",
+        help="with pytorchjob: continue without lost pods while N remain (default: wait for all)",
     )
     group.add_argument(
         "--max-restarts",
         type=at_least(0),
         default=3,
         metavar="N",
-        help="start again at most N times after a failure (default: 3)",
+        help="restart at most N times after a failure (default: 3)",
     )
     group.add_argument(
         "-o",
@@ -92,7 +89,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     names = (
         "facts", "kind", "image", "name", "namespace", "claim", "token_secret", "min_nodes",
         "max_restarts",

@@ -1,4 +1,4 @@
-"""`ftcluster export-model FORMAT RUN|DIR`: a trained model for other runtimes."""
+"""`ftcluster export-model FORMAT RUN|DIR`: exports a trained model for other runtimes."""
 
 import argparse
 from typing import Any
@@ -18,8 +18,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "export-model",
         help="write a trained model for OpenVINO or ONNX Runtime",
-        description="Exports a model on this machine, in an environment of its own that is made "
-        "the first time (about 2 GB), and compares what it computes with torch.",
+        description="Exports a model on this machine, in a separate environment that the first "
+        "export creates (about 2 GB), and compares its output with torch.",
         usage=f"ftcluster export-model {'|'.join(FORMATS)} RUN|DIR [options]",
     )
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
         "--data",
         default="",
         metavar="FILE",
-        help="rows with classes, on which the accuracy before and after is measured",
+        help="labelled rows for measuring the accuracy before and after the export",
     )
     add_cluster(parser)
     add_output(parser, verbose="")
@@ -45,7 +45,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) != 2:
         raise UsageError(
             f"name a format ({', '.join(FORMATS)}) and a run or a model's folder",

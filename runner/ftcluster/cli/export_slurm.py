@@ -1,4 +1,4 @@
-"""`ftcluster export slurm [RECIPE]`: the training as a script for sbatch."""
+"""`ftcluster export slurm [RECIPE]`: writes a training as a script for sbatch."""
 
 import argparse
 import shutil
@@ -17,27 +17,16 @@ def add_parser(kinds: Any) -> None:
     """Add the command to the parser of `export`."""
     parser = kinds.add_parser(
         "slurm",
-        help="a script for sbatch",
-        description="Writes a script for sbatch that trains on the nodes that Slurm gives it. The "
-        "plan is made in the job, for these nodes.",
+        help="write a script for sbatch",
+        description="Writes a script for sbatch that trains on the nodes that Slurm allocates. The "
+        "plan is made inside the job, for these nodes.",
         usage="ftcluster export slurm [RECIPE] [key=value ...] [options]",
     )
     add_training(parser)
     group = parser.add_argument_group("Slurm")
+    group.add_argument("--name", default="", metavar="NAME", help="job name (default: recipe's)")
     group.add_argument(
-        "--name", default="", metavar="NAME", help="the name of the job (default: the recipe's)"
-    )
-    group.add_argument(
-        "--time",
-        default="",
-        metavar="LIMIT",
-        help="the time limit, as in sbatch (default: Slurm's)",
-    )
-    group.add_argument(
-        "--partition", default="", metavar="NAME", help="the partition (default: Slurm's)"
-    )
-    group.add_argument(
-        "--account", default="", metavar="NAME", help="the account (default: Slurm's)"
+        "--time", default="", metavar="LIMIT", help="time limit, as in sbatch (default: Slurm's)"
     )
     group.add_argument("-o", "--output", metavar="FILE", help="write the script into a file")
     parser.set_defaults(run=run, parser=parser)
@@ -45,7 +34,7 @@ def add_parser(kinds: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     program = shutil.which(sys.argv[0])
     given = {name: getattr(options, name) for name in ("name", "time", "partition", "account")}
     given["program"] = str(Path(program).absolute()) if program else "ftcluster"

@@ -1,4 +1,4 @@
-"""`ftcluster fetch [RUN] [DIR]`: brings the model of a run, or a script's files, home."""
+"""`ftcluster fetch [RUN] [DIR]`: copies a run's model or files to this machine."""
 
 import argparse
 from pathlib import Path
@@ -19,28 +19,31 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "fetch",
         help="copy a run's model, or a script's files, to this machine",
-        description="Copies the model that a run has trained to this machine; of a script, what it "
-        "has written on the head into the folder that it starts in. The folder is there only once "
-        "it is whole.",
+        description="Copies the model of a run to this machine; for a script, the files that it "
+        "wrote on the head into its start folder. The folder appears only when it is complete.",
         usage="ftcluster fetch [RUN [DIR]] [options]",
     )
     add_run_options(
-        parser, "RUN [DIR]", "its id (left out: the newest run), and a folder (left out: the id)"
+        parser,
+        "RUN [DIR]",
+        "id of the run (default: the newest run), and a folder (default: the id)",
     )
     parser.add_argument(
         "--reports",
         action="store_true",
-        help="copy what the trackers of report_to have written on the head instead",
+        help="copy the files of report_to's trackers on the head instead",
     )
     group = parser.add_argument_group("upload")
     group.add_argument(
         "--push",
         metavar="OWNER/NAME",
         help="then upload it to the Hugging Face Hub with the program hf and your token (HF_TOKEN, "
-        "or that of `hf auth login`); asks first",
+        "or the token of `hf auth login`); asks first",
     )
     group.add_argument(
-        "--public", action="store_true", help="a new model on the Hub is public, and not private"
+        "--public",
+        action="store_true",
+        help="make a new model on the Hub public (default: private)",
     )
     group.add_argument("-y", "--yes", action="store_true", help="upload without asking")
     add_output(parser, verbose="")
@@ -48,13 +51,13 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) > 2:
-        raise UsageError("one run and one folder at a time")
+        raise UsageError("name one run and one folder at a time")
     if options.push and options.reports:
-        raise UsageError("--reports copies what trackers wrote, and --push is for models")
+        raise UsageError("--reports copies trackers' files, but --push uploads only models")
     if options.public and not options.push:
-        raise UsageError("--public says how --push OWNER/NAME uploads")
+        raise UsageError("--public works only with --push OWNER/NAME")
     run, folder, *_ = [*list(options.words), "", ""]
     view = make_view(False)
     if options.push:
@@ -62,8 +65,8 @@ def run(options: argparse.Namespace) -> int:
     with connected(options) as connection:
         fetched = fetch(connection, run, folder, view, options.reports)
     if options.push:
-        if not fetched.found.get("model"):  # a script's files, or reports: never what is here
-            raise UsageError("not uploaded: --push is for models, and these are other files")
+        if not fetched.found.get("model"):  # a script's files, or reports
+            raise UsageError("not uploaded: --push uploads only models, and these are other files")
         path = Path(fetched.found["model"])
         kind = "public" if options.public else "private"
         question = f"upload {path} to {options.push} on the Hub, {kind} if it is new? [y/N] "

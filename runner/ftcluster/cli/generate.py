@@ -1,4 +1,4 @@
-"""`ftcluster generate RUN|DIR PROMPT ...`: what a language model writes."""
+"""`ftcluster generate RUN|DIR PROMPT ...`: generates text with a language model."""
 
 import argparse
 import sys
@@ -24,27 +24,27 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "generate",
-        help="try a language model: prompts in, its text out",
-        description="Has a language model answer prompts, on the head of the cluster that was set "
-        "up last, and prints the text as it is written. Where the model has a chat template, a "
-        "prompt is a user's message; else it is continued as it is.",
+        help="generate text with a language model",
+        description="Generates answers to prompts on the head of the cluster that was set up "
+        "last, and prints the text while it is generated. If the model has a chat template, a "
+        "prompt is a user's message; otherwise the model continues the prompt.",
         usage="ftcluster generate RUN|DIR [PROMPT ...] [options]",
     )
     parser.add_argument(
         "words",
         nargs="*",
         metavar="RUN|DIR PROMPT",
-        help="a run that has trained the model, its folder here, or OWNER/NAME of the Hub; then "
-        "prompts, each answered by itself (left out: a prompt for each line that you type, or one "
-        "that is all of stdin)",
+        help="a run with a trained model, its folder here, or OWNER/NAME of the Hub; then prompts, "
+        "each answered separately (default: a prompt for each line that you type, or all of "
+        "stdin as one prompt)",
     )
-    group = parser.add_argument_group("how it answers")
-    group.add_argument("--system", default="", metavar="TEXT", help="a system message")
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--system", default="", metavar="TEXT", help="system message")
     for name, kind, what in (
-        ("max_new_tokens", int, "tokens of an answer, at most"),
-        ("temperature", float, "0 takes the most probable token each time"),
-        ("top_p", float, "draws from the most probable tokens with that share of probability"),
-        ("seed", int, "seed of the random choices"),
+        ("max_new_tokens", int, "maximum number of tokens of an answer"),
+        ("temperature", float, "sampling temperature; 0 always takes the most probable token"),
+        ("top_p", float, "sample from the most probable tokens with this total probability"),
+        ("seed", int, "seed of the sampling"),
     ):
         default = getattr(DEFAULTS, name)
         group.add_argument(
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     model, *prompts = [*options.words, ""] if not options.words else options.words
     if not model:
         raise UsageError("no model is named", 'ftcluster generate RUN "a question"')
@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _after_answers(lines: Iterator[str]) -> Iterator[str]:
-    """Lines that are typed, each below the answer to the one before."""
+    """Yield typed lines, so that each prompt appears below the previous answer."""
     print()
     for line in lines:
         yield line
@@ -95,7 +95,7 @@ def _after_answers(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _answer(options: argparse.Namespace, request: GenerateRequest) -> None:
-    """Print what the model writes, or would be asked."""
+    """Print the generated text, or with --dry-run the request."""
     view, shown = make_view(options.verbose), -1
 
     def write(number: int, text: str) -> None:

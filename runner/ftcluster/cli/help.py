@@ -1,9 +1,9 @@
-"""What help says besides argparse: groups of commands, examples, where to begin."""
+"""The parts of help that argparse lacks: groups of commands, examples, and first steps."""
 
 import textwrap
 from collections.abc import Iterable, Mapping
 
-# commands by what they are for, in the order in which one needs them
+# commands by purpose, in the order in which a user needs them
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "make a cluster": ("setup", "check", "hosts", "stacks", "bundle", "teardown"),
     "train on it": ("recipes", "data", "plan", "train", "sweep", "run", "examples", "export"),
@@ -86,15 +86,15 @@ On one machine, to try it:
 
 On a cluster:
 
-  ftcluster setup inventory.ini                  # one host a line: node1 ansible_host=10.0.0.11
-  ftcluster recipes                              # what can be trained
-  ftcluster train classify --data reviews.csv    # or a recipe of yours
+  ftcluster setup inventory.ini                  # one host per line: node1 ansible_host=10.0.0.11
+  ftcluster recipes                              # list recipes
+  ftcluster train classify --data reviews.csv    # or your own recipe
 
 Every command: ftcluster --help"""
 
 
 def grouped(summaries: Mapping[str, str]) -> list[str]:
-    """Lines with the commands in their groups, and what each does."""
+    """Return lines with the commands in their groups, and a summary of each command."""
     width = max(map(len, summaries))
     lines: list[str] = []
     in_groups = {name for names in GROUPS.values() for name in names}
@@ -107,7 +107,7 @@ def grouped(summaries: Mapping[str, str]) -> list[str]:
 
 
 def example_lines(name: str, recipes: Iterable[str] = ()) -> list[str]:
-    """Lines with examples of a command, and the recipes that it takes, if any."""
+    """Return lines with examples of a command, and the recipes that it takes, if any."""
     lines = []
     if names := ", ".join(recipes):
         wrapped = textwrap.wrap(names, 76, initial_indent="  ", subsequent_indent="  ")

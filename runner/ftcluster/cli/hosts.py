@@ -1,4 +1,4 @@
-"""`ftcluster hosts`: the hosts of the cluster that was set up last, and changes of it."""
+"""`ftcluster hosts`: lists or changes the hosts of the cluster that was set up last."""
 
 import argparse
 from collections.abc import Callable
@@ -23,41 +23,38 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "hosts",
-        help="the cluster's hosts; add, remove, drain or return some",
-        description="Without further words, lists the hosts of the cluster that was set up last.",
+        help="list, add, remove, drain or return hosts of the cluster",
+        description="Without an action, lists the hosts of the cluster that was set up last.",
         usage="ftcluster hosts [add|remove|drain|return] [HOST ...] [options]",
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=show)
     kinds = parser.add_subparsers(metavar="WHAT", required=False, prog="ftcluster hosts")
     for name, change, what, more in (
-        ("add", hosts.add, "set up hosts of the inventory and make them part of the cluster",
-         "Sets up hosts that stand in the inventory and lets the others know them. Runs that are "
-         "active go on without them."),
-        ("remove", hosts.remove, "take hosts out of the cluster",
-         "Takes hosts out of the cluster; the others forget them. Hosts that are off may be "
-         "removed. Refused while a run uses one of them."),
-        ("drain", hosts.drain, "have new runs leave hosts out",
-         "New runs leave the hosts out, which stay set up; runs that use them go on."),
-        ("return", hosts.give_back, "have new runs use drained hosts again",
+        ("add", hosts.add, "set up hosts of the inventory and add them to the cluster",
+         "Sets up hosts of the inventory and makes them known to the others. Active runs continue "
+         "without the new hosts."),
+        ("remove", hosts.remove, "remove hosts from the cluster",
+         "Removes hosts from the cluster; the other hosts forget them. Hosts that are off can be "
+         "removed too. Refused while a run uses one of the hosts."),
+        ("drain", hosts.drain, "keep new runs off hosts",
+         "New runs do not use the hosts, which stay set up; runs that use them continue."),
+        ("return", hosts.give_back, "let new runs use drained hosts again",
          "Undoes drain."),
     ):  # fmt: skip
         kind = kinds.add_parser(
             name, help=what, description=more, usage=f"ftcluster hosts {name} HOST ... [options]"
         )
-        kind.add_argument("words", nargs="*", metavar="HOST", help="a host's name in the inventory")
+        kind.add_argument("words", nargs="*", metavar="HOST", help="name in the inventory")
         if name == "remove":
             kind.add_argument(
-                "--teardown", action="store_true", help="also remove what setup left on them"
+                "--teardown", action="store_true", help="also remove from them what setup installed"
             )
         if name == "add":
             add_accept_new_host_keys(kind)
         if name == "drain":
             kind.add_argument(
-                "--why",
-                default=hosts.NO_REASON,
-                metavar="TEXT",
-                help="the reason, which plans show",
+                "--why", default=hosts.NO_REASON, metavar="TEXT", help="reason, shown in plans"
             )
         add_output(kind, verbose="print one line per task and host")
         add_options(kind, OPTIONS)
@@ -66,17 +63,17 @@ def add_parser(commands: Any) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    """List the hosts; returns the exit code."""
+    """List the hosts and return the exit code."""
     if options.words:
         raise UsageError(
-            f"hosts does not know '{options.words[0]}'", "it knows add, remove, drain and return"
+            f"hosts does not know '{options.words[0]}'", "use add, remove, drain or return"
         )
     print_result(options, hosts.show())
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Change the hosts; returns the exit code."""
+    """Change the hosts and return the exit code."""
     names = [name for word in options.words for name in word.split(",") if name]
     if not names:
         raise UsageError("name the hosts", options.parser.usage_line())

@@ -1,4 +1,4 @@
-"""Arguments of the commands that launch something: on which hosts, and what happens at faults."""
+"""Arguments of commands that launch ranks: hosts, ranks, restarts and sharing."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from ftcluster.operations.train.prepare import LaunchOptions
 from ftcluster_common.protocol.launch import GRACE_SECONDS
 from ftcluster_common.protocol.timeouts import DEFAULT_SECONDS
 
-MIN_TIMEOUT = 4  # seconds: a sign of life comes every second
+MIN_TIMEOUT = 4  # seconds; heartbeats come every second
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
@@ -20,21 +20,21 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="prepare the N hosts after those of --nodes, too; a restart uses them in place of "
+        help="also prepare the N hosts after those of --nodes; a restart uses them in place of "
         "lost hosts",
     )
     group.add_argument(
         "--ranks-per-host",
         type=at_least(1),
         metavar="N",
-        help="start N ranks on each host (default: the plan decides, mostly one a NUMA node)",
+        help="start N ranks on each host (default: the plan decides, usually one per NUMA node)",
     )
 
 
 def add_detach(parser: argparse.ArgumentParser) -> None:
     """Add --detach."""
     parser.add_argument(
-        "--detach", action="store_true", help="launch it, print its id and leave it running"
+        "--detach", action="store_true", help="launch the run, print its id and return"
     )
 
 
@@ -47,7 +47,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         default=DEFAULT_SECONDS,
         metavar="SECONDS",
         dest="timeout_seconds",
-        help="a rank or host without a sign of life for so long is lost; all other time-outs "
+        help="a rank or host without a heartbeat for this many seconds is lost; all other timeouts "
         f"follow from it (default: {DEFAULT_SECONDS:g})",
     )
     group.add_argument(
@@ -55,16 +55,16 @@ def add_restarts(parser: argparse.ArgumentParser, default: int) -> None:
         type=at_least(0),
         default=default,
         metavar="N",
-        help="start the ranks again at most N times after one was killed, stopped or hung, or a "
-        f"host was lost and is back (default: {default})",
+        help="restart the ranks at most N times after a rank was killed, stopped or hung, or a "
+        f"host was lost and has come back (default: {default})",
     )
     group.add_argument(
         "--min-nodes",
         type=at_least(1),
         default=0,
         metavar="N",
-        help="restart without lost hosts as long as N hosts are left; without it a restart waits "
-        "for them, 12 times --timeout",
+        help="restart without lost hosts if at least N hosts remain; by default a restart waits "
+        "for lost hosts, up to 12 times --timeout",
     )
 
 
@@ -75,7 +75,7 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=GRACE_SECONDS,
         metavar="N",
-        help="how long the ranks may take for their last checkpoint when the training is stopped "
+        help="time that ranks get for a last checkpoint when the training is stopped "
         f"(default: {GRACE_SECONDS:g})",
     )
 
@@ -86,15 +86,15 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--wait",
         action="store_true",
-        help="wait for the end of a run that uses the hosts; without it the new one is refused",
+        help="wait while another run uses the hosts; by default the new run is refused",
     )
     either.add_argument(
-        "--share-hosts", action="store_true", help="start it beside a run that uses the hosts"
+        "--share-hosts", action="store_true", help="start even if another run uses the hosts"
     )
 
 
 def launch_options(options: argparse.Namespace) -> LaunchOptions:
-    """What the arguments of this module say of a launch, where a command has them."""
+    """Return the launch options from this module's arguments, as far as a command has them."""
     names = (
         "max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds", "hang_seconds",
         "grace_seconds",
@@ -110,5 +110,5 @@ def add_hub_token(parser: argparse.ArgumentParser) -> None:
         "--hf-token",
         action="store_true",
         help="let the hosts use your token for the Hugging Face Hub while they need it: HF_TOKEN, "
-        "or that of `hf auth login`",
+        "or the token of `hf auth login`",
     )

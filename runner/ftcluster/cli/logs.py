@@ -1,4 +1,4 @@
-"""`ftcluster logs [RUN]`: what a run's ranks have printed."""
+"""`ftcluster logs [RUN]`: shows the output of a run's ranks."""
 
 import argparse
 from typing import Any
@@ -13,20 +13,20 @@ def add_parser(commands: Any) -> None:
     """Add the command."""
     parser = commands.add_parser(
         "logs",
-        help="show what the ranks of a run have printed",
-        description="Shows what the ranks of a run have printed, each line with its rank.",
+        help="show the output of a run's ranks",
+        description="Shows the output of a run's ranks, each line with its rank.",
         usage="ftcluster logs [RUN] [-f] [--rank N] [options]",
     )
-    add_run_options(parser, "RUN", "its id, or how that begins; left out, the newest run")
+    add_run_options(parser, "RUN", "id of the run, or its beginning (default: the newest run)")
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="print new lines until the run ends"
+        "-f", "--follow", action="store_true", help="follow the output until the run ends"
     )
-    parser.add_argument("--rank", type=at_least(0), metavar="N", help="only the lines of rank N")
+    parser.add_argument("--rank", type=at_least(0), metavar="N", help="show only rank N")
     parser.set_defaults(run=run, json=False)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     given = one_name(options.words)
 
     def show(text: str) -> None:

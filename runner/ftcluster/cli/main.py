@@ -1,4 +1,4 @@
-"""Entry point of the command `ftcluster`."""
+"""The entry point of the command `ftcluster`."""
 
 import contextlib
 import itertools
@@ -18,10 +18,10 @@ from ftcluster_common.process_one import leave_process_one
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
-    143 where the run was stopped elsewhere, 141 where nobody reads the result any more.
+    """Run a command and return the exit code: 0 done, 1 failed, 2 wrong usage, 130 stopped,
+    143 if the run was stopped elsewhere, 141 if nobody reads the result any more.
     """
-    leave_process_one()  # as the command of a container
+    leave_process_one()  # needed as the command of a container
     with standard_streams(), warnings_shown():
         code = 0
         try:
@@ -34,21 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return code or READER_GONE
         except OSError as error:
             drop_output()
-            if not code:  # else it is said already
+            if not code:  # otherwise the error is already printed
                 say_error(FtclusterError(f"stdout cannot be written: {error.strerror or error}"))
             return code or 1
         return code
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run one command, and say what it fails with; returns the exit code."""
+    """Run a command, print its error if it fails, and return the exit code."""
     if not arguments:
         print(BEGIN)
         return 2
     as_json = "--json" in itertools.takewhile(lambda word: word != "--", arguments)
     try:
         options = read_arguments(arguments)
-        as_json = getattr(options, "json", False)  # not where it is a script's own word
+        as_json = getattr(options, "json", False)  # not if --json belongs to the user's script
         with ended_in_order():
             return again(lambda: int(options.run(options)), make_view(False))
     except FtclusterError as error:
@@ -56,17 +56,17 @@ def run_command(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         failed = Interrupted("stopped")
     except BrokenPipeError:
-        raise  # by whoever writes the result
+        raise  # handled where the result is written
     except OSError as error:
         what = f"{error.filename}: " if error.filename else ""
         failed = FtclusterError(f"{what}{error.strerror or error}")
-    except Exception as error:  # a mistake of ftcluster's; Python shows where
+    except Exception as error:  # a bug in ftcluster; Python prints the traceback
         if as_json:
             print(json.dumps(FtclusterError(repr(error)).to_dict()))
         raise
     say_error(failed)
     if as_json:
-        with contextlib.suppress(BrokenPipeError):  # the exit code is the error's
+        with contextlib.suppress(BrokenPipeError):  # the exit code stays the error's
             print(json.dumps(failed.to_dict()))
     return failed.exit_code
 

@@ -16,10 +16,10 @@ class Printable(Protocol):
     """A result of an operation."""
 
     def document(self) -> Any:
-        """What `--json` prints."""
+        """Return the document that `--json` prints."""
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Return the result as text."""
 
 
 def print_result(options: argparse.Namespace, result: Printable) -> None:
@@ -31,20 +31,20 @@ def print_result(options: argparse.Namespace, result: Printable) -> None:
 
 
 class PrintablePlan(Protocol):
-    """What an operation would run."""
+    """A plan of an operation that would run."""
 
     def document(self) -> Any:
-        """What `--json` prints."""
+        """Return the document that `--json` prints."""
 
     def lines(self) -> Sequence[Text | str]:
-        """The plan as text, without the commands."""
+        """Return the plan as text, without the commands."""
 
     def commands(self) -> str:
-        """The plan as commands of a shell."""
+        """Return the plan as shell commands."""
 
 
 def print_plan(options: argparse.Namespace, plan: PrintablePlan) -> None:
-    """Print what would run, as `--json` or `--commands` ask for it."""
+    """Print a plan, as `--json` or `--commands` request."""
     if options.json:
         print(json.dumps(plan.document()))
     elif options.commands:
@@ -57,6 +57,6 @@ def say_error(error: FtclusterError) -> None:
     """Print an error to stderr."""
     label = "" if isinstance(error, Interrupted) else "error: "
     first, *others = str(error).split("\n")
-    # a further line that another one's name has made must not look like one of this program's
+    # a line break in someone else's name must not create a line that looks like this program's
     below = [line if line.startswith(" ") or not line else f"  {line}" for line in others]
     print_lines([Text.assemble((label, "bold red"), one_line(first)), *below], sys.stderr)

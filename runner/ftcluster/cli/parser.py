@@ -16,7 +16,7 @@ UNKNOWN_WORD = re.compile(r"argument WHAT: invalid choice: (.*) \(choose from (.
 
 
 class StoreOnce(argparse.Action):
-    """Stores the value of an option that counts once, so that a second one never silently wins."""
+    """An action for options that count once: a second value is an error, not a silent override."""
 
     def __call__(self, _parser: Any, namespace: argparse.Namespace, values: Any, *_: Any) -> None:
         """Store the value.
@@ -27,17 +27,17 @@ class StoreOnce(argparse.Action):
         stored: dict[str, Any] = namespace.__dict__.setdefault("_stored_once", {})
         if self.option_strings and self.dest in stored:
             raise argparse.ArgumentError(
-                self, f"given twice, first as {stored[self.dest]}: give it once"
+                self, f"set twice, first to {stored[self.dest]}: set it once"
             )
         stored[self.dest] = values
         setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong usage as an exception, with the usage of the command that it is about.
+    """A parser that reports wrong usage as an exception, with the usage of the command.
 
     Attributes:
-        more: lines at the end of its help.
+        more: lines at the end of the help.
     """
 
     more: Sequence[str] = ()
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         self.register("action", "store", StoreOnce)
 
     def format_help(self) -> str:
-        """The help with its further lines."""
+        """Return the help with the lines of `more`."""
         return "\n".join([super().format_help().rstrip("\n"), *self.more, ""])
 
     def print_help(self, file: Any = None) -> None:
@@ -65,20 +65,20 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, self.usage_line())
 
     def usage_line(self) -> str:
-        """The command's usage in one line."""
+        """Return the command's usage as a single line."""
         return " ".join(self.format_usage().split())
 
 
 def is_flag(word: str) -> bool:
-    """Whether a word is an option, and not a value such as -1."""
+    """Return True if an argument is an option, and not a value such as -1."""
     return bool(re.match(r"--?[A-Za-z]", word))
 
 
 class Commands:
-    """The commands, and what each does in a line; argparse lists them without groups.
+    """The commands with their summaries; argparse would list them without groups.
 
     Args:
-        action: what argparse adds them to.
+        action: argparse action that the commands are added to.
     """
 
     def __init__(self, action: Any) -> None:
@@ -87,17 +87,17 @@ class Commands:
         self.summaries: dict[str, str] = {}
 
     def add_parser(self, name: str, **settings: Any) -> Parser:
-        """Add a command, as `add_parser` of argparse does."""
+        """Add a command, like `add_parser` of argparse."""
         self.summaries[name] = settings["help"]
         self.parsers[name] = self._action.add_parser(name, **settings)
         return self.parsers[name]
 
 
 def add_kinds(parser: Parser, doing: str) -> Commands:
-    """What a command needs a word for, such as `bench allreduce`; without it, an error lists them.
+    """Add subcommands, such as `bench allreduce`; without one, an error lists them.
 
     Args:
-        doing: what the command does, for the error: "name what to DOING".
+        doing: the command's verb for the error "name what to DOING".
     """
     kinds = Commands(parser.add_subparsers(metavar="WHAT"))
 
@@ -110,17 +110,17 @@ def add_kinds(parser: Parser, doing: str) -> Commands:
 
 
 class MainParser(Parser):
-    """The parser with all commands, whose help has them in groups."""
+    """The parser with all commands, whose help lists them in groups."""
 
     commands: Commands
 
     def format_help(self) -> str:
-        """What the program does, and its commands."""
+        """Return the program's purpose and its commands."""
         lines = [self.usage_line(), "", *(self.description or "").split("\n")]
         lines += [
             *grouped(self.commands.summaries),
             "",
-            "help of one: ftcluster COMMAND --help",
+            "help for a command: ftcluster COMMAND --help",
             "",
         ]
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`ftcluster plan [RECIPE]`: the ranks of a training, their resources and the reasons."""
+"""`ftcluster plan [RECIPE]`: shows a training's ranks, their resources and the reasons."""
 
 import argparse
 from typing import Any
@@ -16,7 +16,7 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "plan",
-        help="show the ranks of a training, and why",
+        help="show the ranks of a training, with reasons",
         description="Shows what `ftcluster train` would start with the same arguments: the ranks "
         "of each host with their cores, threads and memory, and every decision with its reason. "
         "Starts nothing.",
@@ -28,8 +28,8 @@ def add_parser(commands: Any) -> None:
         metavar="FILE",
         action="append",
         help="plan for the hosts in FILE, the output of `ftcluster plan --json`, or for common "
-        f"ones ({NAMED}; 4xNAME: four of them), instead of the cluster that was set up last; given "
-        "several times, compare time and cost of an epoch",
+        f"hosts ({NAMED}; 4xNAME: four of them), instead of the cluster that was set up last; "
+        "repeat the option to compare time and cost of an epoch",
     )
     add_commands(parser)
     add_output(parser, verbose="")
@@ -37,11 +37,11 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     request = RecipeRequest(**recipe_of(options))
     files = options.facts or []
     if len(files) > 1 and options.commands:
-        raise UsageError("--commands shows the commands of one plan: give --facts once")
+        raise UsageError("--commands shows the commands of a single plan: use --facts only once")
     if len(files) > 1:
         print_result(options, compare(request, files))
     else:

@@ -1,4 +1,4 @@
-"""`ftcluster predict [RECIPE] --model DIR --data PATH --output FILE`: what a model says of rows."""
+"""`ftcluster predict [RECIPE] --model DIR --data PATH --output FILE`: predicts rows of data."""
 
 import argparse
 from dataclasses import replace
@@ -17,10 +17,10 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "predict",
-        help="write what a trained model predicts for rows of data",
-        description="Predicts the class, number, answer or embedding of each row of --data, over "
-        "all hosts of the cluster that was set up last. The rows need no labels; they are written "
-        "in their order, with the columns `prediction` and, of classes, `probability`.",
+        help="write a trained model's predictions for rows of data",
+        description="Predicts the class, number, answer or embedding of each row of --data, on all "
+        "hosts of the cluster that was set up last. The rows need no labels. They are written in "
+        "their order, with the column `prediction` and, for classes, `probability`.",
         usage="ftcluster predict [RECIPE] --model DIR --output FILE [key=value ...] [options]",
     )
     add_use(parser)
@@ -29,13 +29,13 @@ def add_parser(commands: Any) -> None:
         "--output",
         metavar="FILE",
         required=True,
-        help="the file to write, *.jsonl, *.csv or *.tsv; an existing one is replaced",
+        help="*.jsonl, *.csv or *.tsv; an existing file is replaced",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     request = PredictRequest(
         **recipe_of(options),
         hub_token=options.hf_token,

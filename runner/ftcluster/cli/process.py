@@ -10,15 +10,15 @@ from typing import Any, TextIO
 
 from ftcluster.text.printable import printable
 
-# what gives logging's lock back behind a fork, in Python up to 3.12: a function, so that a signal's
-# handler can end it at its beginning
+# Python up to 3.12 releases logging's lock after a fork with this Python function, so a signal
+# handler can interrupt it right at its beginning
 AFTER_FORK = getattr(logging, "_releaseLock", None)
-AGAIN_SECONDS = 0.02  # until a signal whose exception Python has dropped is raised once more
+AGAIN_SECONDS = 0.02  # delay before an exception that Python dropped is raised again
 
 
 @contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Show what the operations warn of on stderr, as plain lines."""
+    """Show warnings of operations on stderr as plain lines."""
     log, handler = logging.getLogger("ftcluster"), _Warnings(sys.stderr)
     handler.setLevel(logging.WARNING)
     log.addHandler(handler)
@@ -29,7 +29,7 @@ def warnings_shown() -> Iterator[None]:
 
 
 class _Warnings(logging.StreamHandler[TextIO]):
-    """Writes warnings, safe for a terminal."""
+    """A handler that writes warnings, made safe for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return str(printable(super().format(record)))
@@ -37,11 +37,11 @@ class _Warnings(logging.StreamHandler[TextIO]):
 
 @contextlib.contextmanager
 def ended_in_order() -> Iterator[None]:
-    """SIGHUP and SIGTERM end the process as an exception does, so that it cleans up.
+    """Make SIGHUP and SIGTERM end the process with an exception, so that it cleans up.
 
-    What the process was told to ignore (nohup) it goes on ignoring. Python drops an exception that
-    comes in the midst of a fork, of a `__del__` or of another callback; it is raised once more
-    then, as that of Ctrl-C is.
+    Signals that the process was started to ignore (nohup) stay ignored. Python drops an exception
+    raised during a fork, a `__del__` or another callback; it is raised again then, like the
+    exception of Ctrl-C.
     """
     dropped: list[BaseException] = []
 
@@ -51,8 +51,8 @@ def ended_in_order() -> Iterator[None]:
     def hook(unraisable: Any) -> None:
         if isinstance(unraisable.exc_value, SystemExit | KeyboardInterrupt):
             dropped.append(type(unraisable.exc_value)(*unraisable.exc_value.args))
-            if unraisable.object is AFTER_FORK:  # else all threads but this one would wait for it
-                with contextlib.suppress(RuntimeError):  # it was given back before
+            if unraisable.object is AFTER_FORK:  # otherwise all other threads would wait for it
+                with contextlib.suppress(RuntimeError):  # it was already released
                     AFTER_FORK()
             signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)  # no thread: locks may be held
         else:
@@ -79,7 +79,7 @@ def ended_in_order() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Signals that come meanwhile come afterwards: Python drops one whose handler is exchanged."""
+    """Delay signals until the end: Python drops a signal whose handler is being replaced."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

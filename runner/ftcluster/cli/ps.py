@@ -1,4 +1,4 @@
-"""`ftcluster ps`: the runs that the cluster's head knows of."""
+"""`ftcluster ps`: lists the runs on the cluster."""
 
 import argparse
 import shutil
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "ps",
         help="list the runs",
-        description="Lists the runs on the cluster, the newest first, whoever started them.",
+        description="Lists the runs of all users on the cluster, the newest first.",
         usage="ftcluster ps [--all] [options]",
     )
     parser.add_argument(
@@ -37,9 +37,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"ps takes no {options.words[0]}", "one run: ftcluster attach RUN")
+        raise UsageError(f"ps takes no {options.words[0]}", "follow a run: ftcluster attach RUN")
     with connected(options) as connection:
         runs, left = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None

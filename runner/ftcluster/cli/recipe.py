@@ -1,4 +1,4 @@
-"""Arguments of the commands that take a recipe, and what they ask for."""
+"""Arguments of commands that take a recipe, and their values."""
 
 import argparse
 from typing import Any
@@ -23,14 +23,14 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
         "words",
         nargs="*",
         metavar="RECIPE or key=value",
-        help=f"a known recipe or a YAML file (default: {DEFAULT_RECIPE}); any field of it, such as "
-        "training.seed=7",
+        help=f"a built-in recipe or a YAML file (default: {DEFAULT_RECIPE}), and any of its "
+        "fields, such as training.seed=7",
     )
     parser.add_argument(
         "--data",
         type=not_empty,
         metavar="PATH",
-        help="a file or a folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
+        help="a file or folder with CSV, TSV, JSON, JSONL, Parquet or text, or a Hub name",
     )
     parser.add_argument(
         "--model", type=not_empty, metavar="DIR", help="a model folder, or a Hub name"
@@ -58,19 +58,19 @@ def add_code(parser: argparse.ArgumentParser) -> None:
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `train` and `plan` have in common."""
+    """Add the arguments that `train` and `plan` share."""
     add_recipe(parser)
     parser.add_argument(
         "--sync",
         choices=("step", "local"),
-        help="local, for slow networks: hosts take steps of their own and exchange what they have "
-        "learned every 32 steps (training.sync_steps), which gives another model (default: step)",
+        help="local, for slow networks: hosts take local steps and average their weights "
+        "every 32 steps (training.sync_steps), which gives a different model (default: step)",
     )
     add_launch(parser)
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that all commands have that run a recipe on the cluster."""
+    """Add the arguments shared by all commands that run a recipe on the cluster."""
     add_hub_token(parser)
     add_name(parser)
     add_cluster(parser)
@@ -83,12 +83,12 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def add_use(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the commands that use a trained model."""
+    """Add the arguments of commands that use a trained model."""
     parser.add_argument(
         "words",
         nargs="*",
         metavar="RECIPE or key=value",
-        help="the recipe that it was trained with (default: what the model's folder says, or else "
+        help="the recipe of the training (default: the recipe named in the model's folder, or else "
         f"{DEFAULT_RECIPE}), and its fields",
     )
     parser.add_argument(
@@ -108,7 +108,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 
 
 def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a RecipeRequest but for its connection."""
+    """Return the fields of a RecipeRequest, except its connection."""
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
     names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")

@@ -1,4 +1,4 @@
-"""`ftcluster recipes [NAME]`: lists recipes and their fields, and shows one."""
+"""`ftcluster recipes [NAME]`: lists recipes and their fields, or shows a recipe."""
 
 import argparse
 import json
@@ -23,12 +23,12 @@ from ftcluster.operations.result import Result
 from ftcluster.text.table import aligned
 from ftcluster.text.terminal import print_lines
 
-HEAD = ("recipe", "what it does")
+HEAD = ("recipe", "purpose")
 NEXT = (
     "",
     "show one: ftcluster recipes NAME",
     "train it: ftcluster train NAME",
-    "what it can set: ftcluster recipes NAME --fields",
+    "its fields: ftcluster recipes NAME --fields",
 )
 
 
@@ -55,9 +55,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if len(options.words) > 1:
-        raise UsageError(f"one recipe at a time, not {', '.join(options.words)}")
+        raise UsageError(f"name one recipe at a time, got {', '.join(options.words)}")
     name = options.words[0] if options.words else ""
     if options.fields:
         head, rows = (RECIPE_HEAD, rows_of(name)) if name else (FIELDS_HEAD, all_rows())
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _with_last_joined(row: tuple[str, ...]) -> tuple[str, ...]:
-    """Return a row whose last cell has its allowed values and its meaning, which may be long."""
+    """Join allowed values and meaning, which may be long, into the last cell of a row."""
     *others, value, meaning = row
     return (*others, f"{value}: {meaning}" if meaning else value)
 
@@ -88,7 +88,7 @@ def show(
     rows: Sequence[tuple[str, ...]],
     more: Sequence[str] = (),
 ) -> None:
-    """Print a table whose last column continues below itself, or its document for --json."""
+    """Print a table whose last column wraps below itself, or its document for --json."""
     if options.json:
         print(json.dumps(document))
         return

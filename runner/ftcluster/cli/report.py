@@ -1,4 +1,4 @@
-"""`ftcluster report [RUN ...]`: one HTML page about runs."""
+"""`ftcluster report [RUN ...]`: writes an HTML page about runs."""
 
 import argparse
 from pathlib import Path
@@ -16,15 +16,15 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "report",
         help="write an HTML page with pictures about runs",
-        description="Writes one HTML page about a run, or about several side by side: what ran "
-        "where, how it went, why it was this fast, which host costs most, and what the next host "
-        "would bring. The page needs no other file and no network.",
+        description="Writes an HTML page about a run, or about several side by side: placement "
+        "of ranks, course of the training, limits of its speed, the slowest host, and the effect "
+        "of one more host. The page needs no other file and no network.",
         usage="ftcluster report [RUN ...] [-o FILE] [--scaling FILE] [options]",
     )
-    add_run_options(parser, "RUN", "ids, or how they begin; left out, the newest run")
+    add_run_options(parser, "RUN", "ids of runs, or their beginnings (default: the newest run)")
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE",
-        help=f"where the page is written (default: RUN.html; of several runs {SEVERAL})",
+        help=f"path of the page (default: RUN.html; for several runs {SEVERAL})",
     )  # fmt: skip
     parser.add_argument(
         "--scaling",
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     with connected(options) as connection:
         request = ReportRequest(connection, tuple(options.words), options.output, options.scaling)
         print_result(options, report(request, make_view(False)))

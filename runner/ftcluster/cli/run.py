@@ -1,4 +1,4 @@
-"""`ftcluster run [--nodes N] [--fast] ... -- SCRIPT ARGS ...`: the user's own script."""
+"""`ftcluster run [--nodes N] [--fast] ... -- SCRIPT ARGS ...`: runs the user's own script."""
 
 import argparse
 import sys
@@ -31,8 +31,8 @@ def add_parser(commands: Any) -> None:
         "run",
         help="run your own script on every rank",
         description="Runs a script that uses torch.distributed, Accelerate or Trainer, unchanged, "
-        "on every rank of the cluster that was set up last. Its folder is copied to the hosts, the "
-        "output of rank 0 is shown, and its exit code is that of the command.",
+        "on every rank of the cluster that was set up last. The script's folder is copied to the "
+        "hosts, rank 0's output is shown, and its exit code is the command's.",
         usage=USAGE,
     )
     add_launch(parser)
@@ -42,36 +42,35 @@ def add_parser(commands: Any) -> None:
         help="SCRIPT is an absolute path that exists on every host; nothing is copied",
     )
     parser.add_argument(
-        "--force", action="store_true", help="run it even if it needs other versions"
+        "--force", action="store_true", help="run the script even if it needs other versions"
     )
     parser.add_argument(
         "--fast",
         action="store_true",
         help="train with the kernels of `train`: dropout, attention, GELU, cross entropy, AdamW; "
-        "torch computes what does not fit, and the run names it",
+        "the output lists modules that keep torch's code",
     )
     parser.add_argument(
         "--requirements",
         type=Path,
         metavar="FILE",
-        help="packages that the script needs beside the stack's, in pip's format; each host gets "
-        "them once",
+        help="extra packages that the script needs, in pip's format; each host installs them once",
     )
     parser.add_argument(
         "--wheels",
         type=Path,
         metavar="DIR",
-        help="take the packages of --requirements from this folder, without a package index",
+        help="install the packages of --requirements from this folder, without a package index",
     )
     add_hub_token(parser)
     add_name(parser)
-    add_restarts(parser, default=0)  # a script may not resume
+    add_restarts(parser, default=0)  # a script may be unable to resume
     parser.add_argument(
         "--hang-seconds",
         type=at_least(0),
         default=HANG_SECONDS,
         metavar="N",
-        help="end the script when no rank has used its CPU, a disk or the network for N seconds; "
+        help="end the script if no rank uses its CPU, a disk or the network for N seconds; "
         f"0: never (default: {HANG_SECONDS})",
     )
     add_sharing(parser)
@@ -90,7 +89,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     names = (
         "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements", "wheels",
@@ -110,10 +109,10 @@ def run(options: argparse.Namespace) -> int:
             result = run_script(request, show, view, lambda: show.closed)
     finally:
         if show.in_line and sys.stderr.isatty():
-            print(file=sys.stderr)  # the next message begins a line
+            print(file=sys.stderr)  # so that the next message begins a line
     if options.json or result.progress.state == "running":
         print_result(options, result)
     else:
-        for line in result.lines():  # stdout is the script's
+        for line in result.lines():  # stdout belongs to the script
             view.say(line)
     return 0

@@ -25,30 +25,30 @@ def add_parser(commands: Any) -> None:
     )
     add_inventories(
         parser,
-        "any Ansible inventory, or 'localhost'; default: the cluster that was set up last, else "
-        "this machine",
+        "any Ansible inventory, or 'localhost' (default: the cluster that was set up last, or else "
+        "this machine)",
     )
     parser.add_argument(
         "--stack",
         metavar="NAME",
-        help="one of `ftcluster stacks`, or 'auto' for the first that the hosts support; default: "
-        "torch_stack_name of the inventory, else that of the cluster, else `native`",
+        help="a name listed by `ftcluster stacks`, or 'auto' for the first that the hosts support "
+        "(default: torch_stack_name of the inventory, else the cluster's stack, else `native`)",
     )
     parser.add_argument(
         "--bundle",
         metavar="FILE",
-        help="install from a file of `ftcluster bundle`, without downloads",
+        help="install from a file made by `ftcluster bundle`, without downloads",
     )
     add_allowances(parser)
     parser.add_argument(
         "--downgrade",
         action="store_true",
-        help="install this ftcluster's package on the hosts although they have a newer one",
+        help="install this ftcluster version even on hosts that have a newer version",
     )
     parser.add_argument(
         "--prune",
         action="store_true",
-        help="remove all stacks but the current and the previous one, and scripts' own packages",
+        help="remove all stacks except the current and the previous one, and scripts' own packages",
     )
     parser.add_argument(
         "--rollback", action="store_true", help="only switch all hosts back to the previous stack"
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     names = (
         "allow_yanked", "allow_unverified", "downgrade", "prune", "rollback",
         "accept_new_host_keys",

@@ -1,4 +1,4 @@
-"""`ftcluster stacks [NAME]`: lists stacks and finds those that meet requirements."""
+"""`ftcluster stacks [NAME]`: lists stacks and finds stacks that meet requirements."""
 
 import argparse
 from typing import Any
@@ -15,10 +15,10 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "stacks",
-        help="list the stacks, or find those with given versions",
-        description="Lists the stacks (sets of versions that match), shows one with all its "
-        "packages, or finds those with the given versions; exit code 1 if there is none. A version "
-        "stands for all that begin with it; `latest` is the highest.",
+        help="list stacks, or find stacks with certain versions",
+        description="Lists the stacks (sets of matching versions), shows a stack with all its "
+        "packages, or finds stacks with the requested versions; exit code 1 if there is none. A "
+        "version matches all versions that begin with it; `latest` is the highest.",
         usage="ftcluster stacks [NAME] [options]",
     )
     parser.add_argument("words", nargs="*", metavar="NAME", help="a stack")
@@ -32,20 +32,20 @@ def add_parser(commands: Any) -> None:
             nargs="?",
             const=True,
             metavar="VERSION",
-            help=f"only stacks with {label}, in any version unless it is named; `{NONE}`: only "
+            help=f"only stacks with {label}, in any version unless you name it; `{NONE}`: only "
             "stacks without it",
         )
     parser.add_argument(
-        "--python", metavar="VERSION", help="only stacks for this Python of the hosts"
+        "--python", metavar="VERSION", help="only stacks for this Python version of the hosts"
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code: 1 if no stack meets the requirements."""
+    """Run the command and return the exit code: 1 if no stack meets the requirements."""
     if len(options.words) > 1:
-        raise UsageError(f"one stack at a time, not {', '.join(options.words)}")
+        raise UsageError(f"name one stack at a time, got {', '.join(options.words)}")
     given = {**vars(options), "stack": options.words[0] if options.words else None}
     required = {part: given[part] for part in PARTS if given[part] is not None}
     for part in ("ipex", "ccl"):

@@ -1,4 +1,4 @@
-"""`ftcluster stop RUN ...`: ends runs on all their hosts."""
+"""`ftcluster stop RUN ...`: stops runs on all their hosts."""
 
 import argparse
 from typing import Any
@@ -16,23 +16,23 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "stop",
         help="end runs",
-        description="Ends runs on all their hosts; says so where one has ended already. A training "
-        "saves a checkpoint first, so that train --resume continues it.",
+        description="Stops runs on all their hosts; reports runs that have already ended. A "
+        "training saves a checkpoint first, so that train --resume can continue it.",
         usage="ftcluster stop RUN ... [options]",
     )
-    add_run_options(parser, "RUN", "their ids, or how these begin")
+    add_run_options(parser, "RUN", "ids of runs, or their beginnings")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="end it at once, and its supervisor as well, where that does not end the run: nothing "
-        "is saved, and hosts that do not answer are not waited for",
+        help="kill the run at once, and its supervisor too if needed: nothing is saved, and hosts "
+        "that do not respond are not waited for",
     )
     add_output(parser, verbose="")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if not options.words:
         raise UsageError(
             "stop needs the id of a run, or how it begins", "list the runs: ftcluster ps"

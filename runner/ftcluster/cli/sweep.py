@@ -1,4 +1,4 @@
-"""`ftcluster sweep RECIPE key=a,b,c ...`: trains with several values, and compares."""
+"""`ftcluster sweep RECIPE key=a,b,c ...`: trains with several values and compares the runs."""
 
 import argparse
 import sys
@@ -30,19 +30,19 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "sweep",
         help="train with several values of a recipe's fields, and compare",
-        description="Trains a recipe once for each combination of the values that are named, one "
-        "run after the other or side by side (--nodes), and compares their metric. The same "
-        "command again goes on where it was left: it trains only what is not there.",
+        description="Trains a recipe once for each combination of the named values, in sequence or "
+        "side by side (--nodes), and compares the metric of the runs. The same command resumes an "
+        "interrupted sweep: it trains only missing combinations.",
         usage="ftcluster sweep [RECIPE] key=a,b,c [key=value ...] [options]",
     )
     add_recipe(parser)
-    group = parser.add_argument_group("what is tried")
+    group = parser.add_argument_group("combinations")
     group.add_argument(
         "--random",
         type=at_least(1),
         default=0,
         metavar="N",
-        help="N random combinations, not all; a field may then have a range: "
+        help="try N random combinations instead of all; a field may then have a range: "
         "learning_rate=1e-5..1e-4",
     )
     group.add_argument(
@@ -50,7 +50,7 @@ def add_parser(commands: Any) -> None:
         type=at_least(1),
         default=0,
         metavar="N",
-        help="N combinations that Optuna's sampler TPE chooses by the results of those before; "
+        help="try N combinations that Optuna's sampler TPE chooses by earlier results; "
         "needs the extra ftcluster[search]",
     )
     group.add_argument(
@@ -58,23 +58,23 @@ def add_parser(commands: Any) -> None:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="seed of the random combinations (default: 0)",
+        help="seed of random choices (default: 0)",
     )
     group.add_argument(
         "--metric",
         type=not_empty,
         metavar="NAME",
-        help="what is compared (default: metric_for_best_model, or else the loss)",
+        help="metric to compare (default: metric_for_best_model, or else the loss)",
     )
     group.add_argument(
-        "--retry", action="store_true", help="train what failed or was stopped again"
+        "--retry", action="store_true", help="repeat runs that failed or were stopped"
     )
     group = parser.add_argument_group("hosts and ranks")
     group.add_argument(
         "--nodes",
         type=at_least(1),
         metavar="N",
-        help="N hosts for each run, and as many runs at once as there are such groups of hosts",
+        help="use N hosts per run, and run as many at once as hosts allow",
     )
     group.add_argument("--ranks-per-host", type=at_least(1), metavar="N", help="as in train")
     group = parser.add_argument_group("the result")
@@ -85,7 +85,10 @@ def add_parser(commands: Any) -> None:
         help="copy the best model to this new or empty folder",
     )
     group.add_argument(
-        "--report", type=Path, metavar="FILE", help="write a page with pictures about the runs"
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write an HTML page with pictures about the runs",
     )
     add_hub_token(parser)
     add_name(parser)
@@ -99,7 +102,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code: 1 where no run has the metric."""
+    """Run the command and return the exit code: 1 if no run has the metric."""
     names = ("random", "tpe", "seed", "metric", "retry", "fetch", "report")
     request = SweepRequest(
         **recipe_of(options),

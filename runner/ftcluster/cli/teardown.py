@@ -20,7 +20,7 @@ def add_parser(commands: Any) -> None:
         "teardown",
         help="remove a cluster from its hosts",
         description="Removes from the hosts what setup installed. Runs with their models stay; "
-        "-e ftcluster_remove_runs=true removes them as well.",
+        "-e ftcluster_remove_runs=true removes them too.",
         usage="ftcluster teardown INVENTORY [options]",
     )
     add_inventories(parser, "the cluster's inventory")
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     with connected(options, inventories_of(options), FLAGS) as connection:
         print_result(options, teardown(connection, make_view(options.verbose)))
     return 0

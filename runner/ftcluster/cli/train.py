@@ -14,10 +14,10 @@ from ftcluster.operations.train.slurm_job import current_job, move_to_first_node
 from ftcluster.operations.train.train import TrainRequest, dry_run, train
 from ftcluster.progress.view import make_view
 
-# options that mean nothing in a Slurm job, and why
+# options that mean nothing in a Slurm job, and the reasons
 LOST_NODE = "Slurm ends a job that has lost a node, and requeues it (sbatch --requeue)"
 WITHOUT = {
-    "detach": "the job, and all its processes, end with its script; sbatch is detached already",
+    "detach": "the job and all its processes end with its script; sbatch is already detached",
     "watch": LOST_NODE,
     "spares": LOST_NODE,
     "min_nodes": LOST_NODE,
@@ -37,19 +37,19 @@ def add_parser(commands: Any) -> None:
         "--resume",
         metavar="RUN",
         help="continue a run from its newest checkpoint or snapshot, as a new run, on the hosts "
-        "that answer; its id, or how that begins",
+        "that respond; its id, or the beginning of its id",
     )
     parser.add_argument(
         "--watch",
         action="store_true",
-        help="if the head does not answer for 2 minutes, continue the run on the other hosts",
+        help="if the head does not respond for 2 minutes, continue the run on the other hosts",
     )
     add_grace(parser)
     parser.add_argument(
         "--requeue",
         action="store_true",
-        help="in a Slurm job: when a signal stops the training, as shortly before the time limit, "
-        "have Slurm start the job again, which continues it",
+        help="in a Slurm job: when a signal stops the training, such as before the time limit, "
+        "let Slurm requeue the job, which then continues the training",
     )
     add_detach(parser)
     add_running(parser)
@@ -57,7 +57,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     names = ("watch", "detach", "requeue")
     request = TrainRequest(
         **recipe_of(options),
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         for name, why in WITHOUT.items():
             if getattr(options, name):
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} in a Slurm job: {why}", "leave it out")
+                raise UsageError(f"{flag} in a Slurm job: {why}", "remove it")
         if not job.here:
             command = [sys.executable, "-P", "-m", "ftcluster.cli.main", *sys.argv[1:]]
             move_to_first_node(job, sys.stdin.isatty() and sys.stdout.isatty(), command)

@@ -1,4 +1,4 @@
-"""`ftcluster tune [RECIPE] [key=value ...]`: finds the fastest launch of a training."""
+"""`ftcluster tune [RECIPE] [key=value ...]`: finds the fastest launch settings of a training."""
 
 import argparse
 import re
@@ -27,11 +27,11 @@ def add_parser(commands: Any) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
         "tune",
-        help="find the fastest launch of a training on this cluster",
-        description="Trains some steps of a recipe with other ranks per host, cores for "
-        "communication, backends and allocators than the plan's, and compares the "
-        "samples per second. If something is faster than the plan's default by more than repeated "
-        "trials differ, plan and train use it for this recipe on these hosts from then on.",
+        help="find the fastest launch settings of a training",
+        description="Trains for some steps with different ranks per host, cores for communication, "
+        "backends and allocators, and compares the samples per second. If settings are faster than "
+        "the plan's default by more than repeated trials differ, plan and train use them from then "
+        "on for this recipe on these hosts.",
         usage="ftcluster tune [RECIPE] [key=value ...] [options]",
     )
     parser.add_argument(
@@ -45,32 +45,34 @@ def add_parser(commands: Any) -> None:
         "--ranks-per-host",
         type=at_least(1),
         metavar="N",
-        help="try no other number of ranks",
+        help="keep the number of ranks per host",
     )
     parser.add_argument(
         "--budget",
         type=seconds,
         default=seconds(BUDGET),
         metavar="TIME",
-        help=f"how long it may take, such as 90s, 10m or 1h (default: {BUDGET})",
+        help=f"time limit, such as 90s, 10m or 1h (default: {BUDGET})",
     )
     parser.add_argument(
         "--batch",
         action="store_true",
-        help="also try 2 and 4 times the batch_size, which give another model: the learning rate "
-        "is left as it is",
+        help="also try 2 and 4 times the batch_size, which gives a different model: the learning "
+        "rate stays the same",
     )
     parser.add_argument(
         "--seed",
         type=at_least(0),
         default=0,
         metavar="N",
-        help="seed of the order of the last round (default: 0)",
+        help="seed of the last round's order (default: 0)",
     )
     either = parser.add_mutually_exclusive_group()
     either.add_argument("--dry-run", action="store_true", help="only list what would be tried")
     either.add_argument(
-        "--forget", action="store_true", help="forget what was found for this recipe on any hosts"
+        "--forget",
+        action="store_true",
+        help="forget the tuned settings of this recipe on all hosts",
     )
     add_sharing(parser)
     add_cluster(parser)
@@ -80,7 +82,7 @@ def add_parser(commands: Any) -> None:
 
 
 def seconds(text: str) -> float:
-    """A time such as 90s, 10m or 1h, in seconds.
+    """Return a duration such as 90s, 10m or 1h in seconds.
 
     >>> seconds("90"), seconds("10m"), seconds("1.5h")
     (90.0, 600.0, 5400.0)
@@ -92,7 +94,7 @@ def seconds(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     request = TuneRequest(
         **recipe_of(options), budget_seconds=options.budget, batch=options.batch,
         seed=options.seed, launch=launch_options(options),
@@ -107,5 +109,5 @@ def run(options: argparse.Namespace) -> int:
     if not (result.stopped and options.json):
         print_result(options, result)
     if result.stopped:
-        raise Interrupted("stopped; its runs: ftcluster ps", details=result.found)
+        raise Interrupted("stopped; list its runs: ftcluster ps", details=result.found)
     return 0

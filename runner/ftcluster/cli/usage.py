@@ -1,4 +1,4 @@
-"""Flags that are fields of a recipe, and what to write instead of others."""
+"""Flags that are fields of a recipe, and replacements for unsupported flags."""
 
 import difflib
 import re
@@ -16,14 +16,14 @@ SWITCH_WORDS = ("true", "false", "yes", "no")
 def with_overrides(
     arguments: Sequence[str], unknown: Collection[str], takes_recipe: bool, parser: Parser
 ) -> list[str]:
-    """Arguments with `key=value` for flags that are fields of a recipe.
+    """Replace flags that are fields of a recipe with `key=value`.
 
     Args:
-        unknown: the flags that argparse does not know.
-        takes_recipe: whether the command has a recipe.
+        unknown: flags that argparse does not know.
+        takes_recipe: True if the command has a recipe.
 
     Raises:
-        UsageError: flags mean nothing to this command; has what to write instead of each.
+        UsageError: flags mean nothing to this command; the hint has a replacement for each.
 
     >>> with_overrides(["--lr", "--adam_beta1", "0.8", "--fp16"], ["--adam_beta1", "--fp16"], True,
     ...     Parser())
@@ -31,7 +31,7 @@ def with_overrides(
     """
     keys = all_keys() if takes_recipe else {}
     words: list[str] = []
-    answers: dict[str, str] = {}  # to flags that mean nothing
+    answers: dict[str, str] = {}  # replacements for flags that mean nothing
     left = list(arguments)
     while left:
         word = left.pop(0)
@@ -47,7 +47,7 @@ def with_overrides(
             words.append(f"{name}=true")
         elif left and not is_flag(left[0]):
             words.append(f"{name}={left.pop(0)}")
-        elif name in UNSUPPORTED:  # the recipe's error says what to write instead
+        elif name in UNSUPPORTED:  # the recipe's error names a replacement
             words.append(f"{name}=true")
         else:
             raise UsageError(f"{flag} needs a value: {name}=VALUE", parser.usage_line())
@@ -64,9 +64,9 @@ def _is_switch(name: str, keys: dict[str, bool]) -> bool:
 
 
 def _answer(flag: str, value: str, keys: dict[str, bool], parser: Parser) -> str:
-    """What to write instead of a flag, or ""."""
+    """Return a replacement for a flag, or ""."""
     flags = re.findall(r"(?<![\w-])--[a-z][\w-]*", parser.format_help())
-    others = [one for one in flags if one != flag]  # it may be another command's in a description
+    others = [one for one in flags if one != flag]  # descriptions mention other commands' flags
     if close := difflib.get_close_matches(flag.replace("_", "-"), others, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     field = nearest(flag.lstrip("-"), keys)

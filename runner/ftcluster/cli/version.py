@@ -1,4 +1,4 @@
-"""`ftcluster version`: what this control node runs."""
+"""`ftcluster version`: shows the versions on this control node."""
 
 import argparse
 import platform
@@ -17,8 +17,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "version",
         help="show the versions of ftcluster, Python and Ansible",
-        description="Shows the versions of ftcluster, Python and Ansible on this machine. Those on "
-        "the hosts are the stack's: ftcluster stacks.",
+        description="Shows the versions of ftcluster, Python and Ansible on this machine. Hosts "
+        "have the versions of their stack: ftcluster stacks.",
         usage="ftcluster version [--json]",
     )
     add_output(parser, verbose="")
@@ -26,9 +26,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command and return the exit code."""
     if options.words:
-        raise UsageError(f"version takes no argument, not {' '.join(options.words)}")
+        raise UsageError(f"version takes no arguments, got {' '.join(options.words)}")
     versions = {
         "ftcluster": __version__,
         "python": platform.python_version(),

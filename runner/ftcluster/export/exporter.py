@@ -1,7 +1,7 @@
-"""The environment in which a model is exported, and the program that runs there.
+"""The environment for exporting models, and the program that runs in it.
 
-What exports has torch, and for OpenVINO a version of transformers older than the stacks'; the
-control node's environment and the hosts' are left alone.
+An export needs torch, and for OpenVINO an older transformers than the stacks have. The
+environments of the control node and of the hosts stay unchanged.
 """
 
 import fcntl
@@ -38,20 +38,22 @@ from ftcluster.stacks.catalog import load_stacks
 
 FOLDER = Path(__file__).with_name("exporters")
 LOCKS = "roles/torch_stack/files"
-OLDEST_LIBC = "2.28"  # of the stacks' torch; where Python does not know its own
+OLDEST_LIBC = "2.28"  # of the stacks' torch; used if Python cannot tell its own
 PROGRAM = FOLDER / "program.py"
-# it reads folders alone, and tells nobody
+# the exporter reads only local folders and sends no telemetry
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1"}
-CONSENT = "intel/openvino_telemetry"  # below HOME; without it OpenVINO's packages send statistics
+CONSENT = "intel/openvino_telemetry"  # file below HOME that stops OpenVINO's statistics
 
 
 def environment(kind: str, view: View) -> Path:
-    """The Python with the packages for a format, made once for each list of them.
+    """Return the Python with the packages for a format; create its environment once per list.
 
     Raises:
-        FtclusterError: a package cannot be had or does not have its hash, or there is no space.
+        FtclusterError: a package is not available or has a wrong hash, or the disk is full.
     """
-    stack = next(one for one in load_stacks().values() if one.state == "default")  # its torch
+    stack = next(
+        one for one in load_stacks().values() if one.state == "default"
+    )  # the source of torch
     lock, more = FOLDER / f"{kind}.txt", collection() / LOCKS / f"{stack.name}-cuda.txt"
     wanted = Wanted(f"export-{kind}", lock.read_text("utf-8"), more.read_text("utf-8"))
     libc = platform.libc_ver()[1] or OLDEST_LIBC
@@ -67,9 +69,11 @@ def environment(kind: str, view: View) -> Path:
                     available, required = free_and_needed(free, needed)
                     raise FtclusterError(
                         f"{folder.parent}: {available} free, {required} are needed",
-                        "XDG_CACHE_HOME names another folder",
+                        "set XDG_CACHE_HOME to another folder",
                     )
-                view.say(f"making an environment in {folder}, only once: {needed / 1e9:.1f} GB ...")
+                view.say(
+                    f"creating an environment in {folder}, only once: {needed / 1e9:.1f} GB ..."
+                )
                 _make(folder, wanted, target, Sources(indexes=stack.indexes))
     except OSError as error:
         raise FtclusterError(f"{error.filename or folder}: {error.strerror}") from error
@@ -93,27 +97,25 @@ def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Non
             )  # fmt: skip
             if done.returncode:
                 said = "\n  ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
-                raise FtclusterError(f"no environment can be made in {folder}: {said}")
+                raise FtclusterError(f"cannot create an environment in {folder}: {said}")
         scratch.rename(folder)
         shutil.rmtree(house.folder, ignore_errors=True)
     except (WheelhouseError, DownloadError) as error:
-        said = str(error).partition("\ncheck that pip")[0]  # what follows is of hosts
-        raise FtclusterError(
-            said, "pip needs a package index with them: pip config list"
-        ) from error
+        said = str(error).partition("\ncheck that pip")[0]  # the rest is about hosts
+        raise FtclusterError(said, "check pip's package index: pip config list") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
 def run_program(python: Path, request: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """What the exporter says of the exported model.
+    """Run the exporter and return its result.
 
     Args:
-        request: as `exporters/program.py` reads it.
-        scratch: an empty folder.
+        request: document for `exporters/program.py`.
+        scratch: empty folder.
 
     Raises:
-        FtclusterError: it failed.
+        FtclusterError: the export failed.
     """
     asked, answer, consent = scratch / "request.json", scratch / "result.json", scratch / CONSENT
     asked.write_text(json.dumps(request), encoding="utf-8")
@@ -128,7 +130,7 @@ def run_program(python: Path, request: dict[str, Any], scratch: Path) -> dict[st
     if done.returncode < 0:
         raise FtclusterError(
             f"the exporter was ended by signal {-done.returncode}",
-            "9 is often that of a machine whose memory is full",
+            "signal 9 often means that the machine ran out of memory",
         )
     try:
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))

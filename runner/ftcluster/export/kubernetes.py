@@ -18,25 +18,25 @@ from ftcluster_common.protocol.launch import rank_placement
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode
 
-PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both start torchrun in each pod
+PYTORCH, TRAIN = "pytorchjob", "trainjob"  # both run torchrun in each pod
 TEMPLATE = Path(__file__).with_name("kubernetes.yaml.j2")
 ACCOUNT = 1000  # user and group of the node image
 JOB_FOLDER = "/opt/ftcluster/job"  # where the ConfigMap is mounted
-STOP_SECONDS = 120  # for a training that is asked to stop: it saves its state
+STOP_SECONDS = 120  # time for a stopped training to save its state
 
 
 @dataclass(frozen=True)
 class Pods:
-    """A training in pods, one on each host of the plan.
+    """A training in pods, a pod for each host of the plan.
 
     Attributes:
-        name: that of all objects and of the run.
-        namespace: "" for that of kubectl.
-        claim: the PersistentVolumeClaim that all pods mount.
+        name: name of all objects and of the run.
+        namespace: namespace of all objects; "" for kubectl's default.
+        claim: PersistentVolumeClaim that all pods mount.
         node_selector: labels of the nodes.
-        token_secret: the Secret with a token for the Hugging Face Hub, or "".
-        min_nodes: with how many pods a PyTorchJob goes on.
-        max_restarts: how often it is started again after a failure.
+        token_secret: Secret with a token for the Hugging Face Hub, or "".
+        min_nodes: least number of pods with which a PyTorchJob continues.
+        max_restarts: largest number of restarts after failures.
         code: the user's own files that the pods execute.
     """
 
@@ -55,12 +55,12 @@ class Pods:
 
     @property
     def run_dir(self) -> str:
-        """The run's folder, in all pods."""
+        """The run's folder in all pods."""
         return f"{VOLUME}/runs/{self.name}"
 
     @property
     def ranks(self) -> int:
-        """Ranks of each pod."""
+        """The number of ranks of each pod."""
         return self.plan.hosts[0].ranks
 
     @property
@@ -81,7 +81,7 @@ class Pods:
 
     @property
     def host_variables(self) -> dict[str, str]:
-        """The variables that the plan gives to all ranks of a host."""
+        """The variables that the plan sets for all ranks of a host."""
         variables: dict[str, str] = self._placement["kinds"][0]["env"]
         return variables
 
@@ -99,11 +99,11 @@ class Pods:
 
 
 def manifests(kind: str, pods: Pods) -> str:
-    """The manifests of one kind, as YAML with comments for kubectl."""
+    """Return the manifests of a kind, as YAML with comments for kubectl."""
     from jinja2 import (
         Environment,
         StrictUndefined,
-    )  # takes long to load, and no other command has it
+    )  # slow to load, and used only here
 
     environment = Environment(
         undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
@@ -122,11 +122,11 @@ def manifests(kind: str, pods: Pods) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""Return a text as a YAML scalar in one line, which is read as a text and nothing else.
+    r"""Return a text as a YAML scalar on a single line that is always read as a string.
 
     >>> print(quoted("it's 1"), quoted("a\n---\n"), quoted("\x85"))
     'it''s 1' "a\n---\n" "\N"
     """
-    style = "'" if is_plain(text) else '"'  # one in single quotes goes on in further lines
+    style = "'" if is_plain(text) else '"'  # single quotes would wrap over lines
     scalar: str = yaml.safe_dump(text, default_style=style, width=float("inf"))
     return scalar.removesuffix("\n")

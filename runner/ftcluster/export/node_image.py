@@ -1,4 +1,4 @@
-"""The files that a container engine builds the node image from, of one stack."""
+"""The files from which a container engine builds the node image with a stack."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ from ftcluster.errors import FtclusterError
 from ftcluster.paths import collection
 from ftcluster.stacks.catalog import Stack
 
-PYTHON = "3.11"  # of Debian 12, the image's base
+PYTHON = "3.11"  # Python of Debian 12, the image's base
 FILES = Path(__file__).with_name("image")
 
 
 def why_no_image(stack: Stack) -> str:
-    """Why there is no node image with a stack; "" if there is one."""
+    """Explain why a stack cannot be in a node image; "" if it can."""
     if stack.has_ipex:
         return f"stack {stack.name} has IPEX, which is archived: the node image has none"
     if stack.state == "documented" or not stack.fits_python(PYTHON):
@@ -20,17 +20,17 @@ def why_no_image(stack: Stack) -> str:
 
 
 def files_of_image(stack: Stack) -> dict[str, bytes]:
-    """The files by path, below `image/`.
+    """Return the image's files by path, below `image/`.
 
     Raises:
-        FtclusterError: ftcluster does not carry the node package, as in a checkout.
+        FtclusterError: ftcluster does not contain the node package, as in a checkout.
     """
     roles = collection() / "roles"
     wheels = sorted((roles / "node_agent" / "files").glob("ftcluster_train-*.whl"))
     if not wheels:
         raise FtclusterError(
-            "this ftcluster does not carry the node package, which the node image needs",
-            "install it: a checkout has the package's source only",
+            "this ftcluster does not contain the node package, which the node image needs",
+            "install ftcluster: a checkout has only the package's source",
         )
     lock = (roles / "torch_stack" / "files" / f"{stack.name}.txt").read_text(encoding="utf-8")
     indexes = "".join(f"--extra-index-url {url}\n" for url in stack.indexes.values())

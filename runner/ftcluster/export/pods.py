@@ -1,4 +1,4 @@
-"""A node as the pods of a training see it. Pure functions only."""
+"""The facts of a node as the pods of a training see it. Pure functions only."""
 
 from dataclasses import dataclass, replace
 
@@ -10,19 +10,19 @@ from ftcluster.text.host_names import short_names
 from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.protocol.network import AUTO
 
-STACK = "/opt/ftcluster/stack"  # of the node image
-VOLUME = "/mnt/ftcluster"  # where the pods mount the claim: models, caches, runs
-TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # where Debian has it
-NODE_CORES = 4  # a node with fewer keeps no core for kubelet
+STACK = "/opt/ftcluster/stack"  # path in the node image
+VOLUME = "/mnt/ftcluster"  # mount point of the claim: models, caches, runs
+TCMALLOC = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"  # path in Debian
+NODE_CORES = 4  # a node with fewer cores reserves none for kubelet
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of a pod, both requested and limits.
+    """The resources of a pod, used as both requests and limits.
 
     Attributes:
-        cpus: logical CPUs, as Kubernetes counts them.
+        cpus: number of logical CPUs, as Kubernetes counts them.
     """
 
     cpus: int
@@ -30,9 +30,9 @@ class Resources:
 
 
 def resources(facts: ClusterFacts) -> Resources:
-    """Return the resources of a pod: all of a node but one core and a tenth of the memory.
+    """Return the resources of a pod: all of a node except one core and a tenth of the memory.
 
-    Those are for kubelet, the system and daemon sets: a pod that requests all of a node is never
+    The rest is for kubelet, the system and daemon sets: a pod that requests a whole node is never
     scheduled.
     """
     left = [_without_first_core(host) for host in facts.hosts]
@@ -44,8 +44,8 @@ def resources(facts: ClusterFacts) -> Resources:
 def as_pod(host: HostFacts) -> HostFacts:
     """Return the facts of a host as a pod of the node image sees them.
 
-    Its address is its name: a pod's own is not known before it starts, and plan() only makes sure
-    that hosts have different ones. RDMA needs a device plugin.
+    The address is the host's name: a pod has no address before it starts, and plan() only checks
+    that addresses differ. RDMA is off, because it needs a device plugin.
     """
     return replace(
         _without_first_core(host),
@@ -54,7 +54,7 @@ def as_pod(host: HostFacts) -> HostFacts:
         connection="pod",
         rank_user="",
         tcmalloc=TCMALLOC,
-        openmp="",  # the native stacks do not have it
+        openmp="",  # the native stacks have no OpenMP library of their own
         network_address=host.name.replace(":", "-"),
         network_interface="",
         network_provider=AUTO,
@@ -64,7 +64,7 @@ def as_pod(host: HostFacts) -> HostFacts:
 
 
 def _without_first_core(host: HostFacts) -> HostFacts:
-    """The host without its first core, which kubelet's CPU manager keeps for the system, too."""
+    """Return the host without its first core, which kubelet's CPU manager reserves too."""
     if host.cores < NODE_CORES or Topology.of(host).limited:
         return host
     cpus = [parse_cpus(node.cpus) for node in host.numa]
@@ -84,9 +84,9 @@ def _without_first_core(host: HostFacts) -> HostFacts:
 
 
 def uneven(plan: LaunchPlan) -> str:
-    """The hosts whose ranks have other cores than those of the first one; "" for none.
+    """Return the hosts whose ranks have other cores than the first host's ranks; "" for none.
 
-    All pods of a training are made of one template.
+    All pods of a training come from the same template.
     """
 
     def cores(host: HostPlan) -> list[tuple[object, ...]]:

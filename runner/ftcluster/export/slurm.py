@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ftcluster.text.comments import comments
 from ftcluster.text.shell_words import shell_word
 
-SAVE_SECONDS = 90  # for the last checkpoint
-SIGNAL_SECONDS = SAVE_SECONDS + 30  # before the time limit, which Slurm checks once a minute
+SAVE_SECONDS = 90  # time for the last checkpoint
+SIGNAL_SECONDS = SAVE_SECONDS + 30  # signal before the time limit; Slurm checks every minute
 
-ABOUT = "ftcluster export slurm; docs/slurm.md of ftcluster says how the nodes are set up"
-OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch splits other texts into words
+ABOUT = "ftcluster export slurm; ftcluster's docs/slurm.md explains the setup of the nodes"
+OPTION = re.compile(r"--[a-z-]+=[\w.,:+-]+", re.ASCII)  # sbatch would split other texts
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class BatchJob:
     """The name, nodes and command of a batch job.
 
     Attributes:
-        name: the job's; its log is called so, too.
-        options: further ones of sbatch, such as "--time=4:00:00".
+        name: name of the job and of its log.
+        options: further options of sbatch, such as "--time=4:00:00".
         command: `ftcluster train` with its arguments.
     """
 
@@ -31,27 +31,27 @@ class BatchJob:
 
 
 def batch_script(job: BatchJob) -> str:
-    """Return the text for sbatch, with the reason of each line.
+    """Return the text for sbatch, with the reason for each line.
 
     Raises:
-        ValueError: the name or an option could be read as more than one option of sbatch.
+        ValueError: sbatch could read the name or an option as several options.
     """
     for option in (f"--job-name={job.name}", *job.options):
         if not OPTION.fullmatch(option):
-            raise ValueError(f"{option!r} is not one option of sbatch")
+            raise ValueError(f"{option!r} is not a single option of sbatch")
     options = [
         (f"--job-name={job.name}", ""),
         (f"--nodes={job.nodes}", ""),
         *((option, "") for option in job.options),
-        ("--ntasks-per-node=1", "mpirun starts the ranks, as many as the plan decides"),
-        ("--exclusive", "all cores of each node"),
+        ("--ntasks-per-node=1", "mpirun starts the ranks; the plan decides how many"),
+        ("--exclusive", "use all cores of each node"),
         ("--mem=0", "and all of its memory"),
         (
             f"--signal=B:TERM@{SIGNAL_SECONDS}",
             "before the time limit: ftcluster saves a last checkpoint",
         ),
-        ("--requeue", "then the job continues from it; also after a node was lost"),
-        ("--open-mode=append", "of the log, by a requeued job"),
+        ("--requeue", "then the job continues from it; also after the loss of a node"),
+        ("--open-mode=append", "a requeued job appends to the log"),
         (f"--output={job.name}-%j.log", ""),
     ]
     width = max(len(option) for option, _ in options)
@@ -66,7 +66,9 @@ def batch_script(job: BatchJob) -> str:
             *comments([ABOUT]),
             *lines,
             "",
-            *comments(["exec: the signal is for ftcluster itself, the shell would not hand it on"]),
+            *comments(
+                ["exec: ftcluster itself must get the signal, which a shell would not pass on"]
+            ),
             f"exec {_wrapped((*job.command, *flags))}",
             "",
         )
@@ -74,7 +76,7 @@ def batch_script(job: BatchJob) -> str:
 
 
 def _wrapped(words: Sequence[str], width: int = 96) -> str:
-    """A command as lines that a shell reads as one."""
+    """Wrap a command into lines that a shell reads as a single line."""
     lines = [""]
     for word in map(shell_word, words):
         if lines[-1] and len(lines[-1]) + len(word) >= width:

@@ -1,1 +1,1 @@
-"""The progress of a setup and of a run: its state from events, and how it is shown."""
+"""The progress of a setup and of a run: its state from events, and its display."""

@@ -1,4 +1,4 @@
-"""How well each class is predicted, as lines for a terminal."""
+"""Class reports as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,29 +7,29 @@ from ftcluster.text.table import aligned
 from ftcluster_common.protocol.class_report import ClassReport, read_report
 
 HEAD = ("precision", "recall", "f1", "support")
-SHOWN = 20  # classes
-MATRIX = 8  # classes whose matrix fits a terminal
-MOST_WIDTH = 24  # of a name
+SHOWN = 20  # most classes in a table
+MATRIX = 8  # most classes whose confusion matrix fits a terminal
+MOST_WIDTH = 24  # most characters of a name
 CONFUSED = 5
 
 
 def reports_of(event: Mapping[str, Any]) -> dict[str, ClassReport]:
-    """The reports of an event `evaluation` or `result`, by their sets."""
+    """Return the class reports of an event `evaluation` or `result`, by set."""
     return {name: read_report(found) for name, found in event.get("classes", {}).items()}
 
 
 def class_lines(event: Mapping[str, Any]) -> list[str]:
-    """A table for each set of an event, its confusion matrix, and what is never predicted."""
+    """Return a table for each set of an event, with its confusion matrix and notes."""
     return [line for name, one in reports_of(event).items() for line in _of_set(name, one)]
 
 
 def class_documents(event: Mapping[str, Any]) -> dict[str, Any]:
-    """The reports of an event for `--json`, by their sets."""
+    """Return the class reports of an event for `--json`, by set."""
     return {name: report.document() for name, report in reports_of(event).items()}
 
 
 def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
-    """The cells of the table: a row for each class, of very many the worst, and for each mean."""
+    """Return a row of cells for each class and mean; of many classes, only the worst have a row."""
     chosen = sorted(report.classes, key=lambda one: one.f1)[:SHOWN]
     rows = [
         (_short(one.name), *_cells(one.precision, one.recall, one.f1), str(one.support))
@@ -47,25 +47,25 @@ def score_rows(report: ClassReport) -> list[tuple[str, ...]]:
 
 
 def head_of(report: ClassReport) -> tuple[str, ...]:
-    """The headings of `score_rows`."""
+    """Return the headings of `score_rows`."""
     return ("class", *HEAD, *(("threshold",) * report.thresholds))
 
 
 def notes_of(report: ClassReport) -> Iterator[str]:
-    """What the table does not say, or what nobody may overlook."""
+    """Yield notes about rows missing from the table, and warnings that nobody may overlook."""
     more = len(report.classes) - SHOWN
     if more > 0 or report.left_out:
         yield f"these have the lowest f1; {max(more, 0) + report.left_out} more are not shown"
     if report.positive:
-        yield f"f1 is that of the class {_short(report.positive)}"
+        yield f"f1 is computed for the class {_short(report.positive)}"
     if names := report.never_predicted:
-        yield f"NEVER PREDICTED: {_listed(names)}; it has rows, and the model finds none of them"
+        yield f"NEVER PREDICTED: {_listed(names)}; the data has such rows, but the model finds none"
     if names := [one.name for one in report.classes if not one.support]:
-        yield f"without a row, so not measured: {_listed(names)}"
+        yield f"not measured, because no row has this class: {_listed(names)}"
 
 
 def confusion_rows(report: ClassReport) -> list[tuple[str, ...]]:
-    """The cells of the confusion matrix with its headings; none where it is too large."""
+    """Return the confusion matrix as cells with headings; empty if it is too large."""
     names, matrix = [one.name for one in report.classes], report.matrix
     if matrix is None or len(names) > MATRIX:
         return []
@@ -75,7 +75,7 @@ def confusion_rows(report: ClassReport) -> list[tuple[str, ...]]:
 
 
 def confused_lines(report: ClassReport) -> list[str]:
-    """What is confused most often, where the matrix is too large."""
+    """Return the most frequent confusions if the matrix is too large to show."""
     if confusion_rows(report):
         return []
     return [
@@ -93,7 +93,7 @@ def _of_set(name: str, report: ClassReport) -> Iterator[str]:
 
 
 def _numbers(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A table whose columns but the first are aligned at their right."""
+    """Yield the lines of a table whose columns, except the first, are aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     right = [
         (row[0], *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)))
@@ -112,6 +112,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _short(name: str) -> str:
-    """A name of the data in one line."""
+    """Return a name from the data as one short line."""
     name = " ".join(name.split())
     return name if len(name) <= MOST_WIDTH else f"{name[: MOST_WIDTH - 3]}..."

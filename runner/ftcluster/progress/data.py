@@ -1,16 +1,16 @@
-"""What is read of data, and what a model learns of them, as lines for a terminal."""
+"""The data that a model reads, and its target tokens, as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftcluster.text.plural import counted
 
-SHOWN = 8  # classes
+SHOWN = 8  # most classes in a line
 LEARNED = "learned is what stands between « and », and behind ->"
 
 
 def set_line(one: Mapping[str, Any]) -> str:
-    """A set of `ftcluster_train.engine.data_report`, or of `recipe.data_counts`.
+    """Format a set of `ftcluster_train.engine.data_report`, or of `recipe.data_counts`.
 
     >>> set_line({"set": "train", "rows": 3, "classes": {"good": 2, "bad": 1}, "samples": 3,
     ...           "median": 7, "longest": 8, "limit": 8, "cut": 1, "left_out": 0})
@@ -25,7 +25,7 @@ def set_line(one: Mapping[str, Any]) -> str:
     if classes := one.get("classes"):
         first = ", ".join(f"{name} {count}" for name, count in list(classes.items())[:SHOWN])
         more = ", ..." if len(classes) > SHOWN else ""
-        count = one.get("class_count", len(classes))  # `classes` has the most frequent ones
+        count = one.get("class_count", len(classes))  # `classes` has only the most frequent ones
         words.append(f"{count} class{'es' * (count > 1)} ({first}{more})")
     if "median" in one:
         words += [f"{one['median']} tokens (median)", f"{one['longest']} at most"]
@@ -37,7 +37,7 @@ def set_line(one: Mapping[str, Any]) -> str:
 
 
 def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
-    """A sample, with what is learned between « and »; a line for each of its documents.
+    """Yield a line for each packed sequence of a sample, with target tokens between « and ».
 
     >>> list(sample_lines([{"label": "good", "parts": [["a\\nb ", False], ["c", True]]}]))
     ['  a\\\\nb «c» -> good']
@@ -49,12 +49,12 @@ def sample_lines(sample: list[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _in_one_line(text: str) -> str:
-    """A text of a host whose further lines would look as if they were this program's own."""
+    """Escape line breaks, so that a host's text cannot imitate lines of this program."""
     return text.replace("\n", "\\n")
 
 
 def data_lines(event: Mapping[str, Any], samples: int) -> list[str]:
-    """An event `data`, with so many of its samples."""
+    """Return an event `data` as lines, with at most `samples` of its samples."""
     shown = event["samples"][:samples]
     head = [f"as the model sees them; {LEARNED}:"] if shown else []
     lines = [line for sample in shown for line in sample_lines(sample)]

@@ -1,4 +1,4 @@
-"""Facts of a setup and a run as short texts."""
+"""The facts of a setup and a run as short texts."""
 
 import time
 from datetime import datetime
@@ -6,28 +6,28 @@ from datetime import datetime
 from ftcluster.progress.state import HostProgress, RunProgress
 from ftcluster.text.plural import counted
 
-# of setup, check and teardown, what each stage does
+# descriptions of the stages of setup, check and teardown
 STAGES = {
-    "preflight": "what the hosts are",
-    "system": "allocator, limits and firewall",
-    "stack": "Python, torch and transformers",
-    "mesh": "how the head reaches the hosts",
-    "verify": "whether all of it works",
-    "teardown": "removing what setup made",
+    "preflight": "inspect the hosts",
+    "system": "set allocator, limits and firewall",
+    "stack": "install Python, torch and transformers",
+    "mesh": "connect the head with the hosts",
+    "verify": "check that everything works",
+    "teardown": "remove what setup made",
 }
 
 
 def stage_line(stage: str) -> str:
-    """A stage that begins.
+    """Format the beginning of a stage.
 
     >>> stage_line("mesh")
-    'mesh: how the head reaches the hosts ...'
+    'mesh: connect the head with the hosts ...'
     """
     return f"{stage}: {STAGES[stage]} ..." if stage in STAGES else f"{stage} ..."
 
 
 def duration(seconds: float) -> str:
-    """7 s, 1:05 or 2:03:04."""
+    """Format a duration as 7 s, 1:05 or 2:03:04."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -37,18 +37,18 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """03:12:45 of today, or 01-31 03:12:45; of seconds since 1970."""
+    """Format seconds since 1970 as 03:12:45 for today, or as 01-31 03:12:45."""
     at, now = (datetime.fromtimestamp(one).astimezone() for one in (seconds, time.time()))
     return f"{at:%H:%M:%S}" if at.date() == now.date() else f"{at:%m-%d %H:%M:%S}"
 
 
 def metrics(values: dict[str, float]) -> str:
-    """accuracy 0.953, f1 0.955."""
+    """Format metrics as accuracy 0.953, f1 0.955."""
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
 
 
 def shape(progress: RunProgress) -> str:
-    """The ranks of a run: 2 ranks, 1 thread each, bf16, IPEX, gloo."""
+    """Format the ranks of a run as 2 ranks, 1 thread each, bf16, IPEX, gloo."""
     start = progress.start
     ranks = counted(start["world_size"], "rank")
     threads = counted(start["threads_per_rank"], "thread")
@@ -57,7 +57,7 @@ def shape(progress: RunProgress) -> str:
 
 
 def step_line(progress: RunProgress) -> str:
-    """The latest step in one line; of how many, the event `start` says, which may be damaged."""
+    """Format the latest step; the total comes from the event `start`, which may be damaged."""
     step, steps = progress.step, progress.start.get("steps", "?")
     return (
         f"step {step['step']}/{steps}  epoch {step['epoch']:.2f}  "
@@ -67,13 +67,13 @@ def step_line(progress: RunProgress) -> str:
 
 
 def checkpoint_line(progress: RunProgress) -> str:
-    """The latest checkpoint and its folder."""
+    """Format the latest checkpoint with its folder."""
     step, folder = progress.checkpoint["step"], progress.checkpoint["folder"]
     return f"checkpoint of step {step}: {folder} on the head"
 
 
 def stopped_line(progress: RunProgress) -> str:
-    """How a run was stopped, and how it continues."""
+    """Report how a run was stopped, and how to continue it."""
     run, checkpoint = progress.run, progress.checkpoint
     step = progress.step.get("step", 0)
     words = [f"stopped: run {run}{f' at step {step}' if step else ''}", "no rank is left running"]
@@ -87,7 +87,7 @@ def stopped_line(progress: RunProgress) -> str:
 
 
 def host_state(host: HostProgress, finished: bool) -> str:
-    """A host's state in one word."""
+    """Return a host's state as a word."""
     if host.failed:
         return "unreachable" if host.unreachable else "failed"
     return "done" if finished else "running"

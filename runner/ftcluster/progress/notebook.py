@@ -1,4 +1,4 @@
-"""Progress in a notebook: the picture of a terminal in the cell's output, drawn anew."""
+"""Progress in a notebook: the terminal's picture, redrawn in the cell's output."""
 
 import io
 import sys
@@ -12,19 +12,19 @@ from ftcluster.progress.pictures import run_picture, setup_picture
 from ftcluster.progress.state import RunProgress, SetupProgress
 from ftcluster.progress.view import TerminalView
 
-WIDTH = 100  # characters
-LEAST_SECONDS = 0.5  # between two pictures
+WIDTH = 100  # width in characters
+LEAST_SECONDS = 0.5  # least time between two redraws
 PAGE = "<pre style='line-height:normal'>{code}</pre>"
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Return True if this process is the kernel of a notebook."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
 
 def page_of(progress: SetupProgress | RunProgress) -> str:
-    """Return the picture as HTML; rich escapes its texts."""
+    """Return the picture as HTML; rich escapes the texts in it."""
     page = Console(record=True, file=io.StringIO(), width=WIDTH)
     if isinstance(progress, RunProgress):
         page.print(run_picture(progress))
@@ -53,7 +53,7 @@ class NotebookView(TerminalView):
         super().run_event(progress, kind)
 
     def close(self) -> None:
-        """Draw what is left."""
+        """Draw the last state."""
         super().close()
         self._draw()
         self._shown = self._handle = None

@@ -1,4 +1,4 @@
-"""What a terminal shows of a setup, a line a host, and of a training."""
+"""The pictures that a terminal shows of a setup (a line for each host) and of a training."""
 
 import math
 import time
@@ -18,7 +18,7 @@ SPARK_WIDTH = 40
 
 
 def setup_picture(progress: SetupProgress) -> RenderableType:
-    """A table with a line a host: stage, task, counts and time."""
+    """Return a table with a line for each host: stage, task, counts and time."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("host", "stage", "task"):
         table.add_column(column, no_wrap=True, overflow="ellipsis")
@@ -42,7 +42,7 @@ def setup_picture(progress: SetupProgress) -> RenderableType:
 
 
 def run_picture(progress: RunProgress) -> RenderableType:
-    """The run's shape, a progress bar, the latest step, the loss so far and the evaluations."""
+    """Return the run's shape, progress bar, latest step, loss curve and evaluations."""
     title = Text.assemble((f"run {progress.run}", "bold"), "  ")
     if not progress.start:
         doing = progress.doing if progress.state == "running" else progress.state
@@ -55,7 +55,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
         ProgressBar(total=steps, completed=done, width=SPARK_WIDTH),
         Text(f"step {done}/{steps}"),
     ]
-    if progress.step:  # steps are logged now and then; before the first one no speed is known
+    if progress.step:  # not every step is logged; the speed is unknown before the first one
         cells += [
             Text(f"epoch {progress.step['epoch']:.2f}/{progress.start['epochs']:.3g}"),
             Text(f"{progress.step['samples_per_second']:.1f} samples/s", style="green"),
@@ -68,7 +68,7 @@ def run_picture(progress: RunProgress) -> RenderableType:
     if progress.losses:
         loss = Table.grid(padding=(0, 2))
         values = progress.losses
-        # as long as the bar above it is full, so that each loss stands below its step
+        # as long as the filled part of the bar above, so that each loss stands below its step
         share = min(max(done / steps, 0), 1) if steps else 1
         line = sparkline(values, round(SPARK_WIDTH * share))
         spark = Text(line.ljust(SPARK_WIDTH), style="cyan")
@@ -87,9 +87,9 @@ def run_picture(progress: RunProgress) -> RenderableType:
 
 
 def sparkline(values: list[float], width: int) -> str:
-    """`width` bars, the values stretched or averaged to so many; width 0 is an empty line.
+    """Draw values as `width` bars, stretched or averaged to that number; width 0 gives "".
 
-    A value that is not finite, as of a training that diverges, has the highest bar.
+    A value that is not finite, such as the loss of a diverging training, gets the highest bar.
 
     >>> sparkline([1.0, 2.0, math.nan], 3)
     '▁██'

@@ -1,4 +1,4 @@
-"""The state of a setup and of a run, from their events. Pure data, no terminal."""
+"""The state of a setup and of a run, computed from events. Pure data, no terminal."""
 
 import time
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ class HostProgress:
     """The progress of one host in a playbook.
 
     Attributes:
-        stage: the play it is in.
-        ok: tasks that changed nothing.
-        failed: the failed task's problem, or "".
-        unreachable: whether Ansible could not connect.
-        started: time.monotonic() of its first event.
-        ended: time.monotonic() of its latest event.
+        stage: current play.
+        ok: number of tasks that changed nothing.
+        failed: error of the failed task, or "".
+        unreachable: True if Ansible could not connect.
+        started: time.monotonic() of the first event.
+        ended: time.monotonic() of the latest event.
     """
 
     stage: str = ""
@@ -68,22 +68,22 @@ class RunProgress:
 
     Attributes:
         state: running, done, failed or stopped.
-        data: the event `data`: what is read and learned.
-        start: the event `start`: world_size, backend, precision, steps, epochs, ...
-        step: the latest event `step`.
-        losses: those of all events `step`, or every other one, fourth, ... of many.
-        evaluations: every event `evaluation`.
-        result: the event `result`: metrics, samples_per_second, model, ...
-        errors: every event `error`: message, hint, rank, host.
-        notices: the message of every event `notice`, `slow_host` and `restart`.
-        time: of the latest event, in seconds since 1970.
-        backend: of the process group that a script has made; "" for none.
-        checkpoint: the last event `checkpoint`: step, and its folder on the head.
-        seconds: from the launch to the end of the last rank.
-        end: the event `end`: state, exit_code, seconds.
-        restarts: how often the ranks were started again.
-        steps_now: whether the latest step says what is so now: it does something else meanwhile
-            that `doing` says.
+        data: event `data`: the data that is read, and target tokens.
+        start: event `start`: world_size, backend, precision, steps, epochs, ...
+        step: latest event `step`.
+        losses: losses of all events `step`; of every second, fourth, ... event if there are many.
+        evaluations: all events `evaluation`.
+        result: event `result`: metrics, samples_per_second, model, ...
+        errors: all events `error`: message, hint, rank, host.
+        notices: messages of all events `notice`, `slow_host` and `restart`.
+        time: time of the latest event, in seconds since 1970.
+        backend: backend of the process group that a script created; "" for none.
+        checkpoint: last event `checkpoint`: step, and its folder on the head.
+        seconds: time from the launch to the end of the last rank.
+        end: event `end`: state, exit_code, seconds.
+        restarts: number of restarts of the ranks.
+        steps_now: False while the run does something other than training steps; `doing` names
+            the activity then.
     """
 
     run: str
@@ -105,21 +105,21 @@ class RunProgress:
     restarts: int = 0
     steps_now: bool = False
     _steps: int = 0
-    _every: int = 1  # of the events `step`, one has its loss kept
+    _every: int = 1  # the loss of every n-th event `step` is kept
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """True if the run has ended."""
         return bool(self.end)
 
     @property
     def epoch_seconds(self) -> float | None:
-        """Seconds of an epoch of a training that has ended; None where it trained no step."""
+        """Seconds per epoch of a training that has ended; None if it trained no step."""
         speed = self.result.get("samples_per_second")
         return self.start["train_samples"] / speed if speed and self.start else None
 
     def document(self) -> dict[str, Any]:
-        """What is known of it, for `--json`."""
+        """Return the facts about the run for `--json`."""
         return {
             "run": self.run,
             "state": self.state,
@@ -133,7 +133,7 @@ class RunProgress:
         }
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add one object of events.jsonl; kinds of a later version are ignored."""
+        """Add an object of events.jsonl; event kinds of later versions are ignored."""
         self.time = event.get("time", self.time)
         match event.get("event"):
             case "phase":

@@ -1,23 +1,23 @@
-"""What a model has written of some sources, beside the references, as lines for a terminal."""
+"""Texts that a model generated for some sources, with references, as lines for a terminal."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 HEAD = ("source", "reference", "written")
-MOST_CHARACTERS = 300  # of a text
+MOST_CHARACTERS = 300  # most characters shown of a text
 
-Texts = Mapping[str, Sequence[Sequence[str]]]  # by the set; each as HEAD says
+Texts = Mapping[str, Sequence[Sequence[str]]]  # by set; each entry has the fields of HEAD
 
 
 def written_texts(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> Texts:
-    """Those of an event `result`, or else of the last evaluation; {} where none are written."""
+    """Return the texts of an event `result`, or else of the last evaluation, or {}."""
     last = evaluations[-1] if evaluations else {}
     found: Texts = result.get("texts") or last.get("texts") or {}
     return found
 
 
 def text_lines(texts: Texts) -> Iterator[str]:
-    """A line for each text.
+    """Yield a line for each text.
 
     >>> list(text_lines({"validation": [["a long\\ntext", "a text", "text"]]}))
     ['validation:', '  source: a long text', '  reference: a text', '  written: text']
@@ -31,6 +31,6 @@ def text_lines(texts: Texts) -> Iterator[str]:
 
 
 def _shortened(text: str) -> str:
-    """A text in one line."""
+    """Return a text as one line of limited length."""
     line = " ".join(text.split())
     return line if len(line) <= MOST_CHARACTERS else f"{line[: MOST_CHARACTERS - 4]} ..."

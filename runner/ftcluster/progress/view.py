@@ -1,4 +1,4 @@
-"""How progress is shown: not at all, as a live picture on a terminal, or as plain lines."""
+"""The display of progress: none, a live picture on a terminal, or plain lines."""
 
 import sys
 
@@ -16,47 +16,47 @@ from ftcluster.text.printable import printable
 
 
 class View:
-    """Takes the progress of an operation; this one shows nothing, and answers no question."""
+    """A receiver of an operation's progress. This class shows nothing and answers no question."""
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:
-        """Show a playbook's event, which has been added to `progress`."""
+        """Show a playbook's event that was added to `progress`."""
 
     def task_event(self, event: TaskEvent) -> None:
-        """Take what a task says of its host."""
+        """Receive a message that a task reports about its host."""
 
     def run_event(self, progress: RunProgress, kind: str) -> None:
-        """Show a run's event of this kind, which has been added to `progress`."""
+        """Show a run's event of this kind that was added to `progress`."""
 
     def tick(self) -> None:
-        """Show how time passes; called several times a second."""
+        """Update elapsed times; called several times a second."""
 
     def say(self, text: str) -> None:
-        """Show one line."""
+        """Print a line."""
 
     def ask(self, question: str) -> str:  # noqa: ARG002
-        """The user's answer; "" where nobody can be asked."""
+        """Return the user's answer, or "" if nobody can be asked."""
         return ""
 
     def close(self) -> None:
-        """Show what is left, and leave the terminal as it is."""
+        """Show the last state and restore the terminal."""
 
 
 class TerminalView(View):
-    """Shows notes on stderr; stdout is for the result."""
+    """A view that prints notes on stderr; stdout is for the result."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._task = ""  # the latest one
-        self._notes: dict[str, list[str]] = {}  # what it says, and of which hosts
+        self._task = ""  # latest task with notes
+        self._notes: dict[str, list[str]] = {}  # hosts by the text of a note
 
     def setup_event(self, progress: SetupProgress, event: TaskEvent) -> None:  # noqa: ARG002
-        """Show what a task in check mode would change."""
+        """Show the changes that a task in check mode would make."""
         self.task_event(event)
         if event.kind == "diff":
             self.say(f"{event.host}: {event.task}\n{event.message}")
 
     def task_event(self, event: TaskEvent) -> None:
-        """Keep what a task says of its host; it is shown before that of the next task."""
+        """Collect a task's note about its host; notes are shown before those of the next task."""
         if event.task != self._task:
             self._say_notes()
             self._task = event.task
@@ -76,29 +76,29 @@ class TerminalView(View):
                 self.say(line)
 
     def say(self, text: str) -> None:
-        """Show one line."""
+        """Print a line."""
         self._console.print(printable(text), highlight=False, markup=False, emoji=False)
 
     def ask(self, question: str) -> str:
-        """The answer of whoever sits at the terminal; "" where stdin or stderr is none."""
+        """Return the answer typed at the terminal; "" if stdin or stderr is not a terminal."""
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             return ""
         print(printable(question), end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip()
 
     def close(self) -> None:
-        """Show the notes that are left."""
+        """Show the remaining notes."""
         self._say_notes()
 
     def _say_notes(self) -> None:
-        """Show what the latest task says, once for all hosts of which it says the same."""
+        """Show the notes of the latest task; hosts with the same note share a line."""
         for note, hosts in self._notes.items():
             self.say(f"note: {short_names(sorted(hosts))}: {note}")
         self._notes.clear()
 
 
 def below(text: str) -> str:
-    """What a host says, with further lines indented: none looks like one of this program's.
+    """Indent further lines of a host's text, so that they cannot imitate this program's output.
 
     >>> below("a\\nerror: b")
     'a\\n  error: b'
@@ -107,7 +107,7 @@ def below(text: str) -> str:
 
 
 def make_view(verbose: bool, console: Console | None = None) -> View:
-    """A live view on a terminal; plain lines elsewhere and under -v."""
+    """Return a live view for a terminal, or plain lines elsewhere and with -v."""
     console = console or Console(file=sys.stderr, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal and not verbose:
         return _LiveView(console)
@@ -115,7 +115,7 @@ def make_view(verbose: bool, console: Console | None = None) -> View:
 
 
 class _LiveView(TerminalView):
-    """Redraws a picture four times a second; leaves the last one on the screen."""
+    """A view that redraws a picture four times a second and leaves the last one on the screen."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -155,7 +155,7 @@ class _LiveView(TerminalView):
 
 
 class _PlainView(TerminalView):
-    """A line for each event that matters; under -v also for each task and host."""
+    """A view with a line for each important event; with -v also for each task and host."""
 
     def __init__(self, console: Console, verbose: bool) -> None:
         super().__init__(console)
@@ -166,7 +166,7 @@ class _PlainView(TerminalView):
         if event.stage != self._stage:
             self._stage = event.stage
             self.say(format.stage_line(event.stage))
-        # why a task failed stands in the command's error, or in the notice of what went on without
+        # the command's error, or a notice about the rescued step, says why a task failed
         always = event.kind in ("failed", "unreachable", "changed")
         if always or (self._verbose and event.kind in ("ok", "skipped")):
             # a host that cannot be reached has nothing to do with the task at hand
@@ -189,5 +189,5 @@ class _PlainView(TerminalView):
         super().run_event(progress, kind)
 
     def say(self, text: str) -> None:
-        # each line through rich's Console takes longer than all that is done for its event
+        # printing each line through rich's Console would take longer than handling its event
         print(printable(text), file=self._console.file, flush=True)

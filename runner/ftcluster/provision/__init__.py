@@ -1,1 +1,1 @@
-"""Setup, teardown and check."""
+"""Setup, teardown and check of a cluster's hosts."""

@@ -1,4 +1,4 @@
-"""Runs the playbook `check` on the hosts of an inventory and collects its results."""
+"""The playbook `check` on the hosts of an inventory, and its results."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from ftcluster.progress.view import View
 from ftcluster.provision.questions import meet, say_unchecked
 from ftcluster.provision.stages import address, raise_timeout, show_playbook
 
-TIME_LIMIT_SECONDS = 300  # the ranks themselves give up after 180
+TIME_LIMIT_SECONDS = 300  # the ranks themselves stop after 180
 
 
 @dataclass
@@ -27,10 +27,10 @@ class Found:
 
     Attributes:
         facts: results of the module `host_facts`, by host.
-        problems: what preflight found wrong, by host.
-        notices: what preflight found slow, by host.
-        failures: the task that failed, by host.
-        report: verify's, or None where no rank was started.
+        problems: problems that preflight detected, by host.
+        notices: performance notices of preflight, by host.
+        failures: failed task, by host.
+        report: report of verify, or None if no rank was started.
     """
 
     inventory: Inventory
@@ -60,13 +60,13 @@ class Found:
 def collect(
     paths: Sequence[Path], options: Sequence[str], view: View, accept_new: bool = False
 ) -> Found:
-    """Run the playbook; a host that fails does not keep the others from being checked.
+    """Run the playbook; the failure of a host does not stop the checks of the others.
 
     Args:
         accept_new: see run_stages.
 
     Raises:
-        FtclusterError: Ansible could not begin, or it took too long.
+        FtclusterError: Ansible could not start, or the playbook took too long.
         Interrupted: the user stopped it.
     """
     inventory, variables = address(paths, options, view)
@@ -89,8 +89,8 @@ def _run(
 ) -> tuple[Found, PlaybookOutcome]:
     results = Found(inventory)
     progress = SetupProgress()
-    # connections of its own: Ansible would wait 15 s for one that an earlier command has left open
-    # to a host that is off now
+    # use separate connections: Ansible would wait 15 s for a connection that an earlier command
+    # left open to a host that is now off
     with private_folder() as sockets:
         settings = {"ANSIBLE_SSH_CONTROL_PATH_DIR": str(sockets)}
         outcome = show_playbook(

@@ -1,4 +1,4 @@
-"""Make the JSON document of `ftcluster check`, whose keys docs/json.md explains. Pure."""
+"""The JSON document of `ftcluster check`, whose keys docs/json.md explains. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,11 +13,11 @@ FORMAT = 1
 
 
 def document(results: Found) -> dict[str, Any]:
-    """The result as JSON-ready data."""
+    """Return the result as JSON-ready data."""
     problems, warnings = list(_problems(results)), list(_warnings(results))
     report = results.report or {}
     links = report.get("links", [])
-    # --limit can leave the head out, which starts the ranks all the same
+    # the head starts the ranks even if --limit excludes it
     head = next((row["name"] for row in report.get("hosts", [])), results.inventory.head)
     return {
         "format": FORMAT,
@@ -37,14 +37,14 @@ def document(results: Found) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Least, median and greatest of the values, None where there are none."""
+    """Return the minimum, median and maximum of the values, or None if there are no values."""
     if not values:
         return None
     return {"min": min(values), "median": round(median(values), 2), "max": max(values)}
 
 
 def _names(results: Found) -> list[str]:
-    """The hosts that were checked, and the head where --limit left it out."""
+    """Return the checked hosts, and the head even if --limit excluded it."""
     measured = [row["name"] for row in (results.report or {}).get("hosts", [])]
     return list(dict.fromkeys([*results.inventory.hosts, *measured]))
 

@@ -7,7 +7,7 @@ from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-MATRIX_HOSTS = 8  # more would not fit a terminal's width
+MATRIX_HOSTS = 8  # a larger matrix would not fit a terminal's width
 WORST_PAIRS = 3
 HEADS = (
     "host", "address", "CPU", "cores", "memory", "network", "torch", "computes with",
@@ -15,11 +15,11 @@ HEADS = (
     "memory GB/s", "disk MB/s", "of own", "load",
 )  # fmt: skip
 
-Document = Mapping[str, Any]
+JsonObject = Mapping[str, Any]
 
 
-def lines(document: Document) -> Iterator[str]:
-    """The whole result."""
+def lines(document: JsonObject) -> Iterator[str]:
+    """Yield the lines of the whole result."""
     failed = {one["host"] for one in document["problems"] if one["kind"] == "ansible"}
     rows = (_row(host, host["name"] in failed) for host in document["hosts"])
     yield from table([HEADS, *rows])
@@ -40,13 +40,13 @@ def lines(document: Document) -> Iterator[str]:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines; columns that are empty but for their heading are left out."""
+    """Return rows as lines, without columns that are empty except for their heading."""
     used = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
     return aligned([row[column] for column in used] for row in rows)
 
 
-def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
-    """All pairs: latency above the diagonal, bandwidth below it."""
+def matrix(names: Sequence[str], pairs: Sequence[JsonObject]) -> list[list[str]]:
+    """Return a matrix of all pairs: latency above the diagonal, bandwidth below it."""
     of = {tuple(pair["hosts"]): pair for pair in pairs}
 
     def cell(row: int, column: int) -> str:
@@ -65,8 +65,8 @@ def matrix(names: Sequence[str], pairs: Sequence[Document]) -> list[list[str]]:
     ]
 
 
-def summary(document: Document) -> str:
-    """The last line."""
+def summary(document: JsonObject) -> str:
+    """Return the last line."""
     words = [counted(len(document["hosts"]), "host")]
     for key in ("problems", "warnings"):
         if document[key]:
@@ -74,14 +74,14 @@ def summary(document: Document) -> str:
     return f"{document['state']}: {', '.join(words)}, {duration(document['seconds'])}"
 
 
-def one_line(document: Document) -> str:
-    """The last line with the first finding, as for cron's mail."""
+def one_line(document: JsonObject) -> str:
+    """Return the last line with the first finding, for mail from cron."""
     [*first] = [*document["problems"], *document["warnings"]][:1]
     words = [": ".join(filter(None, (one["host"], one["what"]))) for one in first]
     return "; ".join([summary(document), *words]).replace("\n", " ")
 
 
-def _row(host: Document, failed: bool) -> tuple[str, ...]:
+def _row(host: JsonObject, failed: bool) -> tuple[str, ...]:
     speed = host["speed"] or {}
     generation, memory, mbits = host["generation"], host["memory_bytes"], host["interface_mbits"]
     relative = speed.get("relative")
@@ -105,15 +105,15 @@ def _row(host: Document, failed: bool) -> tuple[str, ...]:
     )
 
 
-def _rates(speed: Document) -> Iterator[str]:
-    """GFLOP/s of each precision, and which part of the CPU's peak that is."""
+def _rates(speed: JsonObject) -> Iterator[str]:
+    """Yield the GFLOP/s of each precision, with the fraction of the CPU's peak."""
     for precision in ("bf16", "fp32"):
         rate, share = speed.get(f"{precision}_gflops"), speed.get(f"{precision}_of_peak")
         yield f"{rate:.0f}" if rate else ""
         yield f"{share:.0%}" if share else ""
 
 
-def _network(document: Document) -> Iterator[str]:
+def _network(document: JsonObject) -> Iterator[str]:
     pairs, slow = document["pairs"], document["mb_per_second"]
     late = document["latency_us"]
     if len(pairs) == 1:
@@ -129,8 +129,8 @@ def _network(document: Document) -> Iterator[str]:
     )
 
 
-def _findings(findings: Sequence[Document]) -> Iterator[str]:
-    """A line for each finding with all of its hosts; below those with the same hint, the hint."""
+def _findings(findings: Sequence[JsonObject]) -> Iterator[str]:
+    """Yield a line for each finding with all of its hosts; findings with the same hint share it."""
     hosts: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         hosts.setdefault((finding["hint"], finding["what"]), []).append(finding["host"])

@@ -1,7 +1,7 @@
-"""What each check has measured of each host, kept on the control node, and what has become worse.
+"""A history of each host's measured figures on the control node, and findings of decline.
 
-A host may be as fast as the others and yet slower than it was: all of them may have been throttled,
-or it is the only one of its kind.
+A host can be as fast as the others and still slower than before: all hosts may be throttled, or it
+may be the only host of its kind.
 """
 
 import json
@@ -16,13 +16,13 @@ from ftcluster.paths import locked_state, read_state, state_dir, write_atomicall
 from ftcluster_common.protocol.finding import Finding
 from ftcluster_common.protocol.formats import CHECKS, opened, stamped
 
-KEPT = 50  # checks of each host
-LEAST = 3  # earlier checks to compare with
-SLOWER = 0.85  # of a host's own earlier figures
-LESS_MEMORY = 0.99  # of the most it ever had; kernels differ by less
+KEPT = 50  # number of checks kept for each host
+LEAST = 3  # least number of earlier checks to compare with
+SLOWER = 0.85  # a figure below this fraction of the host's earlier figures is a finding
+LESS_MEMORY = 0.99  # fraction of the largest memory so far; kernels differ by less
 KIND = "degraded"
 DISK = "disk_mb_per_second"
-# figures that a host is compared by: their unit, and what to look at
+# figures that are compared: their unit, and what to check
 FIGURES = {
     "bf16_gflops": (
         "GFLOP/s in bf16",
@@ -43,14 +43,14 @@ FIGURES = {
         "check cable, switch port, duplex and error counters (ethtool, ethtool -S)",
     ),
 }
-COMPARED_FIELDS = ("cpu", "threads", "torch")  # else figures are not comparable
+COMPARED_FIELDS = ("cpu", "threads", "torch")  # figures are comparable only if these are equal
 
-Document = dict[str, Any]
-History = Mapping[str, Sequence[Mapping[str, Any]]]  # of each host, the oldest first
+JsonObject = dict[str, Any]
+HostMeasurements = Mapping[str, Sequence[Mapping[str, Any]]]  # checks by host, the oldest first
 
 
-def figures(document: Document) -> dict[str, dict[str, Any]]:
-    """What a check has measured of each host; without those that a run was using."""
+def figures(document: JsonObject) -> dict[str, dict[str, Any]]:
+    """Return the figures that a check measured of each host, except hosts in use by a run."""
     busy = {warning["host"] for warning in document["warnings"] if warning["kind"] == "busy"}
     if "" in busy:
         return {}
@@ -77,11 +77,11 @@ def figures(document: Document) -> dict[str, dict[str, Any]]:
     return values
 
 
-def compared(document: Document, history: History) -> Document:
-    """The check with a warning for each figure of a host that is worse than its own earlier ones.
+def compared(document: JsonObject, history: HostMeasurements) -> JsonObject:
+    """Add a warning for each figure of a host that is worse than its own earlier figures.
 
-    Each host gets `own_checks`, how many it was compared with, and `of_own_median`, the least of
-    its figures relative to their medians.
+    Each host gets `own_checks`, the number of earlier checks compared, and `of_own_median`, the
+    smallest ratio of its figures to their medians.
     """
     now = figures(document)
     warnings = list(document["warnings"])
@@ -106,11 +106,11 @@ def compared(document: Document, history: History) -> Document:
 def _relative(
     current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]
 ) -> Iterator[tuple[str, float]]:
-    """Figures relative to the medians of the earlier ones, that of the disk to the least."""
+    """Yield the ratio of each figure to its earlier median (disk: to its earlier minimum)."""
     for name in FIGURES:
         earlier = [one[name] for one in before if one.get(name)]
         if current[name] and len(earlier) >= LEAST:
-            # what a disk writes a second differs by more from time to time
+            # disk speed varies more from check to check
             usual = min(earlier) if name == DISK else median(earlier)
             yield name, current[name] / usual
 
@@ -142,14 +142,14 @@ def _clock(current: Mapping[str, Any], before: Sequence[Mapping[str, Any]]) -> s
     return f"; its clock is {current['mhz']} MHz, and was {median(earlier):.0f}"
 
 
-def read_history(inventory: str) -> History:
-    """The kept figures of an inventory's hosts."""
+def read_history(inventory: str) -> HostMeasurements:
+    """Return the kept figures of an inventory's hosts."""
     history: dict[str, dict[str, list[dict[str, Any]]]] = _read()
     return history.get(inventory, {})
 
 
-def keep(document: Document) -> None:
-    """Add what a check has measured to the kept figures."""
+def keep(document: JsonObject) -> None:
+    """Add the figures of a check to the kept figures."""
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     with locked_state():
         history, inventory = _read(), document["inventory"]
@@ -165,11 +165,11 @@ def _read() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def _kept(document: Any) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """The figures of a document.
+    """Return the figures of a document.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError: it has another form.
-        FormatError: a newer ftcluster has written it.
+        ValueError, TypeError, LookupError, AttributeError: the document has another form.
+        FormatError: a newer ftcluster has written the document.
     """
     kept: dict[str, dict[str, list[dict[str, Any]]]] = opened(CHECKS, document)["inventories"]
     for one in (check for hosts in kept.values() for checks in hosts.values() for check in checks):

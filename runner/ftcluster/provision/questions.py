@@ -1,4 +1,4 @@
-"""What setup and check ask the user: which hosts are the cluster, and whether keys are theirs."""
+"""Questions of setup and check to the user: the cluster's hosts, and unknown host keys."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,17 +11,17 @@ from ftcluster.text.host_names import short_names
 from ftcluster.text.plural import counted
 
 YES = ("y", "yes")
-MOST_SHOWN = 20  # groups; plugins of clouds make one of each tag
+MOST_SHOWN = 20  # groups; cloud plugins make a group for each tag
 
 
 def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
-    """The pattern of the cluster's hosts, as the user answers; "" where it is all of them anyway.
+    """Ask for the pattern of the cluster's hosts; return "" if it is the whole inventory anyway.
 
     Args:
-        ask: shows a question and returns the answer, or "".
+        ask: function that shows a question and returns the answer, or "".
 
     Raises:
-        UsageError: there is no answer; lists the groups and what to write.
+        UsageError: there is no answer; the message lists the groups, the hint what to write.
     """
     if not inventory.groups:
         return ""
@@ -43,7 +43,7 @@ def which_hosts(inventory: Inventory, ask: Callable[[str], str]) -> str:
 
 
 def say_unchecked(inventory: Inventory, view: View) -> None:
-    """Say which of the user's settings lets anybody be a host."""
+    """Print which of the user's settings disables host key checking."""
     ours = keys_unchecked_by()
     of_hosts = [f"{one} in {inventory.name}" for one in inventory.unchecked]
     for why in [*([ours] if ours else []), *of_hosts]:
@@ -60,19 +60,19 @@ def meet(
     view: View,
     accept_new: bool,
 ) -> bool:
-    """Store the keys of hosts that ssh does not know, if the user wants that.
+    """Store the keys of hosts that ssh does not know, if the user agrees.
 
     Args:
-        what: the command.
-        hosts: those whose keys ssh refused.
+        what: name of the command.
+        hosts: hosts whose keys ssh refused.
         options: arguments of ansible-playbook.
-        accept_new: whether the user has said so already; else a terminal asks.
+        accept_new: True if the user has already agreed; otherwise a terminal asks.
 
     Returns:
-        Whether it is worth trying again; False where ssh does not refuse any key by now.
+        True if trying again is worthwhile; False if ssh refuses no key now.
 
     Raises:
-        FtclusterError: the user does not want that, or a key is another one than the known one.
+        FtclusterError: the user does not agree, or a key differs from the known key.
     """
     keys = ask_hosts(inventory, hosts, options)
     if not keys.unknown and not keys.refused:
@@ -86,11 +86,11 @@ def meet(
 
 
 def _confirmed(keys: Keys, view: View) -> bool:
-    """Ask whether these are the hosts; without an answer they are not."""
+    """Ask whether the keys belong to the hosts; no answer means no."""
     files = ", ".join(sorted({str(met.file) for met in keys.unknown}))
     lines = [
         f"ssh does not know the keys of {counted(len(keys.unknown), 'host')}:",
         *(f"  {met.line}" for met in keys.unknown),
-        f"Are these theirs? yes stores them in {files} [y/N]: ",
+        f"Trust these keys? yes stores them in {files} [y/N]: ",
     ]
     return view.ask("\n".join(lines)).lower() in YES

@@ -1,4 +1,4 @@
-"""Changes what all control nodes of a cluster have to know, on its head."""
+"""Changes of the cluster's record on its head, which all control nodes share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,17 +12,17 @@ from ftcluster.provision.stages import run_stages
 def change_record(
     cluster: Cluster, changes: Mapping[str, Any], connection_options: Sequence[str], view: View
 ) -> Cluster:
-    """Change the record on the head, and this control node's copy of it; returns the cluster.
+    """Change the record on the head, and its local copy; return the changed cluster.
 
     Args:
-        changes: as the module `ftcluster.cluster.cluster_record` takes them.
-        connection_options: arguments of ansible-playbook that say how to reach the hosts.
+        changes: changes in the form of the module `ftcluster.cluster.cluster_record`.
+        connection_options: arguments of ansible-playbook for reaching the hosts.
 
     Raises:
-        FtclusterError: the head does not answer, or refuses it.
+        FtclusterError: the head does not respond, or refuses the change.
     """
     head = cluster.facts.head
-    # where the cluster is, which -e may have said at setup
+    # the prefix may have been set by -e at setup, so it comes from the record
     playbook = Record(dict(changes), head.prefix, None if head.can_become_root else "false")
     options = (*connection_options, "--limit", head.name)
     result = run_stages(playbook, cluster.inventories, options, view)

@@ -1,4 +1,4 @@
-"""Runs playbooks of stages - setup, teardown, rollback - on the hosts of an inventory."""
+"""Playbooks of stages (setup, teardown, rollback) on the hosts of an inventory."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,15 +38,14 @@ class StagesResult:
     """The result of a playbook of stages.
 
     Attributes:
-        progress: the counts of each host.
-        facts: those of each host by name, where a stage has gathered them.
-        table: the lines of verify's table.
-        records: the text of the cluster's record of each host that was looked at; only the head
-            has one.
-        stack: the name of the stack in use, or "" where no stage has looked.
-        stack_why: why this one was chosen.
-        locked: whether a host has given this setup its lock.
-        set_up: the hosts that have a stack in use.
+        progress: task counts of each host.
+        facts: facts of each host by name, if a stage gathered them.
+        table: lines of verify's table.
+        records: text of the cluster's record on each inspected host; only the head has a record.
+        stack: name of the stack in use, or "" if no stage determined it.
+        stack_why: reason for the choice of this stack.
+        locked: True if a host granted its lock to this setup.
+        set_up: hosts with a stack in use.
     """
 
     inventory: Inventory
@@ -95,12 +94,12 @@ def run_stages(
     """Run a playbook of stages.
 
     Args:
-        playbook: with its variables, which -e among the options overrides.
-        unreachable: whether it is enough that some of the hosts answer.
-        accept_new: whether keys of hosts that are not known are stored without a question.
+        playbook: playbook with its variables, which -e among the options overrides.
+        unreachable: True if it is enough that some of the hosts respond.
+        accept_new: True if unknown host keys are stored without a question.
 
-    Raises:
-        FtclusterError: a host failed or does not answer; names each with its reason.
+        Raises:
+        FtclusterError: a host failed or does not respond; names each host with the reason.
         Interrupted: the user stopped it.
     """
     inventory, variables = address(paths, options, view)
@@ -140,7 +139,7 @@ def _run(
     options: Sequence[str],
     view: View,
 ) -> tuple[StagesResult, PlaybookOutcome]:
-    """Run a playbook once, and release the hosts' lock where it did not end well."""
+    """Run a playbook once, and release the hosts' lock if it did not end well."""
     result = StagesResult(inventory)
     outcome = show_playbook(
         playbook,
@@ -194,14 +193,14 @@ def show_playbook(
 def raise_timeout(
     playbook: str, outcome: PlaybookOutcome, progress: SetupProgress, limit_seconds: float
 ) -> None:
-    """Raise an error that says which host was at which task when the time was over."""
+    """Raise an error that names each host's current task when the time limit passed."""
     if outcome.state == "timeout":
         where = ", ".join(f"{name}: {host.task}" for name, host in progress.hosts.items())
         raise FtclusterError(f"{playbook} took longer than {limit_seconds:.0f} s, at {where}")
 
 
 def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence[str]) -> None:
-    """Release the lock on all hosts that answer; the earlier failure is reported anyway."""
+    """Release the lock on all hosts that respond; the earlier failure is reported anyway."""
     run_playbook(
         Unlock().qualified,
         inventory.paths,
@@ -215,11 +214,11 @@ def _unlock(inventory: Inventory, variables: ClusterVariables, options: Sequence
 def address(
     paths: Sequence[Path], options: Sequence[str], view: View
 ) -> tuple[Inventory, ClusterVariables]:
-    """The cluster's hosts, and variables for its playbooks.
+    """Return the cluster's hosts, and variables for its playbooks.
 
-    The options or the inventory say which hosts the cluster has; else it has the hosts of the last
-    setup, and without one the user is asked where the inventory has several groups. Of those that
-    --limit leaves out, the addresses of the last setup are passed on.
+    The options or the inventory select the cluster's hosts. Otherwise these are the hosts of the
+    last setup; without a setup, the user is asked if the inventory has several groups. Hosts
+    excluded by --limit keep their addresses of the last setup.
 
     Raises:
         InventoryError: see read_inventory.
@@ -250,7 +249,7 @@ def _advice(playbook: str, inventory: Inventory, progress: SetupProgress) -> str
         hint = f"check that it is on and that ssh connects to it, then {again}; it resumes"
         if inventory.hosts == inventory.cluster and inventory.head not in off:
             without = pattern_of([f"!{name}" for name in off])
-            hint += f"; to go on without it, add --limit '{without}'"
+            hint += f"; to continue without it, add --limit '{without}'"
         return hint
     if any(host.changed for host in progress.hosts.values()):
         return f"fix this and {again}; it resumes"

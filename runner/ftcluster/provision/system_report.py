@@ -1,7 +1,7 @@
-"""One file on the systems of hosts, to be sent: without names, addresses, keys and secrets.
+"""A report about hosts' systems for sending to others: no names, addresses, keys or secrets.
 
-Hosts say what they are in `playbooks/files/system_report.sh`, whose answers have none of these. The
-findings of `check` may quote them, so each text is masked here as well.
+Hosts describe themselves with `playbooks/files/system_report.sh`, whose output has none of these.
+Findings of `check` may contain them, so each text is masked here too.
 """
 
 import ipaddress
@@ -27,40 +27,40 @@ from ftcluster.provision.stages import raise_timeout, show_playbook
 from ftcluster_common import __version__
 
 FORMAT = 1
-TIME_LIMIT_SECONDS = 120  # a package manager answers in a minute at most
-# of the facts, what says nothing of whom the host belongs to
+TIME_LIMIT_SECONDS = 120  # a package manager takes a minute at most
+# facts that do not reveal the host's owner
 FACTS = (
     "os", "kernel", "libc", "machine", "cpu_model", "cpu_generation", "cpu_flags", "amx", "threads",
     "cores", "cpu_quota", "sockets", "numa_nodes", "numa", "memory_bytes", "free_bytes", "prefix",
     "python", "pythons", "tcmalloc", "host_firewall", "firewall_rules", "local_ports", "current",
     "locks_memory", "is_root", "can_become_root", "no_root_because", "root_refused", "ssh_port",
 )  # fmt: skip
-# accounts of images, which name nobody
+# common accounts of images, which identify nobody
 COMMON = {
     "root", "admin", "almalinux", "azureuser", "centos", "cloud-user", "debian", "ec2-user", "ops",
     "fedora", "ftcluster", "localhost", "opc", "rocky", "ubuntu", "vagrant",
 }  # fmt: skip
 IPV4 = r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?![\w-])"
-IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*"  # and times, and hardware addresses
+IPV6 = r"[0-9A-Fa-f.]*:[0-9A-Fa-f.:]*:[0-9A-Fa-f.:]*"  # also matches times and hardware addresses
 KEYS = r"SHA256:[\w+/=]{20,}|AAAA[\w+/=]{20,}"
 MARKED = re.compile(f"(?P<address>{IPV4}|{IPV6})|(?P<key>{KEYS})")
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise for a file that would be replaced.
+    """Raise if a file would be replaced.
 
     Raises:
-        UsageError: it is there.
+        UsageError: the file exists.
     """
     if path.exists():
         raise UsageError(f"{path} exists already", "name another file for --system-report")
 
 
 def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, str]:
-    """What the hosts of a check say of their systems, by name; those that answer nothing lack.
+    """Return the system descriptions of a check's hosts by name, without silent hosts.
 
     Raises:
-        FtclusterError: Ansible could not begin, or it took too long.
+        FtclusterError: Ansible could not start, or it took too long.
         Interrupted: the user stopped it.
     """
     systems: dict[str, str] = {}
@@ -79,16 +79,16 @@ def read_systems(found: Found, options: Sequence[str], view: View) -> dict[str, 
     if outcome.state == "stopped":
         raise Interrupted("stopped: nothing was written")
     if outcome.state == "failed" and not outcome.failures:
-        raise FtclusterError(f"the report failed; ansible said\n{outcome.output.strip()}")
+        raise FtclusterError(f"the report failed; output of ansible:\n{outcome.output.strip()}")
     return systems
 
 
 def report(found: Found, checked: Mapping[str, Any], systems: Mapping[str, str]) -> dict[str, Any]:
-    """The report as JSON-ready data.
+    """Return the report as JSON-ready data.
 
     Args:
-        checked: the document of `check --json`.
-        systems: the result of `read_systems`.
+        checked: document of `check --json`.
+        systems: result of `read_systems`.
     """
     names = list(dict.fromkeys([*found.inventory.cluster, *found.facts, *systems]))
     aliases = {name: f"host{number}" for number, name in enumerate(names, start=1)}
@@ -128,7 +128,7 @@ def report(found: Found, checked: Mapping[str, Any], systems: Mapping[str, str])
 
 
 def mask(value: Any, aliases: Mapping[str, str]) -> Any:
-    """Data with other words for names in its texts, and without addresses and keys.
+    """Replace names in the texts of data with aliases, and mask addresses and keys.
 
     >>> mask(["node7.example.org (10.1.2.3) is off"], {"node7": "host1"})
     ['host1 (ADDRESS) is off']
@@ -153,7 +153,7 @@ def _without(match: re.Match[str]) -> str:
     if match["key"]:
         return "KEY"
     text = match[0]
-    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):  # a colon beside it is a sentence's
+    for first, last in ((0, 0), (0, 1), (1, 0), (1, 1)):  # a colon next to it may be punctuation
         inner = text[first : len(text) - last]
         try:
             address = ipaddress.ip_address(inner.rstrip("."))
@@ -161,14 +161,14 @@ def _without(match: re.Match[str]) -> str:
             continue
         local = address.is_loopback or address.is_unspecified
         return text if local else text.replace(inner.rstrip("."), "ADDRESS")
-    return re.sub(r"\b\w\w(:\w\w){5}\b", "ADDRESS", text)  # of hardware
+    return re.sub(r"\b\w\w(:\w\w){5}\b", "ADDRESS", text)  # hardware address
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write the report as a new file that others cannot read.
 
     Raises:
-        OSError: it cannot be written, or is there meanwhile.
+        OSError: the file cannot be written, or exists by now.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,1 +1,1 @@
-"""One HTML page about one run or several: what ran where, how it went, why it was this fast."""
+"""An HTML page about one or more runs: where ranks ran, results, and what limits the speed."""

@@ -1,4 +1,4 @@
-"""Where a step's time went, which host costs most, and one more host. Pure functions only."""
+"""An analysis of step times: parts of a step, the slowest host, and one more host (pure)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import Any
 
 from ftcluster_common.protocol.rank_times import Interval, straggler_scores
 
-OPERATIONS = 6  # a weight and token: 2 forward, 4 backward
+OPERATIONS = 6  # per weight and token: 2 in the forward pass, 4 in the backward pass
 
 
 @dataclass(frozen=True)
 class StepParts:
-    """Milliseconds of a mean step, means over the ranks.
+    """The parts of a mean step in milliseconds, as means over the ranks.
 
     Attributes:
-        products: what the model's matrix products would take at their own speed; 0 if unknown.
-        other: the rest of forward, backward and optimizer.
+        products: time of the model's matmuls at the measured matmul rate; 0 if unknown.
+        other: remaining time of forward pass, backward pass and optimizer.
         communication, input, waiting: see `history.RankTimes`.
-        limit_share: the share of the matmul peak that the training reached; None if unknown.
+        limit_share: fraction of the matmul peak that the training reached; None if unknown.
     """
 
     products: float
@@ -30,13 +30,13 @@ class StepParts:
 
     @property
     def seconds(self) -> float:
-        """The seconds of a step."""
+        """The duration of a step in seconds."""
         parts = (self.products, self.other, self.communication, self.input, self.waiting)
         return sum(parts) / 1e3
 
     @property
     def shares(self) -> dict[str, float]:
-        """The parts of a step by name, as parts of 1."""
+        """The fraction of the step that each part takes, by name."""
         whole = self.seconds * 1e3 or 1.0
         return {
             "compute": (self.products + self.other) / whole,
@@ -49,12 +49,12 @@ class StepParts:
 def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
     """Divide a mean step into its parts.
 
-    The matmul peak is the speed of the model's matmuls alone, with 6 operations a
-    weight and token without padding.
+    The matmul peak is the speed if a step consisted only of the model's matmuls, which need 6
+    operations per weight and token (padding excluded).
 
     Args:
-        whole: all that is known of the training, see `history.totals`.
-        products: the event `products`, or nothing.
+        whole: sum of all intervals of the training, see `history.totals`.
+        products: the event `products`, or an empty mapping.
     """
     ms = 1e3 / whole.steps
     ranks = whole.ranks
@@ -64,7 +64,7 @@ def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
     if len(rates) == len(ranks) and min(rates) > 0 and whole.seconds > 0:
         operations = OPERATIONS * products["weights"] * whole.tokens
         share = operations / whole.seconds / (sum(rates) * 1e9)
-        # each rank has its part of the operations
+        # each rank computes an equal part of the operations
         least = min(compute, ms * fmean(operations / len(ranks) / (1e9 * rate) for rate in rates))
     return StepParts(
         least,
@@ -78,15 +78,15 @@ def step_parts(whole: Interval, products: Mapping[str, Any]) -> StepParts:
 
 @dataclass(frozen=True)
 class HostCost:
-    """The time that a host's ranks work in a step, beside that of others.
+    """The time per step that a host's ranks work, compared with other hosts.
 
     Attributes:
-        host: its name.
-        ranks: their numbers.
-        work: seconds of a step in which its slowest rank computes and reads.
-        relative: to the median of all ranks.
-        saved: the part of a step that would be saved if it were as fast as the slowest of the other
-            hosts, at most; 0 for all but the slowest.
+        host: name of the host.
+        ranks: rank numbers on the host.
+        work: seconds per step in which the host's slowest rank computes and reads.
+        relative: work of the host's slowest rank as a ratio to the median of all ranks.
+        saved: largest fraction of a step that would be saved if the host were as fast as the
+            second slowest host; 0 for every host but the slowest.
     """
 
     host: str
@@ -97,7 +97,7 @@ class HostCost:
 
 
 def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
-    """Each host's, the most expensive first.
+    """Return the cost of each host, the most expensive first.
 
     Args:
         names: the host of each rank.
@@ -124,13 +124,13 @@ def host_costs(whole: Interval, names: Sequence[str]) -> list[HostCost]:
 
 @dataclass(frozen=True)
 class NextHost:
-    """A prediction of the speed with one more host like the others.
+    """A prediction of the speed with one more host of the same kind.
 
     Attributes:
-        hosts: with it.
-        same_batch: samples per second with the same batch, split over more ranks.
-        same_share: samples per second with as many samples a rank as now.
-        network_known: whether communication between hosts is in it.
+        hosts: number of hosts including the new one.
+        same_batch: samples per second with the same total batch, split over more ranks.
+        same_share: samples per second with the same number of samples per rank.
+        network_known: True if the measurement includes communication between hosts.
     """
 
     hosts: int
@@ -140,16 +140,17 @@ class NextHost:
 
 
 def next_host(whole: Interval, speed: float, hosts: int) -> NextHost:
-    """Predict one more host from the parts of a step.
+    """Predict the speed with one more host from the parts of a step.
 
-    Work that a rank does is split over more ranks with the same batch, and stays with the same
-    share. Communication is that of a ring: a rank sends 2 (n - 1) / n of the gradients (Thakur,
-    Rabenseifner and Gropp 2005). What communication now hides behind the backward pass stays
-    hidden, and waiting stays in proportion to work: so this is an upper bound.
+    With the same total batch, a rank's work shrinks as ranks are added; with the same share per
+    rank it stays. Communication is modelled as a ring, in which a rank sends 2 (n - 1) / n of the
+    gradients (Thakur, Rabenseifner and Gropp 2005). The model assumes that communication hidden
+    behind the backward pass stays hidden and that waiting stays proportional to work. The
+    prediction is therefore an upper bound.
 
     Args:
-        speed: samples per second now.
-        hosts: now.
+        speed: current speed in samples per second.
+        hosts: current number of hosts.
     """
     ranks = len(whole.ranks)
     later = ranks * (hosts + 1) // hosts
@@ -168,11 +169,11 @@ def next_host(whole: Interval, speed: float, hosts: int) -> NextHost:
 
 
 def rank_hosts(placed: Sequence[Mapping[str, Any]], record: Mapping[str, Any]) -> list[str]:
-    """The inventory's name of each rank's host.
+    """Return the inventory's name of each rank's host.
 
     Args:
-        placed: the ranks of the event `placement`, with hostnames.
-        record: the run's; hosts may have the same hostname, and then the plan's order counts.
+        placed: ranks of the event `placement`, with hostnames.
+        record: record of the run; the plan's order decides if hosts share a hostname.
     """
     named = {host["hostname"]: host["name"] for host in record.get("facts", ())}
     if len(named) == len(record.get("facts", ())):

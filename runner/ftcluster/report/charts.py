@@ -1,4 +1,4 @@
-"""Altair's charts and their SVG, without browser and network; each row is the data of a mark."""
+"""Altair charts and their SVG, without browser and network; each row is the data of a mark."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ SPANS = {
     "starting": "#d3d7de", "loading": "#a9b4c4", "training": "#2f6fb5", "evaluating": "#12908a",
     "saving": "#8a63b8", "restarting": "#cc3d3d",
 }  # fmt: skip
-# Okabe and Ito 2008 (Color Universal Design), which colour-blind readers tell apart, without yellow
+# palette for colour-blind readers, without yellow: Okabe and Ito 2008 (Color Universal Design)
 RUNS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 UNUSED = "#eceef1"
-POINTS = 200  # of a curve
-ROW = 22  # pixels of a bar
-CELLS, CELL = 16, 20  # cores in a row, and pixels of one
+POINTS = 200  # largest number of points of a curve
+ROW = 22  # height of a bar in pixels
+CELLS, CELL = 16, 20  # cores per line, and the size of a core in pixels
 FONT = "Arial, Helvetica, 'Liberation Sans', sans-serif"
-WIDTH, SIZE = 340, 13  # pixels of a picture, which a phone shows as they are; and of its text
+WIDTH, SIZE = 340, 13  # pixels: width of a picture, so that it fits on a phone, and font size
 THEME = {
     "font": FONT,
     "background": "transparent",
@@ -47,13 +47,13 @@ THEME = {
     },
     "header": {"labelFontSize": SIZE, "title": None},
 }  # fmt: skip
-# the label of a whole line is that of its first point
+# Vega labels a whole line with its first point, so lines get no title
 MARK = re.compile(r'(<path (?![^>]*"line mark")[^>]*aria-label="([^"]*)"[^>]*?)(?:/>|></path>)')
 
 
 def svg_of(chart: alt.TopLevelMixin, description: str) -> str:
-    """The picture as an element of a page; what its marks stand for is shown at the pointer."""
-    # the library ends the whole process over marks that turn the direction of text
+    """Return the chart as an inline SVG element that shows the label of a mark on hover."""
+    # the library aborts the process on characters that change the text direction
     spec = printable(chart.to_dict())
     spec["config"] = THEME
     text: str = vl_convert.vegalite_to_svg(spec)
@@ -66,10 +66,10 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
     """Draw a line for each run.
 
     Args:
-        rows: with the fields x, y and run.
-        zero: whether the y axis begins at 0.
+        rows: data with the fields x, y and run.
+        zero: True if the y axis begins at 0.
     """
-    # the default rounds the label of a lone value to an integer
+    # the default format rounds the label of a single value to an integer
     form = alt.Undefined if len({row[y] for row in rows}) > 1 else ".3~r"
     lines = (
         alt.Chart(alt.InlineData(list(rows)))
@@ -90,11 +90,11 @@ def curve(rows: Rows, x: str, y: str, x_title: str, y_title: str, zero: bool = F
 
 
 def points(rows: Rows, x_title: str, y_title: str, log: bool) -> Chart:
-    """A point for each row.
+    """Draw a point for each row.
 
     Args:
-        rows: with the fields x, y and run.
-        log: whether the x axis is logarithmic.
+        rows: data with the fields x, y and run.
+        log: True if the x axis is logarithmic.
     """
     kind: Any = "log" if log else "linear"
     chart = (
@@ -116,7 +116,7 @@ def points(rows: Rows, x_title: str, y_title: str, log: bool) -> Chart:
 
 
 def bars(rows: Rows, x_title: str) -> Chart:
-    """A bar for each `name`, as long as `value`, in the colour of its run."""
+    """Draw a bar of length `value` for each `name`, in the colour of its run."""
     chart = (
         alt.Chart(alt.InlineData(list(rows)))
         .mark_bar()
@@ -130,12 +130,12 @@ def bars(rows: Rows, x_title: str) -> Chart:
 
 
 def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = False) -> Chart:
-    """A bar for each `name`, of parts one after the other.
+    """Draw a stacked bar for each `name`.
 
     Args:
-        rows: with the fields name, part and value.
-        parts: their names in order, with their colours.
-        percent: whether values are parts of 1.
+        rows: data with the fields name, part and value.
+        parts: names of the parts in order, with their colours.
+        percent: True if values are fractions of 1.
     """
     order = list(parts)
     ordered = [{**row, "order": order.index(row["part"])} for row in rows]
@@ -157,10 +157,10 @@ def shares(rows: Rows, parts: Mapping[str, str], x_title: str, percent: bool = F
 
 
 def time_line(rows: Rows, marks: Rows) -> Chart:
-    """Draw what each run did when, in minutes since its start.
+    """Draw the activities of each run over time, in minutes since the launch.
 
     Args:
-        rows: with the fields run, doing, began and ended.
+        rows: data with the fields run, doing, began and ended.
         marks: restarts and checkpoints, with the fields run, what and at.
     """
     y = alt.Y("run:N", title=None, sort=None, axis=alt.Axis(labelLimit=130))
@@ -191,12 +191,12 @@ def time_line(rows: Rows, marks: Rows) -> Chart:
 
 
 def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
-    """Samples per second by number of hosts or ranks.
+    """Draw samples per second by number of hosts or ranks.
 
     Args:
-        points: measured, with the fields x, y and run.
-        ideal: points of the line through the smallest point and 0.
-        expected: points of a line from the largest point to what is predicted.
+        points: measurements with the fields x, y and run.
+        ideal: points of the line through the origin and the smallest measurement.
+        expected: points of a line from the largest measurement to the predictions.
     """
 
     def line(rows: Rows, dash: list[int], colour: str, of: str) -> Chart:
@@ -237,12 +237,12 @@ def scaling(points: Rows, ideal: Rows, expected: Rows, x_title: str) -> Chart:
 
 
 def efficiency(measured: Rows, predicted: Rows, references: Rows, title: str) -> Chart:
-    """The efficiency by number of hosts, of each mode.
+    """Draw the efficiency by number of hosts for each mode.
 
     Args:
-        measured: with the fields hosts, mode and efficiency; likewise `predicted`, whose line is
-            dashed.
-        references: what others have published, with the fields hosts, efficiency and of.
+        measured: data with the fields hosts, mode and efficiency.
+        predicted: data with the same fields, drawn as a dashed line.
+        references: published results, with the fields hosts, efficiency and of.
     """
     modes = list(dict.fromkeys(row["mode"] for row in measured))
     scale = alt.Scale(domain=modes, range=[RUNS[n % len(RUNS)] for n in range(len(modes))])
@@ -265,15 +265,15 @@ def efficiency(measured: Rows, predicted: Rows, references: Rows, title: str) ->
 
 
 def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]) -> Chart:
-    """The cores of a host as squares in the colours of their ranks.
+    """Draw the cores of a host as squares in the colours of their ranks.
 
     Args:
         nodes: NUMA nodes, each with the CPU numbers of its cores.
-        rank_of: the rank of each CPU number that has one.
+        rank_of: rank by CPU number, for the CPUs that a rank uses.
     """
     rows, lines = [], 0
     for name, cpus in nodes:
-        lines += 1  # for the name
+        lines += 1  # the line with the node's name
         for place, cpu in enumerate(cpus):
             rank = rank_of.get(cpu)
             rows.append(
@@ -314,7 +314,7 @@ def cores(nodes: Sequence[tuple[str, Sequence[int]]], rank_of: Mapping[int, int]
 
 
 def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
-    """Every n-th row, and the last one, so that at most about so many are left.
+    """Return every n-th row and the last one, about `most` rows in total.
 
     >>> thinned([{"x": n} for n in range(10)], most=4)
     [{'x': 2}, {'x': 5}, {'x': 8}, {'x': 9}]
@@ -324,19 +324,19 @@ def thinned(rows: Rows, most: int = POINTS) -> list[Mapping[str, Any]]:
 
 
 def _fitted(chart: Chart, height: int) -> Chart:
-    """In so many pixels, with axes and legends."""
+    """Return the chart with the page's width, a height in pixels, axes and legends."""
     size = alt.AutoSizeParams(type="fit", contains="padding")
     fitted: Chart = chart.properties(width=WIDTH, height=height, autosize=size)
     return fitted
 
 
 def _names() -> alt.Y:
-    """The axis of bars with names, in the order of the rows."""
+    """Return the axis for named bars, in the order of the rows."""
     return alt.Y("name:N", title=None, sort=None, axis=alt.Axis(labelLimit=150))
 
 
 def _by_run(rows: Rows) -> alt.Color:
-    """The colour of a run; a legend where there are several."""
+    """Return the colour by run, with a legend if there are several runs."""
     runs = list(dict.fromkeys(row["run"] for row in rows))
     return alt.Color(
         "run:N",
@@ -352,5 +352,5 @@ def _colours(field: str, colours: Mapping[str, str]) -> alt.Color:
 
 
 def _height(rows: Rows) -> int:
-    """Pixels of bars with an axis."""
+    """Return the height in pixels of a bar chart with its axis."""
     return 60 + ROW * len({row["name"] for row in rows})

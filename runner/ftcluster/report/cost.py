@@ -1,4 +1,4 @@
-"""Costs of an epoch and of a run, as data and as text. Pure functions only."""
+"""The costs of an epoch and of a run, as data and as text. Pure functions only."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
     """Format the cost of a run.
 
     Args:
-        seconds: time of the whole run.
-        epoch: seconds of an epoch.
+        seconds: duration of the whole run in seconds.
+        epoch: duration of an epoch in seconds.
 
     >>> cost_line(1800, 450, Price(8.0, "USD"), 2)
     'cost: 4.00 USD, an epoch of 7:30 1.00 USD (8.00 USD an hour for 2 hosts)'
@@ -31,19 +31,19 @@ def cost_line(seconds: float, epoch: float | None, price: Price, hosts: int) -> 
 
 
 def recorded_price(record: Mapping[str, Any]) -> Price | None:
-    """Return the price of a run's hosts by its run.json; None where that is not known."""
+    """Return the price of a run's hosts from its run.json, or None if it is unknown."""
     hosts = [(host["name"], host.get("price_per_hour", "")) for host in record.get("facts", ())]
     return price_of(hosts)[0]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A planned training with its time and its price.
+    """A planned training with its duration and its price.
 
     Attributes:
-        name: the file that its facts came from, or "".
-        hosts: what they are, such as "2 x Xeon 8488C, 64 cores".
-        no_price: why there is no price; "" where no host has one.
+        name: file that the facts were read from, or "".
+        hosts: descriptions of the hosts, such as "2 x Xeon 8488C, 64 cores".
+        no_price: reason why there is no price; "" if no host has a price.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def cost(self) -> float | None:
-        """The cost of an epoch; None where it is not known."""
+        """The cost of an epoch, or None if it is unknown."""
         if not self.price or self.time.seconds is None:
             return None
         return self.price.cost(self.time.seconds)
@@ -74,7 +74,7 @@ class Shape:
         }
 
     def epoch(self) -> dict[str, Any]:
-        """Return the time and the price for `--json`."""
+        """Return the duration and the price for `--json`."""
         time = self.time
         origin = {"source": time.source, "why": time.why, "run": time.run}
         return {
@@ -83,7 +83,7 @@ class Shape:
         }
 
     def shown_time(self) -> str:
-        """Format the time of an epoch."""
+        """Format the duration of an epoch."""
         return UNKNOWN if self.time.seconds is None else duration(self.time.seconds)
 
     def shown_cost(self) -> str:
@@ -91,7 +91,7 @@ class Shape:
         return self.price.shown(self.cost) if self.price and self.cost is not None else UNKNOWN
 
     def reasons(self) -> Iterator[tuple[str, str, str]]:
-        """List what is said below a plan: its subject, the value and why."""
+        """Yield the lines below a plan: the subject, the value and the reason."""
         source = f"{self.time.source}, " if self.time.source else ""
         yield "time of an epoch", self.shown_time(), f"{source}{self.time.why}"
         if self.price:
@@ -102,7 +102,7 @@ class Shape:
 
 
 def comparison(shapes: Sequence[Shape]) -> Iterator[str]:
-    """Shapes side by side, and which is the fastest and the cheapest."""
+    """Compare shapes in a table, and name the fastest and the cheapest."""
     head = ("", "hosts", "ranks", "batch", "an epoch", "costs", "by")
     rows = [
         (

@@ -1,4 +1,4 @@
-"""The time of a recipe's epoch on some hosts, from trainings that were measured."""
+"""Estimates of a recipe's epoch time on some hosts, from measured trainings."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,29 +20,29 @@ from ftcluster.report.history import History, history_of, totals
 from ftcluster_common.recipe import Recipe
 
 MEASURED, ESTIMATED, GUESSED = "measured", "estimated", "guessed"
-RATES = "rates.json"  # of the state folder
-GUESSED_WITHIN = 2.0  # how far the speed of a CPU is off that was not measured, at least
-MOST_RUNS = 50  # whose events are read: some MB in all
+RATES = "rates.json"  # file in the state folder
+GUESSED_WITHIN = 2.0  # smallest error factor of a guess for a CPU that was not measured
+MOST_RUNS = 50  # maximum number of runs whose events are read (a few MB in total)
 COMPARED_FIELDS = ("task", "data_config", "from_scratch", "config_overrides", "options")
-COMPARED_NAMES = ("model", "data")  # folders have other parents on other clusters
+COMPARED_NAMES = ("model", "data")  # only the last part is compared: parent folders may differ
 
 Ranks = tuple[tuple[str, int], ...]  # CPU and threads of each rank
 
 
 @dataclass(frozen=True)
 class PastRun:
-    """The speed of a training that was measured, and what it depends on.
+    """The speed of a measured training, and the settings that it depends on.
 
     Attributes:
-        recipe: its fields.
-        ranks: CPU and threads of each.
-        how: precision, and how ranks exchange what they learn.
-        samples_per_second: after the warm-up, without evaluation and checkpoints.
-        epoch_samples: rows of the training data.
-        tokens: mean of a sample's, without padding.
-        weights: in the model's matrix products.
-        gflops: speed of the products alone, by rank; none where they were not measured.
-        limit_share: the share of the matmul peak that it reached; 0 if unknown.
+        recipe: fields of the recipe.
+        ranks: CPU and number of threads of each rank.
+        how: precision and other settings that change the speed, see `how_of`.
+        samples_per_second: speed after the warm-up, without evaluation and checkpoints.
+        epoch_samples: number of rows of the training data.
+        tokens: mean number of tokens of a sample, without padding.
+        weights: number of weights in the model's matmuls.
+        gflops: measured matmul rate of each rank in GFLOP/s; empty if it was not measured.
+        limit_share: fraction of the matmul peak that the training reached; 0 if unknown.
     """
 
     run: str
@@ -58,7 +58,7 @@ class PastRun:
 
     @property
     def rates(self) -> Iterator[tuple[str, float]]:
-        """CPU and GFLOP/s of a thread, by rank."""
+        """Yield the CPU and the GFLOP/s per thread of each rank."""
         if len(self.gflops) == len(self.ranks):
             for (cpu, threads), rate in zip(self.ranks, self.gflops, strict=True):
                 yield cpu, rate / threads
@@ -66,13 +66,13 @@ class PastRun:
 
 @dataclass(frozen=True)
 class EpochTime:
-    """The time of an epoch, with its source.
+    """The duration of an epoch, with its source.
 
     Attributes:
-        seconds: time of the training loop without start, evaluation and checkpoints; None: unknown.
+        seconds: training loop without start, evaluation and checkpoints; None if unknown.
         source: MEASURED, ESTIMATED, GUESSED or "".
-        why: by which run and how; or why it is not known, and how to measure it.
-        run: that run, or "".
+        why: run and method behind the value; or why it is unknown, and how to measure it.
+        run: id of that run, or "".
     """
 
     seconds: float | None
@@ -88,20 +88,20 @@ def epoch_time(
     hosts: Sequence[HostFacts],
     runs: Sequence[PastRun],
 ) -> EpochTime:
-    """Measure or estimate the time of an epoch of a planned training.
+    """Measure or estimate the epoch time of a planned training.
 
-    Measured: a training of the recipe with the same batch on as many ranks with as many threads of
-    the same CPUs. Estimated otherwise, from a training of the recipe on other hosts: the slowest
-    rank computes its samples' matrix products at the speed that was measured for a thread of its
-    CPU, and the step takes as much longer as that training's. A CPU that was not measured counts as
-    others of its generation do, else as the median of those that were, and the reason has how far
-    that may be off. Where the recipe with its own model and data was never trained here, what its
-    authors measured stands in.
+    The time is measured if a training of the recipe ran with the same batch on the same number of
+    ranks, with the same threads and CPUs. Otherwise it is estimated from a training of the recipe
+    on other hosts. The estimate assumes that the slowest rank computes its matmuls at the rate
+    measured for a thread of its CPU, and that the step reaches the same fraction of the matmul
+    peak. A CPU that was not measured gets the rate of its generation, or else the median of the
+    measured CPUs, and the reason gives the possible error. If the recipe with its original model
+    and data was never trained here, the rates shipped with ftcluster are used.
 
     Args:
-        fields: those of the recipe.
-        hosts: all that the plan has ranks on, and maybe more.
-        runs: the newest first.
+        fields: fields of the recipe.
+        hosts: facts of all hosts with ranks, and possibly of other hosts.
+        runs: past runs, the newest first.
     """
     batch, cpus = batch_of(plan), {host.name: host.cpu_model for host in hosts}
     ranks = tuple((cpus[host.name], rank.threads) for host in plan.hosts for rank in host.placement)
@@ -131,7 +131,7 @@ def epoch_time(
     spread = max([GUESSED_WITHIN, *(max(rate / usual, usual / rate) for rate in rates.values())])
     rates |= {cpu: of_generation.get(cpu, usual) for cpu in unknown}
     shares = [rank.samples or 0 for host in plan.hosts for rank in host.placement]
-    operations = OPERATIONS * source.weights * source.tokens  # of a sample
+    operations = OPERATIONS * source.weights * source.tokens  # per sample
     step = max(
         samples * operations / (1e9 * rates[cpu] * threads)
         for samples, (cpu, threads) in zip(shares, ranks, strict=True)
@@ -139,30 +139,30 @@ def epoch_time(
     seconds = source.epoch_samples / batch * step / source.limit_share
     reached = f"run {source.run}" if source.run else "this recipe where ftcluster is developed"
     why = (
-        f"by the speed of matrix products on these CPUs, of which {reached} reached "
-        f"{source.limit_share:.0%}; what another network costs is not in it"
+        f"by the matmul rate of these CPUs, of which {reached} reached "
+        f"{source.limit_share:.0%}; a different network is not accounted for"
     )
     if unknown:
-        counts = "the median of those that were"
+        counts = "the median of the measured CPUs"
         if of_generation.keys() >= {*unknown}:
-            spread, counts = shipped.WITHIN, "others of its generation"
+            spread, counts = shipped.WITHIN, "a CPU of its generation"
         why += f". {', '.join(unknown)} was not measured and counts as {counts}"
     guessed = bool(unknown) or not source.run
     if guessed:
         why += (
-            f": {seconds / spread:.3g} to {seconds * spread:.3g} seconds; its own speed can stand "
+            f": {seconds / spread:.3g} to {seconds * spread:.3g} seconds; you can set its rate "
             f"in {RATES} (docs/plan.md); {measure}"
         )
     return EpochTime(seconds, GUESSED if guessed else ESTIMATED, why, source.run)
 
 
 def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> PastRun | None:
-    """What is known of a recipe with its own model and data without a run here."""
+    """Return the shipped measurements of a recipe with its original model and data, or None."""
     known = shipped.RUNS.get(name)
     share = known.limit_share.get(how[0]) if known else None
     if not known or not share:
         return None
-    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # as a record has it
+    as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # as a record stores it
     if not is_same(as_it_is, fields):
         return None
     return PastRun(
@@ -173,19 +173,19 @@ def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> Past
 
 
 def batch_of(plan: LaunchPlan) -> int:
-    """Samples of a step of all ranks."""
+    """Return the number of samples in a step, over all ranks."""
     return sum(rank.samples or 0 for host in plan.hosts for rank in host.placement)
 
 
 def how_of(precision: str, ipex: bool, sharded: bool, fields: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the settings of a launch that change its speed, beside its ranks."""
+    """Return the launch settings that change the speed, apart from the ranks."""
     training = fields["training"]
     names = ("gradient_accumulation_steps", "gradient_checkpointing", "sync", "sync_steps")
     return (precision, ipex, sharded, *(training.get(name) for name in names))
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Return whether an epoch of two recipes has the same samples and the same model."""
+    """Return True if an epoch of the two recipes has the same samples and the same model."""
     return all(one.get(name) == other.get(name) for name in COMPARED_FIELDS) and all(
         PurePath(str(one.get(name))).name == PurePath(str(other.get(name))).name
         for name in COMPARED_NAMES
@@ -193,12 +193,12 @@ def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
-    """GFLOP/s of a thread by CPU: the median of the first run that has measured it."""
+    """Return the GFLOP/s of a thread by CPU: the median within the first run that measured it."""
     medians: dict[str, float] = {}
     for run in runs:
         of_run: dict[str, list[float]] = {}
         for cpu, rate in run.rates if run.how[0] == precision else ():
-            if rate > 0:  # a model may have no matrix products
+            if rate > 0:  # a model may have no matmuls
                 of_run.setdefault(cpu, []).append(rate)
         for cpu, rates in of_run.items():
             medians.setdefault(cpu, median(rates))
@@ -206,7 +206,7 @@ def thread_rates(runs: Iterable[PastRun], precision: str) -> dict[str, float]:
 
 
 def own_rates(precision: str) -> dict[str, float]:
-    """GFLOP/s of a thread by CPU, as the user's table has them: {"CPU": {"bf16": 400}}."""
+    """Return the GFLOP/s of a thread by CPU from the user's table: {"CPU": {"bf16": 400}}."""
 
     def form(document: Any) -> dict[str, float]:
         found = {cpu: float(of_cpu.get(precision, 0)) for cpu, of_cpu in document.items()}
@@ -216,9 +216,9 @@ def own_rates(precision: str) -> dict[str, float]:
 
 
 def past_runs() -> list[PastRun]:
-    """The trainings that this control node has followed to their ends, the newest first.
+    """Return the trainings that this control node followed to their ends, the newest first.
 
-    Damaged records are left out.
+    Damaged records are skipped.
     """
     runs: list[PastRun] = []
     started: list[tuple[float, str]] = []
@@ -230,20 +230,20 @@ def past_runs() -> list[PastRun]:
         try:
             files = ended_here(run)
             past = past_run(run, files.record, history_of(files.events)) if files else None
-        except (FtclusterError, KeyError, TypeError, ValueError):  # of another version
+        except (FtclusterError, KeyError, TypeError, ValueError):  # written by another version
             continue
         runs += [past] if past else []
     return runs
 
 
 def past_run(run: str, record: Mapping[str, Any], history: History) -> PastRun | None:
-    """Read a run's speed; None where it trained no whole interval, or not on its plan.
+    """Return a run's speed, or None if it trained no whole interval or did not follow its plan.
 
     Raises:
-        KeyError, TypeError, ValueError: it is of another version.
+        KeyError, TypeError, ValueError: the record has the format of another version.
     """
     intervals = history.intervals
-    whole = totals(intervals[1:] or intervals)  # the first one has the warm-up
+    whole = totals(intervals[1:] or intervals)  # the first interval contains the warm-up
     plan, recipe = record["plan"], record["recipe"]
     cpus = {host["name"]: host["cpu_model"] for host in record["facts"]}
     ranks = tuple(

@@ -1,4 +1,4 @@
-"""Files of a run: its record on this control node, and its folder on the head."""
+"""The files of a run: its record on this control node, and its folder on the head."""
 
 import tempfile
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class RunFiles:
     """The record and the events of a run.
 
     Attributes:
-        record: run.json, or what job.json on the head has of it.
-        events: those of events.jsonl.
-        source: the host that they were read from; "" for this control node.
+        record: content of run.json, or the corresponding part of job.json on the head.
+        events: events from events.jsonl.
+        source: host that the files were read from; "" for this control node.
     """
 
     run: str
@@ -32,10 +32,10 @@ class RunFiles:
 
 
 def ended_here(run: str) -> RunFiles | None:
-    """A run that this control node has followed to its end; the cluster is not needed for it.
+    """Return a run that this control node followed to its end, without contacting the cluster.
 
     Raises:
-        FtclusterError: the copy of its events is damaged.
+        FtclusterError: the local copy of its events is damaged.
     """
     record = read_record(run)
     if record is None or not events_file(run).exists():
@@ -45,10 +45,10 @@ def ended_here(run: str) -> RunFiles | None:
 
 
 def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
-    """A run with its events until now.
+    """Return a run with its events so far, read from the head.
 
     Raises:
-        FtclusterError: the head does not answer.
+        FtclusterError: the head does not respond.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = read_record(run)
@@ -69,6 +69,6 @@ def from_head(run_hosts: RunHosts, run: str) -> RunFiles:
             record = {"run": run, "recipe": job.get("recipe", {})}
     if not events:
         raise FtclusterError(
-            f"run {run} has no events yet", "look again once its ranks have started"
+            f"run {run} has no events yet", "try again once its ranks have started"
         )
     return RunFiles(run, record, events, run_hosts.head)

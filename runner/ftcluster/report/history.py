@@ -1,4 +1,4 @@
-"""A run's events as curves, spans of time and seconds by rank. Pure functions only."""
+"""The events of a run as curves, spans of time and seconds per rank. Pure functions only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -14,7 +14,7 @@ SPANS = (STARTING, LOADING, TRAINING, EVALUATING, SAVING, DOWN)
 
 @dataclass(frozen=True)
 class TimeSpan:
-    """A time in which a run did one of SPANS, in seconds since 1970."""
+    """A span of time in which a run did one of SPANS, in seconds since 1970."""
 
     doing: str
     began: float
@@ -23,18 +23,18 @@ class TimeSpan:
 
 @dataclass
 class History:
-    """The events of a run, sorted by what they are about.
+    """The events of a run, sorted by subject.
 
     Attributes:
-        began: when its first event was, in seconds since 1970.
-        ended: when its last event was.
+        began: time of the first event, in seconds since 1970.
+        ended: time of the last event.
         start: the last event `start`; likewise `data`, `result`, `products` and
             `end`.
-        ranks: where each rank ran in the end.
-        steps: events `step`, without those that were repeated after a restart; likewise
+        ranks: final placement of each rank.
+        steps: events `step`, without those repeated after a restart; likewise
             `evaluations`.
-        intervals: also of steps that were repeated.
-        before: seconds of training of the runs that it continues.
+        intervals: intervals of all steps, including repeated ones.
+        before: seconds of training in the runs that this run continues.
         restarts: events `restart`; likewise `checkpoints`, `notices`, `slow_hosts` and
             `errors`.
     """
@@ -60,23 +60,23 @@ class History:
 
     @property
     def seconds(self) -> float:
-        """From its first event to its last."""
+        """The seconds from the first event to the last."""
         return self.ended - self.began
 
     @property
     def train_seconds(self) -> float:
-        """The seconds of the steps that the model was trained with, in this run."""
+        """The seconds that this run spent in the steps that count."""
         last = self.steps[-1] if self.steps else {"train_seconds": self.before}
         return float(self.result.get("train_seconds", last["train_seconds"])) - self.before
 
     @property
     def goodput(self) -> float:
-        """The share of its time that it trained in, without repeated steps."""
+        """The fraction of the run's time spent in training steps, without repeated steps."""
         return self.train_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def speeds(self) -> list[tuple[float, float]]:
-        """Samples per second between two logs, with the time of the later one."""
+        """Samples per second between two log events, with the time of the later one."""
         zero = {"samples_per_second": 0.0, "train_seconds": 0.0}
         speeds = []
         for before, after in pairwise([zero, *self.steps]):
@@ -90,10 +90,10 @@ class History:
 
 
 def history_of(events: Iterable[Mapping[str, Any]]) -> History:
-    """Fold the events of a run, in their order; kinds of a later version are ignored."""
+    """Fold the events of a run in order; ignore event kinds of later versions."""
     history = History()
     doing, since = STARTING, 0.0
-    before: Mapping[str, Any] | None = None  # the ranks' last report since they started
+    before: Mapping[str, Any] | None = None  # the last interval since the ranks started
 
     def now(next_doing: str, at: float) -> None:
         nonlocal doing, since
@@ -142,26 +142,26 @@ def history_of(events: Iterable[Mapping[str, Any]]) -> History:
             case "data" | "products" | "result" | "end":
                 setattr(history, kind, event)
     now(doing, history.ended)
-    # pictures draw what is inside of others later
+    # pictures draw later spans on top, so nested spans come after their parents
     history.spans.sort(key=lambda span: (span.began, -span.ended))
     return history
 
 
 def _drop_repeated(events: list[Mapping[str, Any]], step: int) -> None:
-    """Leave out what is done a second time; the steps of those that are left increase."""
+    """Drop the events from `step` on, which the restarted run repeats, so that steps increase."""
     while events and events[-1]["step"] >= step:
         events.pop()
 
 
 def _insert(spans: list[TimeSpan], doing: str, since: float, at: float, seconds: float) -> None:
-    """Add what ended now, within what the run does."""
+    """Add a span that ended now and is nested in the run's current activity."""
     spans.append(TimeSpan(doing, max(since, at - seconds), at))
 
 
 def totals(intervals: Sequence[Interval]) -> Interval | None:
-    """All of them as one, of the ranks of the last one; None where there is none.
+    """Return the sum of the intervals, or None if there are none.
 
-    Those with another number of ranks are left out.
+    Intervals whose number of ranks differs from the last interval's are skipped.
     """
     if not intervals:
         return None

@@ -1,4 +1,4 @@
-"""The page: what is known of some runs, as text, tables and pictures. Pure but for its template."""
+"""The page: facts about runs as text, tables and pictures. Pure except for reading the template."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,15 +29,15 @@ from ftcluster.text.printable import printable
 from ftcluster_common import __version__
 
 TEMPLATE = "page.html.j2"
-SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # and those that differ
+SHOWN = ("batch_size", "training.learning_rate", "training.seed")  # besides the fields that differ
 
 
 def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | None = None) -> str:
     """Render the page.
 
     Args:
-        files: those of each run, in the order of the page.
-        bench: the document of `bench scaling --json`, or nothing.
+        files: files of each run, in the order of the page.
+        bench: document of `bench scaling --json`, or None.
     """
     runs = [RunPage(label, one) for label, one in zip(labels(files), files, strict=True)]
     text = resources.files("ftcluster.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
@@ -68,12 +68,12 @@ def render(files: Sequence[RunFiles], now: datetime, bench: Mapping[str, Any] | 
         percent=percent,
         json=json,
     )
-    shown: str = printable(page)  # the template escapes markup; this, marks that reorder text
+    shown: str = printable(page)  # escapes bidi controls; the template escapes markup
     return shown
 
 
 def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list[str]]]:
-    """For each set of each run: its title, tables with headings, and what they do not say."""
+    """Yield the title, the tables with headings, and the notes for each set of each run."""
     for run in runs:
         for name, report in run.classes.items():
             title = f"{run.label}: {name}" if len(runs) > 1 else name
@@ -83,14 +83,14 @@ def class_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[Any], list
 
 
 def text_tables(runs: Sequence[RunPage]) -> Iterator[tuple[str, Any]]:
-    """For each set of each run whose model writes texts: its title, and some of them."""
+    """Yield the title and sample texts for each set of each run whose model generates text."""
     for run in runs:
         for name, rows in run.texts.items():
             yield f"{run.label}: {name}" if len(runs) > 1 else name, rows
 
 
 def percent(share: float) -> str:
-    """Format a part of 1.
+    """Format a fraction as a percentage.
 
     >>> percent(0.1234), percent(0.0834), percent(0.004), percent(0)
     ('12 %', '8.3 %', '0.4 %', '0 %')
@@ -99,7 +99,7 @@ def percent(share: float) -> str:
 
 
 def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
-    """The rows of the table: a name, and a cell for each run."""
+    """Yield the rows of the summary table: a name, and a cell for each run."""
 
     def row(name: str, cell: Any) -> tuple[str, list[str]]:
         return name, [str(cell(run)) for run in runs]
@@ -136,7 +136,7 @@ def summary(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[str]]]:
 
 
 def differing(fields: Sequence[Mapping[str, Any]], besides: Sequence[str] = SHOWN) -> list[str]:
-    """The names, besides those that are always shown, whose values differ.
+    """Return the fields whose values differ, except those that are always shown.
 
     >>> differing([{"model": "a", "training.lr": 1}, {"model": "b", "training.lr": 1}])
     ['model']
@@ -167,7 +167,7 @@ def _steps(run: RunPage) -> str:
 
 
 def reasons(run: RunPage) -> str:
-    """Why it was this fast, in sentences; "" where that is not known."""
+    """Explain in sentences what limits the speed of a run; "" if it is unknown."""
     parts, whole = run.parts, run.whole
     if not parts or not whole:
         return ""
@@ -177,29 +177,29 @@ def reasons(run: RunPage) -> str:
     if parts.limit_share:
         rate = sum(run.history.products["gflops"])
         sentences.append(
-            f"It reaches {percent(parts.limit_share)} of the matmul peak: what its ranks' "
-            f"{rate:.0f} GFLOP/s of matmuls alone would give."
+            f"It reaches {percent(parts.limit_share)} of the matmul peak: its ranks' "
+            f"{rate:.0f} GFLOP/s if a step were matrix multiplication alone."
         )
     if len(whole.ranks) > 1:
-        sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB a step.")
+        sentences.append(f"A rank sends {whole.sent_bytes / whole.steps / 1e6:.1f} MB per step.")
     most = max(ADVICE, key=lambda name: shares[name])
     return " ".join([*sentences, ADVICE[most] if shares[most] >= WORTH else COMPUTING])
 
 
-WORTH = 0.1  # of a step
-COMPUTING = "Computing limits it: more hosts, or CPUs with faster matrix products, make it faster."
+WORTH = 0.1  # smallest fraction of a step worth advice
+COMPUTING = "Computing limits it: use more hosts, or CPUs with faster matrix multiplication."
 ADVICE = {
     "communication": "Besides computing, communication costs most: a larger batch, gradients in "
-    "bf16 (training.gradient_dtype=bf16) or fewer ranks have less of it; ftcluster bench allreduce "
+    "bf16 (training.gradient_dtype=bf16) or fewer ranks reduce it; ftcluster bench allreduce "
     "compares backends.",
     "input": "Besides computing, making batches costs most: see max_length, and the disks.",
-    "waiting": "Besides computing, waiting for slower ranks costs most: see below which host, and "
-    "ftcluster check.",
+    "waiting": "Besides computing, waiting for slower ranks costs most: find the slow host below "
+    "and run ftcluster check.",
 }
 
 
 def costs(runs: Sequence[RunPage]) -> Iterator[tuple[str, list[HostCost], str]]:
-    """The hosts of each run by what they cost, and what it means."""
+    """Yield the hosts of each run, the most expensive first, with a conclusion in words."""
     for run in runs:
         if not run.costs:
             continue

@@ -1,4 +1,4 @@
-"""The pictures of the page, and what each is made of."""
+"""The pictures of the page, computed from the runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,15 +18,15 @@ from ftcluster.text.plural import counted
 from ftcluster_common.protocol.cpu_list import format_cpus, parse_cpus
 from ftcluster_common.protocol.rank_times import Interval, RankTimes
 
-MANY = 32  # bars of a picture; more ranks are shown as hosts
-METRICS = 6  # pictures of metrics
-SEVERAL, DECADE = 3, 10  # runs with a picture of what was tried; a range on a logarithmic axis
-FURTHER = 4  # times as many hosts as were measured are shown as predicted
+MANY = 32  # most bars of a picture; with more ranks, a bar is a host
+METRICS = 6  # most pictures of metrics
+SEVERAL, DECADE = 3, 10  # least runs to plot a varied field; least ratio for a logarithmic axis
+FURTHER = 4  # predictions are shown for up to this multiple of the measured hosts
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its title, and what it shows in a sentence."""
+    """A picture with its title and a one-line note."""
 
     title: str
     svg: Markup
@@ -39,8 +39,9 @@ class HostPlace:
 
     Attributes:
         runs: labels of the runs.
-        hosts: their names, and what they are.
-        ranks: a colour and a text for each rank.
+        hosts: names of the hosts.
+        about: description of the hosts' hardware.
+        ranks: colour and text of each rank.
     """
 
     runs: str
@@ -51,7 +52,7 @@ class HostPlace:
 
 
 def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
-    """Draw which ranks ran where; hosts that are alike are drawn once."""
+    """Draw the placement of ranks on cores; hosts with equal placement share a picture."""
     alike: dict[str, list[tuple[RunPage, str, Mapping[str, Any], list[Mapping[str, Any]]]]] = {}
     for run in runs:
         facts = {host["name"]: host for host in run.record.get("facts", ())}
@@ -80,7 +81,7 @@ def places(runs: Sequence[RunPage]) -> Iterator[HostPlace]:
 
 
 def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: str) -> Markup:
-    """The cores of a host with its ranks; without facts of the host, those with ranks."""
+    """Draw the cores of a host with their ranks; without facts of the host, only ranks' cores."""
     rank_of = {cpu: place for place, rank in enumerate(ranks) for cpu in parse_cpus(rank["cpus"])}
     nodes: list[tuple[str, Sequence[int]]] = [
         (f"NUMA node {node['node']}", parse_cpus(node["cpus"]))
@@ -93,7 +94,7 @@ def _cores(kind: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]], title: s
 
 
 def _about(kind: Mapping[str, Any]) -> str:
-    """Describe a host; "" without its facts."""
+    """Describe a host's hardware; "" without its facts."""
     if not kind:
         return ""
     memory = f"{kind['memory_bytes'] / 2**30:.0f} GiB"
@@ -101,7 +102,7 @@ def _about(kind: Mapping[str, Any]) -> str:
 
 
 def _rank_text(rank: Mapping[str, Any], place: int, several: bool) -> str:
-    """A rank's cores, threads and memory."""
+    """Describe a rank's cores, threads and memory."""
     name = f"local rank {place}" if several else f"rank {rank['rank']}"
     nodes = rank["memory_nodes"]
     memory = f", memory of NUMA node {', '.join(map(str, nodes))}" if nodes else ""
@@ -117,11 +118,11 @@ def picture(title: str, chart: alt.TopLevelMixin, note: str = "") -> Picture:
 def tried(
     runs: Sequence[RunPage], fields: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> Iterator[Picture]:
-    """Draw what each field of a recipe that differs, and is a number, did to the metric.
+    """Plot the metric against each numeric recipe field that differs between the runs.
 
     Args:
-        fields: the recipe's fields of each run.
-        names: those that differ.
+        fields: recipe fields of each run.
+        names: names of the fields that differ.
     """
     if len(runs) < SEVERAL or len({run.recipe for run in runs}) > 1:
         return
@@ -143,7 +144,7 @@ def tried(
 
 
 def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """Draw how the runs went: curves and a time line."""
+    """Draw the course of the runs: curves and a time line."""
     losses = _rows(
         runs, lambda run: [(event["step"], event["loss"]) for event in run.history.steps]
     )
@@ -181,11 +182,11 @@ def course(runs: Sequence[RunPage]) -> Iterator[Picture]:
             for event in events
         ]  # fmt: skip
     if spans:
-        yield picture("What it did when", charts.time_line(spans, marks))
+        yield picture("Activity over time", charts.time_line(spans, marks))
 
 
 def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
-    """Draw how fast the runs were, and why."""
+    """Draw the speed of the runs and what limits it."""
     over_time = _rows(
         runs, lambda run: [((at - run.history.began) / 60, y) for at, y in run.history.speeds]
     )
@@ -207,7 +208,7 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         for run, whole, name, ranks in _bars(runs)
     ]
     if bars:
-        note = "while it computes and reads: what it would have if it waited for no other"
+        note = "counts only computing and reading, as if the rank never waited for another"
         yield picture("Samples per second by rank", charts.bars(bars, "samples/s"), note)
     with_parts = [(run, run.parts) for run in runs if run.parts]
     if with_parts:
@@ -223,8 +224,8 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
         title, note = (
             "Where a step's time goes",
             (
-                "products: what the model's matrix products take at their own speed; "
-                "communication: what the backward pass does not hide"
+                "matmuls: time of the model's matrix multiplications at their measured peak rate; "
+                "communication: only the part that the backward pass does not hide"
             ),
         )
         yield picture(title, charts.shares(rows, charts.PARTS, "milliseconds"), note)
@@ -239,11 +240,11 @@ def speed(runs: Sequence[RunPage]) -> Iterator[Picture]:
     ]
     if by_rank:
         chart = charts.shares(by_rank, charts.SHARES, "of its time", percent=True)
-        yield picture("Each rank's time", chart, "waiting: for a slower rank")
+        yield picture("Each rank's time", chart, "waiting: time spent waiting for a slower rank")
 
 
 def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
-    """Points of each run, few enough for a picture."""
+    """Return the points of each run, thinned to a number that a picture can show."""
     return [
         row
         for run in runs
@@ -254,7 +255,7 @@ def _rows(runs: Sequence[RunPage], points: Any) -> list[Mapping[str, Any]]:
 
 
 def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, list[RankTimes]]]:
-    """Find what has a bar: each rank, or each host where ranks are many; with its times."""
+    """Yield the bars and their times: a bar per rank, or per host if there are many ranks."""
     many = sum(len(run.hosts) for run in runs) > MANY
     for run in runs:
         if not run.whole or len(run.hosts) != len(run.whole.ranks):
@@ -269,7 +270,7 @@ def _bars(runs: Sequence[RunPage]) -> Iterator[tuple[RunPage, Interval, str, lis
 
 
 def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator[Picture]:
-    """Draw samples per second by number of hosts: the runs of a recipe, and `bench scaling`."""
+    """Draw samples per second by number of hosts: runs of the same recipe, and `bench scaling`."""
     for recipe in dict.fromkeys(run.recipe for run in runs):
         alike = [run for run in runs if run.recipe == recipe and run.speed and run.hosts]
         if not alike:
@@ -297,7 +298,7 @@ def growth(runs: Sequence[RunPage], bench: Mapping[str, Any] | None) -> Iterator
 
 
 def _bench_scaling(bench: Mapping[str, Any]) -> Picture:
-    """The fastest mode for each number of hosts or ranks, and what its model predicts."""
+    """Draw the fastest mode for each number of hosts or ranks, and the model's predictions."""
     x = "hosts" if bench["points"][-1]["hosts"] > 1 else "ranks"
     best: dict[int, dict[str, Any]] = {}
     for row in bench["points"]:
@@ -319,7 +320,7 @@ def _scaling(title: str, points: Any, expected: Any, x: str) -> Picture:
     first = points[0]
     most = max(point["x"] for point in (*points, *expected))
     ideal = [{"x": n, "y": first["y"] * n / first["x"]} for n in (0, most)]
-    note = "dashed grey: ideal, as fast a host as the smallest run"
+    note = "dashed grey: ideal, with the per-host speed of the smallest run"
     if expected:
-        note += "; rings: predicted, with as many samples a rank as now"
+        note += "; rings: predicted, with the same number of samples per rank"
     return picture(title, charts.scaling(points, ideal, expected, x), note)

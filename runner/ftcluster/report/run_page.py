@@ -24,16 +24,16 @@ from ftcluster_common.protocol.launch import TAGS_VARIABLE
 from ftcluster_common.protocol.rank_times import Interval
 from ftcluster_common.protocol.run_state import name_of_run
 
-SECTIONS = ("options", "training")  # of a recipe
-MOST_VARIED, MOST_LABEL = 2, 40  # fields in a run's label, and its characters
+SECTIONS = ("options", "training")  # sections of a recipe
+MOST_VARIED, MOST_LABEL = 2, 40  # most fields, and most characters, of a run's label
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """A run, with what the page says of it.
+    """The data of a run for the page.
 
     Attributes:
-        label: its name on the page.
+        label: name of the run on the page.
     """
 
     label: str
@@ -41,22 +41,22 @@ class RunPage:
 
     @cached_property
     def history(self) -> History:
-        """Its events."""
+        """The events of the run."""
         return history_of(self.files.events)
 
     @property
     def record(self) -> dict[str, Any]:
-        """Its record."""
+        """The record of the run."""
         return self.files.record
 
     @property
     def recipe(self) -> str:
-        """The recipe's name, or that of the script."""
+        """The name of the recipe, or the kind of run if it has no recipe."""
         return str(self.record.get("recipe", {}).get("name") or self.record.get("kind", "script"))
 
     @property
     def tags(self) -> str:
-        """Its tags, or ""."""
+        """The tags of the run, or ""."""
         return str(self.record.get("launch", {}).get("env", {}).get(TAGS_VARIABLE, ""))
 
     @cached_property
@@ -66,12 +66,12 @@ class RunPage:
 
     @cached_property
     def whole(self) -> Interval | None:
-        """All of its training that the ranks have reported."""
+        """The sum of all training intervals that the ranks reported, or None."""
         return totals(self.history.intervals)
 
     @cached_property
     def parts(self) -> StepParts | None:
-        """The parts of a mean step; None where they are not known."""
+        """The parts of a mean step, or None if unknown."""
         return step_parts(self.whole, self.history.products) if self.whole else None
 
     @cached_property
@@ -81,27 +81,27 @@ class RunPage:
 
     @cached_property
     def next(self) -> NextHost | None:
-        """The prediction for one more host; None where the speed is not known."""
+        """The prediction for one more host, or None if the speed is unknown."""
         if not self.whole or not self.speed:
             return None
         return next_host(self.whole, self.speed, len(set(self.hosts)))
 
     @property
     def speed(self) -> float:
-        """Samples per second of its training."""
+        """The training speed in samples per second."""
         history = self.history
         last = history.steps[-1]["samples_per_second"] if history.steps else 0.0
         return float(history.result.get("samples_per_second", last))
 
     @property
     def epoch_seconds(self) -> float:
-        """The seconds of an epoch in the training loop; 0 if not known."""
+        """The seconds of an epoch in the training loop; 0 if unknown."""
         samples = self.history.start.get("train_samples", 0)
         return float(samples / self.speed) if self.speed else 0.0
 
     @property
     def state(self) -> str:
-        """Its state."""
+        """The state of the run."""
         return str(self.history.end.get("state", "running"))
 
     @property
@@ -117,7 +117,7 @@ class RunPage:
 
     @property
     def main_metric(self) -> tuple[str, float] | None:
-        """That by which its best model is chosen: its name and value; None where it has none."""
+        """The name and value of the metric that selects the best model, or None."""
         found = {name.removeprefix("eval_"): value for name, value in self.last_metrics.items()}
         training = self.record.get("recipe", {}).get("training", {})
         name = str(training.get("metric_for_best_model") or "").removeprefix("eval_")
@@ -126,19 +126,19 @@ class RunPage:
 
     @property
     def classes(self) -> dict[str, ClassReport]:
-        """How well each class is predicted, by the set."""
+        """The class reports of the model, by set."""
         return reports_of(self._measured)
 
     @property
     def texts(self) -> Texts:
-        """What the model has written, by the set."""
+        """Texts that the model generated, by set."""
         return written_texts(self.history.result, self.history.evaluations)
 
 
 def labels(files: Sequence[RunFiles]) -> list[str]:
-    """Short names of runs: what differs between their recipes, where that is one or two fields.
+    """Return short names of runs: the one or two recipe fields that differ between them.
 
-    Else their names, with the ends of their ids; the ids if these do not differ.
+    If more fields differ, a name is the run's name with the end of its id, or else the whole id.
     """
     fields = [fields_of(run.record.get("recipe", {})) for run in files]
     every = dict.fromkeys(name for recipe in fields for name in recipe)
@@ -157,7 +157,7 @@ def labels(files: Sequence[RunFiles]) -> list[str]:
 
 
 def fields_of(recipe: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """A recipe's fields under the names that users set them by.
+    """Return a recipe's fields under the names that users set them by.
 
     >>> fields_of({"name": "mrpc", "options": {"max_length": 64}, "training": {"seed": 7}})
     {'max_length': 64, 'training.seed': 7}

@@ -1,1 +1,1 @@
-"""Stacks: the sets of versions that match, and which of them have what a user asks for."""
+"""Stacks: sets of matching versions, and the search for stacks with certain versions."""

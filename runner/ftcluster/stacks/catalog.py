@@ -1,4 +1,4 @@
-"""The stacks, sets of versions that match: the file that the role torch_stack reads too."""
+"""The stacks (sets of matching versions), from the file that the role torch_stack reads too."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from packaging.utils import canonicalize_name
 from ftcluster.errors import StacksError, UsageError
 from ftcluster.paths import collection
 
-NODE_PYTHON = "3.10"  # the oldest that ftcluster_train, the package on the hosts, runs on
-IPEX = ("intel_extension_for_pytorch", "torch_ipex")  # the second is its name before 1.10
+NODE_PYTHON = "3.10"  # oldest Python for ftcluster_train, the package on the hosts
+IPEX = ("intel_extension_for_pytorch", "torch_ipex")  # torch_ipex is the name before 1.10
 CCL = "oneccl_bind_pt"
-# what reading a damaged file raises
+# errors that reading a damaged file can raise
 DAMAGED = (OSError, ValueError, yaml.YAMLError, LookupError, TypeError, AttributeError)
 
 
@@ -28,9 +28,9 @@ class Note:
 
     Attributes:
         text: one sentence without a full stop.
-        source: where it is from; empty if it follows from the stacks themselves.
-        explains: the parts (torch, ipex, ccl, transformers, accelerate) that no stack has together
-            for this reason; it is about releases of the first as new as the stacks' or newer.
+        source: source of the text; empty if it follows from the stacks themselves.
+        explains: parts (torch, ipex, ccl, transformers, accelerate) that no stack combines for this
+            reason; the note is about releases of the first part as new as the stacks' or newer.
     """
 
     text: str
@@ -40,12 +40,12 @@ class Note:
 
 @dataclass(frozen=True)
 class Advisory:
-    """A known vulnerability of a version that a stack has.
+    """A known vulnerability of a version in a stack.
 
     Attributes:
-        allows: what somebody can do with it.
-        source: where its advisory is.
-        looked_at: the day on which the list was made, such as 2026-11-26.
+        allows: possible action of an attacker.
+        source: URL of the advisory.
+        looked_at: date of the list, such as 2026-11-26.
     """
 
     id: str
@@ -58,21 +58,21 @@ class Advisory:
 
 @dataclass(frozen=True)
 class Stack:
-    """A set of versions that match.
+    """A set of matching versions.
 
     Attributes:
-        name: what `setup --stack` takes.
-        state: default: what setup installs; supported: locked and tested; documented: known to
-            match, neither locked nor tested.
-        python: the first and the last minor version that all packages have wheels for.
+        name: name for `setup --stack`.
+        state: default: installed by setup; supported: locked and tested; documented: known to
+            match, but neither locked nor tested.
+        python: first and last minor version for which all packages have wheels.
         packages: exact versions by package name.
-        backends: the collective backends that it supports, the preferred first.
-        cpu_flags: the instruction-set flags that a CPU must have.
-        unverified: packages that its lock has no hash of.
-        tried: where ftcluster itself trained with it; empty: nowhere.
-        warnings: what to know before installing it.
-        indexes: the index of each package that is not on the usual one, or better elsewhere.
-        advisories: the known vulnerabilities of its versions of torch and transformers.
+        backends: supported collective backends, the preferred one first.
+        cpu_flags: instruction-set flags that a CPU must have.
+        unverified: packages without a hash in the lock.
+        tried: hardware on which ftcluster itself trained with the stack; empty if untested.
+        warnings: facts to know before installing it.
+        indexes: index of each package that is not on the default index, or better elsewhere.
+        advisories: known vulnerabilities of its versions of torch and transformers.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Stack:
     advisories: tuple[Advisory, ...] = ()
 
     def version(self, *packages: str) -> str:
-        """The version of the first of these packages that it has, in any spelling; "" for none.
+        """Return the version of the first of these packages that it has, in any spelling, or "".
 
         >>> load_stacks()["native"].version("torch")
         '2.13.0'
@@ -100,27 +100,27 @@ class Stack:
 
     @property
     def has_ipex(self) -> bool:
-        """Whether it has Intel's extension for PyTorch."""
+        """Return True if it has Intel's extension for PyTorch."""
         return bool(self.version(*IPEX))
 
     @property
     def has_ccl(self) -> bool:
-        """Whether it has oneCCL's binding for torch.distributed."""
+        """Return True if it has oneCCL's binding for torch.distributed."""
         return bool(self.version(CCL))
 
     @property
     def missing_hashes(self) -> str:
-        """The packages without a hash, as a text; "" if all have one."""
+        """Return the packages without a hash as a text; "" if all have a hash."""
         return str(unverified(vars(self)))
 
     def fits_python(self, version: str) -> bool:
-        """Return whether all packages have wheels for a Python, given as 3.11 or 3.11.7."""
+        """Return True if all packages have wheels for a Python, such as 3.11 or 3.11.7."""
         first, last = (numbers(end) for end in self.python)
         return first <= numbers(version)[:2] <= last
 
     @property
     def host_python(self) -> tuple[str, str] | None:
-        """The first and the last Python that `setup` installs it with; None if there is none."""
+        """Return the first and last Python on which `setup` can install it, or None."""
         first, last = self.python
         if numbers(last) < numbers(NODE_PYTHON):
             return None
@@ -128,15 +128,15 @@ class Stack:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """A version for comparisons: (2, 13, 0) for 2.13.0."""
+    """Return a version as numbers for comparisons: (2, 13, 0) for 2.13.0."""
     return tuple(int(part) for part in version.split("."))
 
 
 def load_stacks(path: Path | None = None) -> dict[str, Stack]:
-    """All stacks by name, in the file's order: the default first, then the newest.
+    """Return all stacks by name in the file's order: the default first, then the newest.
 
     Raises:
-        StacksError: the file cannot be read, or is not what tests/unit/stacks makes sure of.
+        StacksError: the file is unreadable, or breaks a rule that tests/unit/stacks checks.
     """
     files = collection() / "roles" / "torch_stack" / "files"
     advisories = load_advisories(files / "advisories.yml")
@@ -156,10 +156,10 @@ def load_stacks(path: Path | None = None) -> dict[str, Stack]:
 
 
 def load_advisories(path: Path) -> dict[str, Any]:
-    """The known vulnerabilities, as the file has them.
+    """Return the known vulnerabilities from the file.
 
     Raises:
-        StacksError: it cannot be read or is damaged.
+        StacksError: the file is unreadable or damaged.
     """
     try:
         document: dict[str, Any] = parse_yaml(path.read_text(encoding="utf-8"))
@@ -201,10 +201,10 @@ def _stack(
 
 
 def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
-    """The stack of this name.
+    """Return the stack of this name.
 
     Raises:
-        UsageError: there is none; suggests the nearest and lists all.
+        UsageError: there is no such stack; the hint has the nearest name and all names.
     """
     if name in stacks:
         return stacks[name]
@@ -214,7 +214,7 @@ def find_stack(name: str, stacks: Mapping[str, Stack]) -> Stack:
 
 
 def install_hint(having: Sequence[Stack]) -> str:
-    """Say how to install one of these stacks, preferably one with a lock."""
+    """Return a hint for installing one of these stacks, preferably a locked one."""
     locked = [stack.name for stack in having if stack.state != "documented"]
     if locked:
         return f"stacks with it: {', '.join(locked)}; ftcluster setup --stack {locked[0]}"

@@ -1,4 +1,4 @@
-"""Which stacks meet requirements; where none does, the nearest with what differs, and why."""
+"""The search for stacks that meet requirements, or for the nearest stacks, with reasons."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from ftcluster.stacks.catalog import CCL, IPEX, NODE_PYTHON, Note, Stack, find_s
 
 LATEST = "latest"
 MAX_NEAREST = 4
-MAX_ALIKE = 2  # of those that miss the same; the closest in versions comes on top
+MAX_ALIKE = 2  # stacks that miss the same requirements, besides the closest one
 PACKAGES = {"torch": ("torch",), "transformers": ("transformers",), "accelerate": ("accelerate",),
             "ipex": IPEX, "ccl": (CCL,)}  # fmt: skip
 PARTS = ("stack", *PACKAGES, "python")
@@ -20,15 +20,15 @@ _RELEASE = re.compile(r"v?(\d+(?:\.\d+)*)(?:\+cpu)?")
 
 @dataclass(frozen=True)
 class Requirement:
-    """Something that a stack must have.
+    """A property that a stack must have.
 
     Attributes:
-        part: one of PARTS.
-        value: a stack's name; a version, which stands for all that begin with it; `latest` for the
-            highest that any stack has; True for any version, False for none.
+        part: element of PARTS.
+        value: a stack's name; a version, which matches all versions that begin with it; `latest`
+            for the highest version of any stack; True for any version, False for none.
 
     Raises:
-        UsageError: a text is not a version.
+        UsageError: the text is not a version.
     """
 
     part: str
@@ -41,7 +41,7 @@ class Requirement:
         version = _RELEASE.fullmatch(self.value)
         if not version or (self.part == "python" and "." not in self.value):
             raise UsageError(
-                f"'{self.value}' is not a version of {self.label}", "as 3.11 or 3.11.7"
+                f"'{self.value}' is not a version of {self.label}", "write it as 3.11 or 3.11.7"
             )
         object.__setattr__(self, "value", version[1])
 
@@ -56,7 +56,7 @@ class Requirement:
         return f"{self.label} {self.value}"
 
     def met(self, stack: Stack) -> bool:
-        """Return whether a stack meets the requirement."""
+        """Return True if a stack meets the requirement."""
         if self.part == "python":
             return stack.fits_python(str(self.value))
         has = versions(stack, self.part)
@@ -68,14 +68,14 @@ class Requirement:
         return any(numbers(version)[: len(wanted)] == wanted for version in has)
 
     def difference(self, stack: Stack) -> str:
-        """Say what a stack that does not meet the requirement has instead."""
+        """Describe how a stack that does not meet the requirement differs."""
         has = " to ".join(versions(stack, self.part))
         if not has:
             return f"no {self.label}"
         return f"{self.label} {has}" + (f" instead of {self.value}" if self.value else "")
 
     def distance(self, stack: Stack) -> float:
-        """Return how far a stack's minor version is away; 0 where there is nothing to compare."""
+        """Return the distance of a stack's minor version; 0 if there is nothing to compare."""
         if isinstance(self.value, bool) or self.part == "stack" or self.met(stack):
             return 0
         has = [_minor(version) for version in versions(stack, self.part)]
@@ -87,9 +87,9 @@ class Match:
     """The stacks that meet requirements.
 
     Attributes:
-        exact: those that meet all, in the order of the file.
-        nearest: where there is none, the nearest, best first, each with its differences.
-        reasons: where there is none, why.
+        exact: stacks that meet all requirements, in the order of the file.
+        nearest: without exact stacks, the nearest ones, best first, each with its differences.
+        reasons: without exact stacks, the reasons why there is none.
     """
 
     exact: tuple[Stack, ...]
@@ -98,10 +98,10 @@ class Match:
 
 
 def resolve(requirements: Sequence[Requirement], stacks: Mapping[str, Stack]) -> Match:
-    """Find the stacks that meet all requirements, or the nearest.
+    """Find the stacks that meet all requirements, or the nearest ones.
 
     Raises:
-        UsageError: there is no stack of a required name.
+        UsageError: there is no stack with a required name.
     """
     every = tuple(stacks.values())
     needs = []
@@ -140,8 +140,8 @@ def _meeting(needs: Sequence[Requirement], stacks: Iterable[Stack]) -> tuple[Sta
 def _nearest(
     needs: Sequence[Requirement], stacks: Iterable[Stack]
 ) -> tuple[tuple[Stack, tuple[str, ...]], ...]:
-    """The stacks with the fewest differences; other patch releases, locks and the default first."""
-    alike: dict[tuple[Requirement, ...], list[Stack]] = {}  # stacks by what they miss
+    """Return the stacks with the fewest differences; prefer equal minors, locks and the default."""
+    alike: dict[tuple[Requirement, ...], list[Stack]] = {}  # stacks by their missed requirements
     for stack in stacks:
         alike.setdefault(tuple(need for need in needs if not need.met(stack)), []).append(stack)
 
@@ -168,7 +168,7 @@ def _nearest(
 def _conflicts(
     needs: Sequence[Requirement], stacks: Sequence[Stack]
 ) -> list[tuple[Requirement, ...]]:
-    """The smallest groups of requirements that no stack meets together."""
+    """Return the smallest groups of requirements that no stack meets together."""
     conflicts: list[tuple[Requirement, ...]] = []
     for size in range(1, len(needs) + 1):
         for group in combinations(needs, size):
@@ -179,7 +179,7 @@ def _conflicts(
 
 
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:
-    """Why no stack meets these together, then what the stacks' warnings say about it."""
+    """Explain why no stack meets these requirements together, with the stacks' warnings."""
     *others, last = conflict
     known = _known(last.part, _meeting(others, stacks))
     if last.part == "python":
@@ -201,7 +201,7 @@ def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[N
 
 
 def _explains(note: Note, values: Mapping[str, str | bool], stacks: Sequence[Stack]) -> bool:
-    """Whether a warning is about a conflict; one about an end is not about earlier releases."""
+    """Return True if a warning is about a conflict; end-of-support notes exclude older releases."""
     if not set(note.explains) <= set(values):
         return False
     first = note.explains[0]

@@ -1,1 +1,1 @@
-"""Text for terminals and command lines."""
+"""Helpers for text on terminals and in command lines."""

@@ -8,10 +8,10 @@ MARK = "#"
 
 
 def comments(lines: Iterable[object]) -> list[str]:
-    """Return each line as one comment, whatever characters it has.
+    """Return each line as a comment, whatever characters it contains.
 
-    Every writer of a generated file with comments uses this function: a name with a line break
-    would otherwise continue behind its comment, as a command or as another document.
+    Every writer of a generated file with comments must use this function. Without it, the text
+    after a line break in a name would become a command or another document.
 
     >>> comments(["columns: a\\nrm -rf ~", ""])
     ['# columns: a\\\\nrm -rf ~', '#']

@@ -1,4 +1,4 @@
-"""Hosts in few words."""
+"""Short descriptions of hosts."""
 
 import re
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from ftcluster.text.plural import counted
 
 
 def short_names(names: Sequence[str]) -> str:
-    """Names of hosts; of consecutive numbers only the first and the last.
+    """Join names of hosts; names with consecutive numbers become a range.
 
     >>> short_names(["head", "node1", "node2", "node3", "node7"])
     'head, node1-node3, node7'
@@ -17,7 +17,7 @@ def short_names(names: Sequence[str]) -> str:
     ('10.0.0.1-10.0.0.2', 'b, a', '')
     """
     runs: list[list[str]] = []
-    where = -1  # place of the number that counts up in the last run
+    where = -1  # position of the number that increases in the last range
     for name in names:
         place = _follows(runs[-1][-1], name) if runs else -1
         if place >= 0 and (len(runs[-1]) == 1 or place == where):
@@ -29,7 +29,7 @@ def short_names(names: Sequence[str]) -> str:
 
 
 def _follows(name: str, following: str) -> int:
-    """The place in `name` of the number that is one more in `following`; -1 if there is none."""
+    """Return the position of the number that increases by 1 in `following`, or -1."""
     for match in re.finditer(r"\d+", name):
         number = str(int(match[0]) + 1).zfill(len(match[0]))
         if name[: match.start()] + number + name[match.end() :] == following:
@@ -38,7 +38,7 @@ def _follows(name: str, following: str) -> int:
 
 
 def described(hosts: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Hosts as text: how many have which CPU and how many cores.
+    """Describe hosts by the number of hosts per CPU model and number of cores.
 
     >>> described([("Xeon 8488C", 64), ("Xeon 8488C", 64), ("Xeon 6248", 40)])
     ('2 x Xeon 8488C, 64 cores', '1 x Xeon 6248, 40 cores')

@@ -1,20 +1,20 @@
 """Foreign text, made safe for terminals and generated files.
 
-Names of columns, files, models and hosts are made by others. This module decides which of their
-characters are written as they are; `terminal`, `comments` and `shell_words` apply it.
+Names of columns, files, models and hosts come from others. This module decides which of their
+characters stay unchanged; `terminal`, `comments` and `shell_words` apply it.
 """
 
 import re
 from typing import Any
 
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # and bold, underlined ...: SGR of ECMA-48
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")  # SGR of ECMA-48, which includes bold and underlined
 RESET = "\x1b[0m"
-# Control characters other than tabs and line feeds; what turns the direction of the text around it
-# (UAX #9), or ends a line elsewhere; halves of a surrogate pair, which cannot be printed.
+# Control characters except tab and line feed; characters that change the direction of text
+# (UAX #9) or end a line; halves of a surrogate pair, which cannot be printed.
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-# Readers of YAML refuse the last three even in comments (a mark of the byte order, no characters).
+# YAML readers refuse the last three even in comments (byte order mark and two noncharacters).
 _NOT_PLAIN = re.compile(rf"[\t\n\ufeff\ufffe\uffff]|{_CONTROL.pattern}")
 # A colour matches as a whole, so that its escape character is not replaced.
 _IN_OUTPUT = re.compile(rf"(?P<colour>{_COLOUR.pattern})|\r|{_CONTROL.pattern}")
@@ -27,12 +27,12 @@ def _escape(match: "re.Match[str]") -> str:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
+    """Return True if a path or argument is UTF-8; other bytes are surrogates (PEP 383)."""
     return not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def is_plain(text: str) -> bool:
-    """Return True if a text is one line without control characters and marks of direction."""
+    """Return True if a text is a single line without control characters and direction marks."""
     return not _NOT_PLAIN.search(text)
 
 
@@ -57,7 +57,7 @@ def printable(value: Any) -> Any:
 
 
 def in_one_line(text: str) -> str:
-    r"""Return a text with everything escaped that ends a line or that a terminal obeys.
+    r"""Escape everything in a text that ends a line or controls a terminal.
 
     >>> print(in_one_line("a\nb\x85c\u2028d\x1b[2J"))
     a\nb\x85c\u2028d\x1b[2J

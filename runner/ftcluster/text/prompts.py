@@ -1,4 +1,4 @@
-"""Prompts that are typed on a terminal, or piped."""
+"""Prompts that a user types on a terminal or pipes."""
 
 import contextlib
 import signal
@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from ftcluster.errors import UsageError
 
 with contextlib.suppress(ImportError):
-    import readline  # noqa: F401 - has `input` edit lines
+    import readline  # noqa: F401 - makes `input` editable
 
-MOST_STDIN = 1 << 20  # characters of a prompt
+MOST_STDIN = 1 << 20  # most characters of a prompt
 
 
 def is_terminal() -> bool:
-    """Whether a person types and reads."""
+    """Return True if stdin and stdout are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def typed_lines() -> Iterator[str]:
-    """Each line that is typed, until Ctrl-D or a request to end; Ctrl-C begins the line anew."""
-    print("A prompt a line, each answered by itself; Ctrl-D ends.", file=sys.stderr)
+    """Yield typed lines until Ctrl-D or a signal to end; Ctrl-C discards the current line."""
+    print("Type a prompt per line; each is answered separately. Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
             line = _line()
@@ -35,11 +35,11 @@ def typed_lines() -> Iterator[str]:
 
 
 def _line() -> str:
-    """A line, whatever takes signals otherwise.
+    """Read a line; signals behave as in a shell while it is typed.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-        EOFError: Ctrl-D was, or this command was asked to end.
+        KeyboardInterrupt: the user pressed Ctrl-C.
+        EOFError: the user pressed Ctrl-D, or the process received a signal to end.
     """
 
     def end(*_: object) -> None:
@@ -55,10 +55,10 @@ def _line() -> str:
 
 
 def all_of_stdin() -> str:
-    """The text that is piped.
+    """Return the piped text.
 
     Raises:
-        UsageError: nothing is, or it is too long.
+        UsageError: nothing is piped, or the text is too long.
     """
     if sys.stdin.isatty():
         raise UsageError("no prompt is given", 'ftcluster generate RUN "a question"')

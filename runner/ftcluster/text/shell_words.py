@@ -1,4 +1,4 @@
-"""Words of commands that are shown or written into scripts for bash."""
+"""Quoted arguments of commands that are shown or written into bash scripts."""
 
 import shlex
 from collections.abc import Iterable
@@ -7,9 +7,9 @@ from ftcluster.text.printable import is_plain
 
 
 def shell_word(text: str) -> str:
-    r"""Quote a word for bash, in one line and without control characters.
+    r"""Quote an argument for bash, as one line without control characters.
 
-    A word with such characters has them as escapes in `$'...'` (Quoting in bash's manual).
+    Such characters become escapes in `$'...'` (section Quoting of bash's manual).
 
     >>> print(shell_word("a b"), shell_word("a\n#SBATCH it's"))
     'a b' $'a\x0a#SBATCH it\'s'
@@ -30,5 +30,5 @@ def _escaped(letter: str) -> str:
 
 
 def shell_line(words: Iterable[str]) -> str:
-    """Quote the words of a command as one line of bash."""
+    """Quote the arguments of a command as a line of bash."""
     return " ".join(map(shell_word, words))

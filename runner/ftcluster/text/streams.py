@@ -1,4 +1,4 @@
-"""Standard output and standard error that nobody reads any more."""
+"""Standard output and standard error after their reader has gone."""
 
 import contextlib
 import errno
@@ -12,12 +12,12 @@ from typing import Any, Literal, TextIO
 
 from ftcluster.text.printable import script_output
 
-READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that this signal ends
-GONE = (errno.EPIPE, errno.EIO)  # of a pipe, and of a terminal that was closed
+READER_GONE = 128 + signal.SIGPIPE  # the exit code of a program that SIGPIPE ends
+GONE = (errno.EPIPE, errno.EIO)  # errors of a pipe without reader, and of a closed terminal
 
 
 class _Dropping(io.FileIO):
-    """A file whose reader may go away; what is written then is dropped."""
+    """A file that drops writes once its reader has gone."""
 
     unread = False
 
@@ -32,17 +32,17 @@ class _Dropping(io.FileIO):
 
 
 def is_unread(stream: TextIO) -> bool:
-    """Whether a stream of `standard_streams` has dropped something."""
+    """Return True if a stream of `standard_streams` dropped something."""
     raw = getattr(getattr(stream, "buffer", None), "raw", None)
     return isinstance(raw, _Dropping) and raw.unread
 
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let progress and errors end quietly with their reader; a command's work goes on.
+    """Let progress and errors end quietly with their reader, while the command continues.
 
-    A stream that the caller has closed (`2>&-`) is dropped as well: Python would write errors into
-    the result.
+    Output to a stream that the caller closed (`2>&-`) is dropped too; otherwise Python would
+    write errors into the result.
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
@@ -56,7 +56,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def _without_reader(stream: TextIO) -> TextIO:
-    """The same stream, which stays open; one that is no file, as in tests, as it is."""
+    """Return the stream wrapped so that it drops; return a stream without a file unchanged."""
     try:
         raw = _Dropping(stream.fileno(), "w", closefd=False)
     except (OSError, ValueError):
@@ -66,7 +66,7 @@ def _without_reader(stream: TextIO) -> TextIO:
 
 
 def drop_output() -> None:
-    """Drop what stdout still holds; Python would report at its end that it cannot be written."""
+    """Drop buffered stdout, because Python would report at exit that it cannot write it."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -74,16 +74,16 @@ def drop_output() -> None:
 
 
 def shown_on(stream: TextIO, text: str) -> str:
-    """Return the output of a script as this stream gets it: whole, unless it is a terminal."""
+    """Return a script's output for this stream: made safe on a terminal, else unchanged."""
     return script_output(text) if stream.isatty() else text
 
 
 class Show:
-    """Writes the output of rank 0 as it comes; a terminal gets its text and colours alone.
+    """A writer of rank 0's output as it arrives; a terminal gets only safe text and colours.
 
     Attributes:
-        closed: whether the reader is gone, as with `| head`.
-        in_line: whether the last line is incomplete.
+        closed: True if the reader has gone, as with `| head`.
+        in_line: True if the last line is incomplete.
     """
 
     def __init__(self, stdout: TextIO, stderr: TextIO) -> None:
@@ -92,7 +92,7 @@ class Show:
         self._streams = {"stdout": stdout, "stderr": stderr}
 
     def __call__(self, stream: Literal["stdout", "stderr"], text: str) -> None:
-        """Write text to one of the streams."""
+        """Write text to a stream."""
         if self.closed:
             return
         target = self._streams[stream]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
-    """Rows as lines with aligned columns.
+    """Return rows as lines with aligned columns.
 
     >>> aligned([("host", "ranks"), ("a", "2")])
     ['host  ranks', 'a     2']

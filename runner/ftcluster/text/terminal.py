@@ -1,4 +1,4 @@
-"""Lines that fit a terminal, with colour where it has some; plain lines elsewhere."""
+"""Lines wrapped for a terminal, with colours if it has them; plain lines elsewhere."""
 
 import sys
 import textwrap
@@ -10,20 +10,20 @@ from rich.text import Text
 
 from ftcluster.text.printable import printable
 
-INDENT = 2  # of what continues a line, beyond the line's own
+INDENT = 2  # indent of continuation lines, relative to the line's own indent
 NARROWEST = 20
 
 
 def print_lines(
     lines: Iterable[Text | str], stream: TextIO | None = None, indent: int = INDENT
 ) -> None:
-    """Print lines to stdout or another stream; on a terminal, cut between words to fit it.
+    """Print lines to stdout or another stream; on a terminal, wrap them between words.
 
-    Every result, plan and error of a command is printed here. Names that others made are among
-    them, so control characters and line breaks within a line are shown as escapes.
+    Every result, plan and error of a command is printed here. They include names made by others,
+    so control characters and line breaks within a line are shown as escapes.
 
     Args:
-        indent: columns before what continues a line, beyond the line's own.
+        indent: indent of continuation lines in columns, relative to the line's own indent.
     """
     stream = stream or sys.stdout
     console = Console(file=stream, highlight=False, emoji=False)
@@ -37,18 +37,18 @@ def print_lines(
 
 
 def safe(line: Text | str) -> Text:
-    r"""Return a line with everything escaped that a terminal would obey; styles stay.
+    r"""Escape everything in a line that would control a terminal; styles stay.
 
     >>> print(safe("a\x1b[2J").plain)
     a\x1b[2J
     """
-    if isinstance(line, str):  # before it is a Text, which drops some characters
+    if isinstance(line, str):  # escape first: Text would drop some characters
         return Text(one_line(line))
     if one_line(line.plain) == line.plain:
         return line
     shown = line.blank_copy()
     for letter in line.divide(range(1, len(line.plain))):
-        letter.plain = one_line(letter.plain)  # its style is that of the whole escape
+        letter.plain = one_line(letter.plain)  # the whole escape gets the character's style
         shown.append_text(letter)
     return shown
 
@@ -63,7 +63,7 @@ def one_line(text: str) -> str:
 
 
 def cut(text: Text, width: int, indent: int) -> list[Text]:
-    """A line in parts of at most `width` columns, but for longer words, such as paths.
+    """Wrap a line to `width` columns; words longer than that, such as paths, are not split.
 
     >>> [part.plain for part in cut(Text("  one two three and a_word_that_is_longer"), 24, 2)]
     ['  one two three and', '    a_word_that_is_longer']

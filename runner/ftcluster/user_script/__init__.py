@@ -1,1 +1,1 @@
-"""A user's own training script: its command, its files, and what it needs of a stack."""
+"""A user's own training script: its command, its files, and the packages it needs."""

@@ -1,4 +1,4 @@
-"""A user's own script: the words after `--`, and its place on the hosts."""
+"""The command line of a user's own script, and the script's place on the hosts."""
 
 import difflib
 import re
@@ -26,13 +26,13 @@ class Script:
     """The program that every rank runs.
 
     Attributes:
-        name: for the run's id.
-        program: arguments of the hosts' Python: a path or -m and a module, and the script's own.
-        arguments: the script's own.
-        source: its file on this machine; None if it is only on the hosts.
-        folder: the folder of this machine that is copied and that the ranks start in, or None.
-        start: if no folder is copied, the hosts' folder that the ranks start in, or "" for an empty
-            one in the run's folder.
+        name: name for the run's id.
+        program: arguments for the hosts' Python: path or `-m MODULE`, then script arguments.
+        arguments: arguments for the script.
+        source: file of the script on this machine; None if it is only on the hosts.
+        folder: folder on this machine that is copied and that the ranks start in, or None.
+        start: folder on the hosts that the ranks start in if no folder is copied; "" for an empty
+            folder inside the run's folder.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Script:
 
 
 def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
-    """The script of a command line.
+    """Read the script from the arguments after `--`.
 
     Args:
-        on_hosts: whether the script is already on the hosts.
+        on_hosts: True if the script is already on the hosts.
 
     Raises:
-        UsageError: there is no such script, or the words are something else.
+        UsageError: there is no such script, or the arguments are not a script.
     """
     if not words:
         raise UsageError("no script is given", USAGE)
@@ -60,7 +60,7 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
         return _module(rest, on_hosts, here)
     if first.startswith("-"):
         raise UsageError(
-            f"'{first}' is not a script; of Python's options only -m MODULE is supported", USAGE
+            f"'{first}' is not a script; the only supported Python option is -m MODULE", USAGE
         )
     path = Path(first)
     if on_hosts:
@@ -69,14 +69,15 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
         return Script(path.stem, tuple(words), tuple(rest), None, None, str(path.parent))
     path = here / path
     if path.is_dir():
-        raise UsageError(f"{first} is a folder; give the script in it", USAGE)
+        raise UsageError(f"{first} is a folder; name the script in it", USAGE)
     if not path.is_file():
         scripts = [file.name for file in path.parent.glob("*.py")]
         near = difflib.get_close_matches(path.name, scripts, n=1)
         guess = f"did you mean {Path(first).with_name(near[0])}? " if near else ""
         raise UsageError(
             f"script {first} does not exist here",
-            f"{guess}for one on the hosts: --on-hosts and its absolute path; for a module: -m NAME",
+            f"{guess}a script on the hosts needs --on-hosts and an absolute path; a module needs "
+            "-m",
         )
     folder = Path(path.parent.resolve())
     return Script(path.stem, (path.name, *rest), tuple(rest), folder / path.name, folder)
@@ -97,25 +98,25 @@ def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
 
 
 def _no_launcher(words: Sequence[str]) -> None:
-    """Raise if the words begin with a launcher or Python; the hint is the command without it."""
+    """Raise if the arguments begin with a launcher or Python; the hint shows the fixed command."""
     first, *rest = words
     starts = [index for index, word in enumerate(rest) if word == "-m" or word.endswith(".py")]
     own = rest[starts[0] :] if starts else rest if _PYTHON.fullmatch(Path(first).name) else []
     hint = f"ftcluster run -- {shlex.join(own)}" if own else USAGE
     if _PYTHON.fullmatch(Path(first).name):
-        raise UsageError(f"leave out {first}: the hosts' own Python runs the script", hint)
+        raise UsageError(f"remove {first}: the hosts' own Python runs the script", hint)
     name = rest[0] if first == "-m" and rest else Path(first).name
     if name in LAUNCHERS:
         raise UsageError(
-            f"leave out {name} and its options: ftcluster itself starts and binds the ranks", hint
+            f"remove {name} and its options: ftcluster starts and binds the ranks itself", hint
         )
 
 
 def doubtful_paths(script: Script, here: Path, same_machine: bool) -> list[str]:
-    """Notes about arguments that are paths on this machine, but maybe not for the ranks.
+    """Return notes about arguments that are paths here, but may not exist for the ranks.
 
     Args:
-        same_machine: whether all ranks run on this machine.
+        same_machine: True if all ranks run on this machine.
     """
     return [
         note
@@ -132,7 +133,7 @@ def _doubtful(value: str, folder: Path | None, here: Path, same_machine: bool) -
     try:
         if not (here / path).exists() or (path.is_absolute() and same_machine):
             return ""
-    except OSError:  # a text too long for a path
+    except OSError:  # the text is too long for a path
         return ""
     if folder is None:
         return "" if same_machine else f"{value} exists here, but is not copied to the hosts"

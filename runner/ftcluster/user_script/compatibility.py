@@ -1,4 +1,4 @@
-"""Imports and arguments of a script that the versions of a stack do not have.
+"""Imports and arguments of a script that a stack's versions do not support.
 
 Such a script would fail on every rank, after a minute of imports.
 """
@@ -10,15 +10,15 @@ from itertools import pairwise
 from ftcluster.stacks.catalog import CCL, IPEX, Stack, install_hint, numbers
 from ftcluster.user_script.source import Argument, Import, Source
 
-BF16_NEEDS_USE_CPU = (4, 55)  # of transformers
+BF16_NEEDS_USE_CPU = (4, 55)  # version of transformers
 NO_IPEX = 'torch uses AMX by itself; for bfloat16: torch.autocast("cpu", dtype=torch.bfloat16)'
 NO_CCL = 'use the backend "impi" or "gloo", or os.environ["FTCLUSTER_BACKEND"]'
-PLANNED = "leave it out: the planned backend is used"
+PLANNED = "remove it: the planned backend is used"
 NO_SPAWN = (
     "ftcluster starts a process for each rank, with RANK and WORLD_SIZE: call the function itself"
 )
-CPU = 'write "cpu", leave out cuda.set_device and device_ids, and name no backend or gloo'
-# what scripts often import and stacks may not have: modules, and the packages that bring them
+CPU = 'use "cpu", remove cuda.set_device and device_ids, and name no backend, or gloo'
+# modules that scripts often import and stacks may lack, with the packages that provide them
 PACKAGES: Mapping[str, str] = {
     "deepspeed": "deepspeed", "einops": "einops", "evaluate": "evaluate", "hydra": "hydra-core",
     "lightning": "lightning", "nltk": "nltk", "omegaconf": "omegaconf", "peft": "peft",
@@ -26,22 +26,22 @@ PACKAGES: Mapping[str, str] = {
     "sacrebleu": "sacrebleu", "sentence_transformers": "sentence-transformers", "timm": "timm",
     "torchaudio": "torchaudio", "torchvision": "torchvision", "trl": "trl", "wandb": "wandb",
 }  # fmt: skip
-# the first release of transformers whose TrainingArguments do not have an argument, and what to
-# write instead; tests/engine compares it with the transformers of the stack in use
+# the first release of transformers whose TrainingArguments lack an argument, and a replacement;
+# tests/engine compares this table with the stack's transformers
 REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
     "xpu_backend": ((4, 35), "write ddp_backend"),
     "evaluation_strategy": ((4, 51), "write eval_strategy"),
-    "use_ipex": ((4, 57), f"leave it out: {NO_IPEX}"),
+    "use_ipex": ((4, 57), f"remove it: {NO_IPEX}"),
     "no_cuda": ((5, 0), "write use_cpu"),
     "jit_mode_eval": ((5, 0), "write torch_compile"),
-    "overwrite_output_dir": ((5, 0), "leave it out: Trainer overwrites anyway"),
+    "overwrite_output_dir": ((5, 0), "remove it: Trainer overwrites anyway"),
     "per_gpu_train_batch_size": ((5, 0), "write per_device_train_batch_size"),
     "per_gpu_eval_batch_size": ((5, 0), "write per_device_eval_batch_size"),
     "adafactor": ((5, 0), "write optim=adafactor"),
     "group_by_length": ((5, 0), "write train_sampling_strategy=group_by_length"),
-    "warmup_ratio": ((5, 0), "write warmup_steps, which takes a ratio as well"),
+    "warmup_ratio": ((5, 0), "write warmup_steps, which also accepts a ratio"),
     "logging_dir": ((5, 0), "set the variable TENSORBOARD_LOGGING_DIR in the script"),
-    "save_safetensors": ((5, 0), "leave it out: it is always on"),
+    "save_safetensors": ((5, 0), "remove it: it is always on"),
     "include_inputs_for_metrics": ((5, 0), "write include_for_metrics=inputs"),
     "push_to_hub_model_id": ((5, 0), "write hub_model_id"),
     "push_to_hub_token": ((5, 0), "write hub_token"),
@@ -50,12 +50,12 @@ REMOVED: Mapping[str, tuple[tuple[int, ...], str]] = {
 
 @dataclass(frozen=True)
 class Incompatibility:
-    """Something that a script uses and the stack does not have.
+    """A use of something that the stack does not have.
 
     Attributes:
-        what: where it is used, and why it is not possible.
-        hint: what to write instead.
-        certain: whether the script fails because of it.
+        what: place of the use, and the reason why it is not possible.
+        hint: replacement to write.
+        certain: True if the script is certain to fail because of it.
     """
 
     what: str
@@ -73,12 +73,11 @@ def incompatibilities(
     stacks: Mapping[str, Stack],
     brings: bool = False,
 ) -> list[Incompatibility]:
-    """Everything that a script uses and the stack does not have.
+    """Return all uses of things that the stack does not have.
 
     Args:
-        source: what the script's text says; None if it is only on the hosts: nothing is certain
-            then.
-        brings: whether it brings packages of its own.
+        source: the script's source; None if it is only on the hosts. Nothing is certain then.
+        brings: True if the script brings its own packages.
     """
     flags = _flags(words)
     if source is None:
@@ -96,7 +95,7 @@ def incompatibilities(
 def other_backends(
     source: Source | None, words: Sequence[str], stack: Stack, planned: str
 ) -> list[str]:
-    """Where a script asks for another backend than the planned one, which it then has."""
+    """Return notes about places where a script overrides the planned backend."""
     if source is None:
         return []
     arguments = [*(_flags(words) if source.parses_flags else ()), *source.arguments]
@@ -120,7 +119,7 @@ def _has_only(stack: Stack) -> str:
 
 
 def _of_calls(source: Source, stack: Stack) -> list[Incompatibility]:
-    """Calls may be behind a condition that is not true here."""
+    """Return incompatible calls, none certain: a condition may prevent a call."""
     return [
         *(
             Incompatibility(
@@ -170,7 +169,7 @@ def _of_arguments(
             why, hint = f"{transformers} does not have it", instead
         elif flag.name == "use_ipex" and not off and not stack.has_ipex:
             why = f"stack {stack.name} does not have IPEX"
-            hint = f"leave it out: {NO_IPEX}; {_stack_with(IPEX, stacks)}"
+            hint = f"remove it: {NO_IPEX}; {_stack_with(IPEX, stacks)}"
         elif flag.name in needs_cpu and not off and not flag.others & {"use_cpu", "no_cuda", "**"}:
             why, hint = f"{transformers} needs use_cpu beside it", "add use_cpu"
         if why:
@@ -197,7 +196,7 @@ def _of_imports(
     has = {
         **{name: name in stack.packages for name in IPEX},
         "oneccl_bindings_for_pytorch": stack.has_ccl,
-        "torch_ccl": False,  # its name before 1.12
+        "torch_ccl": False,  # the module's name before 1.12
     }
     problems = []
     for imported in imports:

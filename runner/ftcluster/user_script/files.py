@@ -13,7 +13,7 @@ from ftcluster.text.printable import is_unicode
 MAX_FILES = 10_000
 MAX_BYTES = 1_000_000_000
 MOST_NAMED = 5
-# made by tools
+# files and folders made by tools
 JUNK = {
     ".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache",
     ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".tox", ".nox", ".eggs", ".idea",
@@ -22,7 +22,7 @@ JUNK = {
 JUNK_ENDINGS = (".pyc", ".pyo", ".swp", "~")
 SYSTEM = ("/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/proc", "/root", "/run", "/sbin",
           "/sys", "/tmp", "/usr", "/var", "/var/tmp")  # fmt: skip
-ADVICE = "put the script and its files into a folder of their own"
+ADVICE = "put the script and its files into a separate folder"
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Copied:
     """The files of a folder that are copied.
 
     Attributes:
-        files: names in it, sorted.
-        size_bytes: size of all of them.
-        left_out: files and folders of tools, which are not copied.
+        files: sorted names relative to the folder.
+        size_bytes: total size in bytes.
+        left_out: files and folders made by tools, which are not copied.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class Copied:
 
     @property
     def name(self) -> str:
-        """A name that changes with names, contents and modes: glue-4f7d1c0b2a9e.
+        """A name that depends on names, contents and modes, such as glue-4f7d1c0b2a9e.
 
         Raises:
             UsageError: a file cannot be read.
@@ -61,15 +61,15 @@ class Copied:
 
 
 def choose_files(folder: Path, home: Path | None = None) -> Copied:
-    """The files of a script's folder without those of tools; links within it are followed.
+    """Choose the files of a script's folder without tools' files; follow links within the folder.
 
     Args:
-        folder: an absolute path without links.
-        home: the user's home folder, which is not copied as a whole.
+        folder: absolute path without links.
+        home: the user's home folder, which is never copied as a whole.
 
     Raises:
-        UsageError: the folder is a system or home folder, too large or not readable, or has links
-            that leave it.
+        UsageError: the folder is a system or home folder, too large or unreadable, or has links
+            to targets outside of it.
     """
     if str(folder) in SYSTEM or folder == home:
         raise UsageError(f"the script is in {folder}, which is not copied as a whole", ADVICE)
@@ -110,7 +110,7 @@ def _walk(
     root: Path, folder: Path, prefix: str, above: tuple[Path, ...], left_out: list[str],
     leaving: list[str],
 ) -> Iterator[str]:  # fmt: skip
-    """Names of all files below a folder; others are added to `left_out` and `leaving`."""
+    """Yield all files below a folder; add the others to `left_out` and `leaving`."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
@@ -140,7 +140,7 @@ def _walk(
 
 
 def _target(link: Path) -> Path | None:
-    """The target of a link; None if it is broken."""
+    """Return the target of a link, or None if the link is broken."""
     try:
         return link.resolve(strict=True)
     except (OSError, RuntimeError):

@@ -1,21 +1,21 @@
-"""Lines of a script that want a GPU, whatever the machine has."""
+"""Lines of a script that require a GPU unconditionally."""
 
 import ast
 import re
 
-GUARDS = re.compile(r"cuda|gpu", re.IGNORECASE)  # in the condition of what is for machines with one
+GUARDS = re.compile(r"cuda|gpu", re.IGNORECASE)  # in conditions for machines with a GPU
 DEVICE = re.compile(r"cuda(:\d*)?")
 NCCL = "nccl"
 
 
 def gpu_lines(tree: ast.AST) -> list[int]:
-    """The lines that set a CUDA device or the backend nccl, and no condition guards.
+    """Return the lines that set a CUDA device or the backend nccl and are not behind a condition.
 
-    Comparisons with such names are none, nor what `init_process_group` is given.
+    Comparisons with such names do not count, nor do arguments of `init_process_group`.
     """
     lines: set[int] = set()
     pending = [tree]
-    while pending:  # and not by recursion: a script may be nested deeply
+    while pending:  # no recursion: a script may be nested deeply
         node = pending.pop()
         if isinstance(node, ast.If | ast.IfExp | ast.While) and _guards(node.test):
             continue
@@ -49,7 +49,7 @@ def _guards(test: ast.expr) -> bool:
 
 
 def _device_ids(call: ast.Call) -> bool:
-    """Whether it is given devices; DDP takes none for a model on a CPU."""
+    """Return True if the call names devices; DDP takes none for a model on a CPU."""
     return any(
         word.arg == "device_ids"
         and isinstance(word.value, ast.List)
@@ -59,7 +59,7 @@ def _device_ids(call: ast.Call) -> bool:
 
 
 def _text(node: ast.expr | None) -> str:
-    """A text that is written there, or what an f-string begins with."""
+    """Return a string constant, or the beginning of an f-string."""
     if isinstance(node, ast.JoinedStr) and node.values:
         node = node.values[0]
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

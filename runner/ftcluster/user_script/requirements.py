@@ -14,28 +14,28 @@ from packaging.utils import canonicalize_name
 from ftcluster.errors import UsageError
 from ftcluster_common.given_files import GivenFileError, read_given
 
-# each run of blanks is tried once, from its beginning: a line may have a million of them
+# each run of blanks is tried only from its beginning, because a line may have a million blanks
 _COMMENT = re.compile(r"(^|(?<!\s)\s+)#.*$")
 _HASH = re.compile(r"(?<!\s)\s+--hash(?:=|\s)\s*(\w+):(\w+)")
 _NEXT_OPTION = re.compile(r"(?<!\s)\s+(?=--)")
-_VARIABLE = re.compile(r"\$\{[^}]*\}")  # pip would put the variable's value in its place
+_VARIABLE = re.compile(r"\$\{[^}]*\}")  # pip would replace it with the variable's value
 _OPTION = re.compile(r"(-\w|--[\w-]+)(?:=|\s*)(.*)")
 _FILE, _CONSTRAINTS = ("-r", "--requirement"), ("-c", "--constraint")
 _FOLDER = ("-f", "--find-links")
 _WHEELS_ONLY = "--only-binary"
 _PASSED_ON = {*_FOLDER, "-i", "--index-url", "--extra-index-url", "--no-index", "--pre",
               "--prefer-binary", "--trusted-host", _WHEELS_ONLY}  # fmt: skip
-_ALWAYS = {"--require-hashes"}  # what is so anyway
+_ALWAYS = {"--require-hashes"}  # always in effect anyway
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a requirements file, about one package.
+    """A line of a requirements file about a package.
 
     Attributes:
         where: file:line.
-        hashes: the SHA-256 of the accepted files; none: any.
-        constraint: whether it only limits the versions of what other packages need.
+        hashes: SHA-256 of the accepted files; empty if any file is accepted.
+        constraint: True if the line only limits the versions of what other packages need.
     """
 
     requirement: Requirement
@@ -49,14 +49,14 @@ class Line:
         return str(canonicalize_name(self.requirement.name))
 
     def is_for(self, python: str) -> bool:
-        """Return whether hosts with this Python get the package."""
+        """Return True if hosts with this Python get the package."""
         marker = self.requirement.marker
         return marker is None or marker.evaluate(linux_environment(python))
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """A file and those that it names.
+    """A requirements file with the files that it includes.
 
     Attributes:
         options: lines about indexes, for pip.
@@ -67,7 +67,7 @@ class Requirements:
     options: tuple[str, ...]
 
     def hashes(self, python: str) -> dict[str, frozenset[str]]:
-        """The SHA-256 that each package with hashes may have, by name."""
+        """Return the SHA-256 values accepted for each package with hashes, by name."""
         hashes: dict[str, frozenset[str]] = {}
         for line in self.lines:
             if line.hashes and line.is_for(python):
@@ -75,7 +75,7 @@ class Requirements:
         return hashes
 
     def allows_prerelease(self, name: str) -> bool:
-        """Whether the file asks for a version of a package that is not a release."""
+        """Return True if the file requests a pre-release version of a package."""
         return "--pre" in self.options or any(
             line.requirement.url or line.requirement.specifier.prereleases
             for line in self.lines
@@ -84,17 +84,17 @@ class Requirements:
 
     @property
     def wheels_only(self) -> bool:
-        """Whether nothing may be built."""
+        """True if nothing may be built from source."""
         return any(option.startswith(_WHEELS_ONLY) for option in self.options)
 
     def limited(self, needed: Requirement, python: str) -> Requirement:
-        """What a package needs of another one, within what the file asks of that."""
+        """Combine a requirement of another package with the file's own version limits."""
         name = canonicalize_name(needed.name)
         specifiers = needed.specifier
         for line in self.lines:
             if line.name == name and line.is_for(python):
                 specifiers &= line.requirement.specifier
-        # pip takes hashes for one version only, which has to be written alone
+        # pip accepts hashes only for a single version, which must be the only specifier
         pins = [str(one) for one in specifiers if one.operator == "==" and "*" not in one.version]
         return Requirement(f"{needed.name}{pins[0] if pins else specifiers}")
 
@@ -103,10 +103,14 @@ class Requirements:
         return [line.requirement for line in self.lines if line.is_for(python)]
 
     def conflicts(self, stack: Mapping[str, str], python: str) -> list[str]:
-        """The lines that would replace a package of the stack, given its versions by name."""
+        """Return a message for each line that would replace a package of the stack.
+
+        Args:
+            stack: versions of the stack's packages by name.
+        """
         return [
             f"{line.where}: {line.requirement}: the stack has {line.name} {stack[line.name]}, "
-            "which stays"
+            "which cannot be replaced"
             for line in self.lines
             if line.name in stack
             and line.is_for(python)
@@ -117,9 +121,9 @@ class Requirements:
         ]
 
     def for_pip(self, stack: Mapping[str, str], constraints: bool) -> list[str]:
-        """The packages, or the constraints, that pip has to choose beside a stack.
+        """Return the packages, or the constraints, that pip resolves beside a stack.
 
-        Of the stack's own packages only extras are left.
+        Lines about the stack's own packages keep only their extras.
         """
         lines = []
         for line in self.lines:
@@ -135,10 +139,10 @@ class Requirements:
 
 
 def read_requirements(path: Path) -> Requirements:
-    """Read a file and those that it names.
+    """Read a requirements file and the files that it includes.
 
     Raises:
-        UsageError: there is no such file, or it has what is not supported; names each line.
+        UsageError: the file does not exist, or has unsupported lines; names each line.
     """
     lines: list[Line] = []
     options: list[str] = []
@@ -153,7 +157,7 @@ def _read(
     path: Path, constraint: bool, above: tuple[Path, ...], lines: list[Line], options: list[str],
     problems: list[str],
 ) -> None:  # fmt: skip
-    """Add what a file has to the lists."""
+    """Add the content of a file to the lists."""
     if path in above:
         problems.append(f"{path} names itself")
         return
@@ -191,7 +195,11 @@ def _read(
 
 
 def _line(words: str, where: str, constraint: bool) -> Line:
-    """One package; a ValueError says what is wrong with it."""
+    """Return the requirement of a line.
+
+    Raises:
+        ValueError: the line is wrong; the message says why.
+    """
     hashes = _HASH.findall(words)
     asked, *more = _NEXT_OPTION.split(_HASH.sub("", words))
     if more or any(kind != "sha256" for kind, _ in hashes):
@@ -204,13 +212,15 @@ def _line(words: str, where: str, constraint: bool) -> Line:
     if requirement.url and (
         url.scheme not in ("https", "http", "file") or not url.path.endswith(".whl")
     ):
-        raise ValueError(f"{requirement.name} is not a wheel; sources are taken from indexes only")
+        raise ValueError(
+            f"{requirement.name} is not a wheel; source distributions must come from an index"
+        )
     digests = frozenset(digest.lower() for _, digest in hashes)
     return Line(requirement, where, digests, constraint)
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their numbers, without comments; a backslash at its end continues one."""
+    """Yield lines with their numbers, without comments and with continued lines joined."""
     parts: list[str] = []
     for number, line in enumerate([*text.splitlines(), ""], 1):
         comment = line.lstrip().startswith("#")

@@ -1,6 +1,6 @@
 """Imports and arguments in a script's source, read without running it.
 
-Its own modules are read as well, because that is where scripts define their arguments.
+The script's own modules are read too, because scripts often define their arguments there.
 """
 
 import ast
@@ -12,12 +12,12 @@ from typing import Any
 
 from ftcluster.user_script.gpu import gpu_lines
 
-MAX_MODULES = 200  # of the script's own
-NOTHING = "has no statement to run (of a notebook: jupyter nbconvert --to script FILE)"
-LOCAL_RANK = {"--local_rank", "--local-rank"}  # what torch.distributed.launch gives
+MAX_MODULES = 200  # most of the script's own modules that are read
+NOTHING = "has no statement to run (convert a notebook with: jupyter nbconvert --to script FILE)"
+LOCAL_RANK = {"--local_rank", "--local-rank"}  # options that torch.distributed.launch passes
 MAKE_GROUPS = {"init_process_group", "InitProcessGroupKwargs"}
-SPAWNERS = {"mp", "multiprocessing"}  # torch.multiprocessing's names, in `mp.spawn`
-PARSERS = {"HfArgumentParser", "TrlParser"}  # they make options of TrainingArguments
+SPAWNERS = {"mp", "multiprocessing"}  # names of torch.multiprocessing, in `mp.spawn`
+PARSERS = {"HfArgumentParser", "TrlParser"}  # classes that make options of TrainingArguments
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Import:
     """An import of a module.
 
     Attributes:
-        module: the first part of its name.
+        module: first part of the module's name.
         where: file:line.
-        certain: whether it is a statement of the module itself, which nothing guards.
+        certain: True if it is a statement at module level that nothing guards.
     """
 
     module: str
@@ -40,10 +40,10 @@ class Argument:
     """An argument of TrainingArguments, in the source or on the command line.
 
     Attributes:
-        name: with underscores.
-        value: its value as text; "" if it has none or an expression.
+        name: name with underscores.
+        value: value as text; "" if it has none or is an expression.
         where: file:line, or "" for the command line.
-        others: the names of all arguments beside it; "**" for those that are not written there.
+        others: names of all other arguments; "**" stands for arguments that are not spelled out.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Call:
     """A call in the source.
 
     Attributes:
-        text: the function, with the argument that matters.
+        text: the function, with the relevant argument.
         where: file:line.
-        backend: of torch.distributed, that it asks for; "" for none.
+        backend: requested backend of torch.distributed, or "".
     """
 
     text: str
@@ -72,15 +72,15 @@ class Source:
     """The imports, flags and arguments of a script and its own modules.
 
     Attributes:
-        imports: the imports of modules that are not its own.
-        own_flags: the options that it defines itself, such as `no_cuda`.
-        arguments: those of TrainingArguments in the source.
-        backends: the calls that ask for a backend of torch.distributed by its name.
-        spawns: the calls that start further processes for ranks.
-        gpus: the lines that want a GPU, as file:line, line.
-        local_rank: how it spells the option --local-rank, where it defines that, or "".
-        parses_flags: whether its options become arguments of TrainingArguments.
-        syntax_error: file, line and error if the script cannot be read as Python, or "".
+        imports: imports of modules that are not the script's own.
+        own_flags: options that the script defines itself, such as `no_cuda`.
+        arguments: arguments of TrainingArguments in the source.
+        backends: calls that name a backend of torch.distributed.
+        spawns: calls that start further processes for ranks.
+        gpus: lines that require a GPU, as file:line, line.
+        local_rank: spelling of the option --local-rank if the script defines it, or "".
+        parses_flags: True if the script's options become arguments of TrainingArguments.
+        syntax_error: file, line and error if the script is not valid Python, or "".
     """
 
     imports: list[Import] = field(default_factory=list)
@@ -98,7 +98,7 @@ def read_source(script: Path, folder: Path) -> Source:
     """Read a script and those of its modules that are in its folder.
 
     Args:
-        folder: where Python looks for its modules first.
+        folder: folder where Python searches for modules first.
     """
     source = Source()
     pending, seen = [script], {script}
@@ -107,7 +107,7 @@ def read_source(script: Path, folder: Path) -> Source:
         name = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about odd escapes
+                warnings.simplefilter("ignore")  # warnings about invalid escapes
                 tree = ast.parse(path.read_bytes(), str(path))
             if path == script and not _does_anything(tree):
                 source.syntax_error = f"{name}:1: {NOTHING}"
@@ -134,7 +134,7 @@ def read_source(script: Path, folder: Path) -> Source:
 
 
 def _does_anything(tree: ast.Module) -> bool:
-    """Whether a file has more than values, as a notebook has, which is valid Python too."""
+    """Return True if a file is more than values; a notebook (JSON) is valid Python too."""
     return any(
         not isinstance(node, ast.Expr)
         or any(isinstance(inner, ast.Call | ast.Await) for inner in ast.walk(node))
@@ -143,7 +143,7 @@ def _does_anything(tree: ast.Module) -> bool:
 
 
 def _modules(node: Any) -> list[list[str]]:
-    """The modules that a statement imports, each with the names that may be modules in it."""
+    """Return the modules that a statement imports, with names that may be modules."""
     match node:
         case ast.Import():
             return [[alias.name] for alias in node.names]
@@ -155,11 +155,11 @@ def _modules(node: Any) -> list[list[str]]:
 
 
 def _add(node: ast.AST, source: Source, name: str) -> None:
-    """Add what a node of the file `name` uses besides modules."""
+    """Record what a node of the file `name` uses, except modules."""
     match node:
         case ast.alias(name=used) | ast.Attribute(attr=used):
             source.parses_flags |= used in PARSERS
-        case ast.ClassDef():  # HfArgumentParser makes options of a dataclass's fields
+        case ast.ClassDef():  # HfArgumentParser turns a dataclass's fields into options
             source.own_flags |= {
                 inner.target.id
                 for inner in node.body
@@ -188,13 +188,13 @@ def _add(node: ast.AST, source: Source, name: str) -> None:
 
 
 def _owner(function: ast.expr) -> str:
-    """The last name before the dot of what is called, or ""."""
+    """Return the last name before the dot of a called function, or ""."""
     value = getattr(function, "value", None)
     return getattr(value, "attr", getattr(value, "id", ""))
 
 
 def _text(node: ast.expr) -> str:
-    """A text that is written there, or ""."""
+    """Return a string constant's value, or ""."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
@@ -207,7 +207,7 @@ def _arguments(call: ast.Call, name: str) -> Iterator[Argument]:
 
 
 def _own_files(dotted: str, importer: Path, folder: Path) -> Iterator[Path]:
-    """The files of a module and of its packages, if they are in the script's folder."""
+    """Yield the files of a module and its packages that are in the script's folder."""
     level = len(dotted) - len(dotted.lstrip("."))
     start = importer.parents[level - 1] if level else folder
     parts = [part for part in dotted.split(".") if part]

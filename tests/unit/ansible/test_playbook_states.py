@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from ftcluster.ansible import playbook_states
-from ftcluster.ansible.playbook_states import EndState, Exit, Reason, State, after
+from ftcluster.ansible.playbook_states import EndState, Exit, PlaybookState, Reason, after
 from tests.unit.drawn_tables import drawn_table
 
 ENDS = get_args(EndState)
@@ -21,7 +21,7 @@ def test_the_table_draws_every_state_and_event() -> None:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
-def test_each_event_leads_where_the_table_says(state: State, event: Reason | Exit) -> None:
+def test_each_event_leads_where_the_table_says(state: PlaybookState, event: Reason | Exit) -> None:
     assert after(state, event) == DRAWN[state, event]
     for later in EVENTS:  # nothing changes how a process has ended
         assert after(after(state, event), later) == after(state, event)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ftcluster import api
 from ftcluster.cli.main import main
@@ -331,6 +332,25 @@ def test_resume_takes_the_file_and_no_recipe(
     assert main(["train", "--resume", "r-1", "--task", TASK]) == 2
     assert asked == [read_code(TASK)]
     assert launched == []
+
+
+def test_a_script_of_slurm_names_the_file_by_its_path(folder: Path, shell: Shell) -> None:
+    options = f"--task {TASK} --data texts.jsonl --model model"
+    script = shell(f"export slurm {options} max_length=9").out.replace("\\\n", "")
+    assert re.search(rf" train max_length=9\s+--task\s+{folder}/{TASK} ", script)
+    assert "quickstart" not in script
+
+
+def test_pods_get_the_file_in_their_job(folder: Path, shell: Shell) -> None:
+    options = f"--task {TASK} --data texts.jsonl --model model --facts 2xc7i.metal-48xl"
+    [config] = [
+        one
+        for one in yaml.safe_load_all(shell(f"export k8s {options} --image x").out)
+        if one["kind"] == "ConfigMap"
+    ]
+    job = json.loads(config["data"]["job.json"])
+    assert job["run"] == "word-count"
+    assert job["code"]["task"]["text"] == (folder / TASK).read_text()
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_it_is_uploaded_private_and_without_rows(shell: Shell, tmp_path: Path) -
         ("--push mrpc", "", "OWNER/NAME"),
         ("--push --yes", "", "--push"),
         ("--public", "", "--push OWNER/NAME"),
-        ("--push me/mrpc --yes --reports", "", "--push is for models"),
+        ("--push me/mrpc --yes --reports", "", "--push uploads only models"),
         ("--push me/mrpc", "HF_TOKEN", "--push: HF_TOKEN is not set"),
         ("--push me/mrpc", "PATH", "not on PATH"),
     ],

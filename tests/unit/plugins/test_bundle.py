@@ -214,8 +214,8 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a wheel without its hash": (head(lambda head: head["wheels"][TOOL].pop("sha256")), ""),
     "another hash": (listed(sha256="0" * 64), f"{TOOL} has the sha256"),
     "another format": (
-        head(lambda head: head.update(format=2)),
-        "its format is 2, this version of ftcluster knows 1",
+        head(lambda head: head.update(format=0)),
+        "its format is 0, this ftcluster reads 1",
     ),
     "a name with a slash": (head(renamed("../a-1-py3-none-any.whl")), NOT_WHEELS),
     "a name that is not a wheel's": (head(renamed("wheels.json")), NOT_WHEELS),
@@ -257,6 +257,16 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
     "a sparse file of old GNU tar": (before(header(b"S", TOOL, 0)), "is not a plain file"),
     "a file missing": (entries(lambda found: found.pop()), f"{TOOL} is missing"),
 }  # fmt: skip
+
+
+def test_a_bundle_of_a_newer_version_is_not_called_damaged(path: Path, cache: Path) -> None:
+    head(lambda head: head.update(format=2))(path)
+    with pytest.raises(BundleError) as caught:
+        open_bundle(path, cache)
+    assert str(caught.value) == (
+        f"{path} was written by a newer ftcluster (format 2, this one reads 1): upgrade this "
+        "ftcluster, or make it again with this one"
+    )
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES.values(), ids=list(DAMAGES))

@@ -99,6 +99,14 @@ def test_members_that_the_inventory_does_not_have_are_forgotten() -> None:
     assert merged([], [member("node2")], ["node1", "node2"]) == [member("node2")]
 
 
+def test_a_record_of_a_newer_version_is_not_taken_for_a_damaged_one() -> None:
+    why = r"mesh\.json was written by a newer ftcluster \(format 99, .*: upgrade this ftcluster"
+    with pytest.raises(ValueError, match=why):
+        parse_mesh('{"format": 99}', MESH / "mesh.json")
+    older = '{"address": "10.0.0.1", "members": []}'
+    assert parse_mesh(older, MESH / "mesh.json") == json.loads(older)
+
+
 def test_the_record_is_read_as_it_was_written() -> None:
     assert parse_mesh(None, MESH / "mesh.json") == {}
     text = texts_of([member("node2")], MESH, "10.0.0.1")["mesh.json"]

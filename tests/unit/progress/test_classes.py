@@ -20,16 +20,17 @@ def test_two_classes() -> None:
         "  true \\ predicted  ham  spam",
         "  ham                 2     0",
         "  spam                2     1",
-        "  f1 is that of the class spam",
+        "  f1 is computed for the class spam",
     ]
 
 
 def test_a_class_that_is_never_predicted_and_one_without_rows() -> None:
     report = report_of_classes([0, 0], [0, 1], ["a", "b\nerror: c", "d"])
-    assert "  NEVER PREDICTED: b error: c; it has rows, and the model finds none of them" in lines(
-        report
+    assert (
+        "  NEVER PREDICTED: b error: c; the data has such rows, but the model finds none"
+        in lines(report)
     )
-    assert "  without a row, so not measured: d" in lines(report)
+    assert "  not measured, because no row has this class: d" in lines(report)
 
 
 def test_many_classes_and_several_of_a_row() -> None:

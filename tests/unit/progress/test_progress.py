@@ -67,7 +67,7 @@ def test_diffs_are_shown() -> None:
     make_view(False, console).setup_event(progress, event)
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     stage, *diff = shown.splitlines()
-    assert stage == "system: allocator, limits and firewall ..."
+    assert stage == "system: set allocator, limits and firewall ..."
     assert diff == ["n1: Write the limits", "--- before", "+++ after: a long name"]
 
 
@@ -158,7 +158,7 @@ def test_why_a_host_failed_is_left_to_the_error() -> None:
     setup.add(event)
     view.setup_event(setup, event)
     assert stream.getvalue().splitlines() == [
-        "stack: Python, torch and transformers ...", "node1: unreachable"
+        "stack: install Python, torch and transformers ...", "node1: unreachable"
     ]  # fmt: skip
     assert setup.hosts["node1"].failed == "no route to host"
 
@@ -192,7 +192,7 @@ def test_a_note_is_shown_once_for_all_hosts() -> None:
         setup.add(event)
         view.setup_event(setup, event)
     assert stream.getvalue().splitlines() == [
-        "preflight: what the hosts are ...", "note: n1-n2: slow", "note: n4: old"
+        "preflight: inspect the hosts ...", "note: n1-n2: slow", "note: n4: old"
     ]  # fmt: skip
     view.close()
     assert stream.getvalue().splitlines()[3:] == ["note: n2: slow"]

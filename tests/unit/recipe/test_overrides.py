@@ -15,6 +15,8 @@ from ftcluster.errors import RecipeError
 from ftcluster.recipe.recipe import known_recipes, load_recipe, parse_recipe
 from ftcluster.recipe.yaml_loader import read_value
 from ftcluster_common.data.numbers import is_decimal, read_decimal
+from ftcluster_common.user_code import code_file, declared_metrics
+from tests.programs import ROOT
 from tests.unit.test_documented_commands import SHOWN
 
 # JSONTestSuite's names of numbers that are none, and forms that Python, C or YAML 1.1 read
@@ -136,6 +138,10 @@ def recipes_commands() -> list[str]:
     return commands
 
 
+# which a page chooses the best model by
+EXAMPLE_METRICS = declared_metrics(
+    code_file("worst_class.py", (ROOT / "examples/worst_class.py").read_text(encoding="utf-8"))
+)
 TAKE_RECIPES = (["ftcluster", "train"], ["ftcluster", "data"], ["ftcluster", "plan"])
 
 
@@ -154,7 +160,7 @@ def recipes_and_fields() -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("words", sorted(recipes_and_fields()), ids=" ".join)
 def test_recipes_take_the_values_that_pages_and_recipes_show(words: tuple[str, ...]) -> None:
-    load_recipe(words[0], words[1:])
+    load_recipe(words[0], words[1:], metrics=EXAMPLE_METRICS)
 
 
 @pytest.mark.parametrize("task", ["token-classification", '"token-classification"'])

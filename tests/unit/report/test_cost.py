@@ -116,7 +116,7 @@ def test_before_anything_ran_what_is_shipped_stands_in(
     assert found.source == "guessed"
     assert least < (found.seconds or 0) < most
     assert f": {found.seconds / 2.7:.3g} to {2.7 * found.seconds:.3g} seconds;" in found.why  # type: ignore[operator]
-    assert "counts as others of its generation" in found.why
+    assert "counts as a CPU of its generation" in found.why
     assert seconds(hosts(2, cpu_model="EPYC", cpu_generation="other")) == (None, "")
     # one's own table, and a training that ran on such a CPU, say more
     write_rates({facts.hosts[0].cpu_model: {"fp32": 250, "bf16": 1030}})

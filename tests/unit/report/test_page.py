@@ -53,7 +53,7 @@ def one() -> str:
 
 def test_a_page_of_one_run(one: str) -> None:
     assert pictures(one) == [
-        "cores of node1-node2 by rank", "Loss", "Evaluation: f1", "What it did when",
+        "cores of node1-node2 by rank", "Loss", "Evaluation: f1", "Activity over time",
         "Samples per second over time", "Samples per second by rank", "Where a step's time goes",
         "Each rank's time", "Scaling of mrpc",
     ]  # fmt: skip
@@ -149,7 +149,7 @@ def test_how_well_each_class_is_predicted() -> None:
     result["classes"] = {"validation": report.to_dict()}
     page = render([files], NOW)
     text = text_of(page)
-    assert "How well each class is predicted validation, 4 rows" in text
+    assert "Results by class validation, 4 rows" in text
     assert "&lt;b&gt;bad&lt;/b&gt; 1.000 0.500 0.667 2" in text
     assert "NEVER PREDICTED: never" in text
     assert "<b>bad</b>" not in page
@@ -160,7 +160,7 @@ def test_what_a_model_writes() -> None:
     evaluation = [event for event in files.events if event["event"] == "evaluation"][-1]
     evaluation["texts"] = {"validation": [["a <b>long</b> text", "a text", "text"]]}
     rows = "validation source reference written a &lt;b&gt;long&lt;/b&gt; text a text text"
-    assert f"What the model writes {rows}" in text_of(render([files], NOW))
+    assert f"Generated texts {rows}" in text_of(render([files], NOW))
 
 
 def test_a_script_has_no_training() -> None:

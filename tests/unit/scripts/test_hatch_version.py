@@ -94,6 +94,13 @@ def test_an_archive_without_a_history_names_its_commit(root: Path, tmp_path: Pat
     assert version(archive) == f"{RELEASE}.dev0"
 
 
+def test_a_shallow_clone_does_not_count(root: Path, tmp_path: Path) -> None:
+    last = commit(root, "train/b.py")
+    clone = tmp_path / "clone"
+    git(root, "clone", "-q", "--depth", "1", f"file://{root}", str(clone))
+    assert version(clone) == hosts_version(clone) == f"{RELEASE}.dev0+g{last}"
+
+
 def test_without_git_a_version_is_that_of_the_sources(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,8 +50,8 @@ def test_flags_by_stack(tmp_path: Path, stack: str, words: str, names: str) -> N
 @pytest.mark.parametrize(
     ("stack", "backend", "hint"),
     [
-        ("native", "mpi", "leave it out: the planned backend is used"),
-        ("native", "ccl", "leave it out: the planned backend is used; stacks with it: intel-2.7"),
+        ("native", "mpi", "remove it: the planned backend is used"),
+        ("native", "ccl", "remove it: the planned backend is used; stacks with it: intel-2.7"),
         ("native", "gloo", ""),
         ("native", "impi", ""),
         ("intel-2.7", "ccl", ""),

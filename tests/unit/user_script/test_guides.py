@@ -41,7 +41,7 @@ def followed(words: list[str], where: Path) -> list[str]:
         assert flag.startswith("--"), one
         at = words.index(flag)
         advice = one.hint.partition(":")[0].split(",")[0]
-        if advice == "leave it out":
+        if advice == "remove it":
             end = at + 1
             while end < len(words) and not words[end].startswith("--"):
                 end += 1

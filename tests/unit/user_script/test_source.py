@@ -59,7 +59,7 @@ def test_its_own_modules_are_read_and_not_counted(tmp_path: Path) -> None:
         (b"x = '\0'", "train.py:1: "),
         (
             b'{"cells": [{"cell_type": "code", "source": ["print(1)"], "metadata": {"a": true}}]}',
-            "train.py:1: has no statement to run (of a notebook: jupyter nbconvert",
+            "train.py:1: has no statement to run (convert a notebook with: jupyter",
         ),
         (b"# nothing yet\n", "train.py:1: has no statement to run"),
         (b"x = '\xff'\n", "train.py:1: "),

@@ -215,7 +215,8 @@ def resume(
         values, problem = read_tensors(path, tensors.header)
         text = (path / NUMBERS).read_text(encoding="utf-8")
     problem, text = gather_over_ranks((problem, text))[source]
-    state = TrainState(**json.loads(text))
+    # the numbers of a newer version may have other fields
+    state = new if problem else TrainState(**json.loads(text))
     if problem := problem or _other_layout(state.layout, new.layout):
         raise TrainError(f"the training cannot be resumed: {problem}", "start it anew")
     tensors.load(values, source)

@@ -29,12 +29,12 @@ KERNELS = (
     ("avx2", "avx2"),
 )
 
-Answer = Mapping[str, Any]  # of one rank, see `probe`
+HostAnswer = Mapping[str, Any]  # of one rank, see `probe`
 
 
 def find_problems(
     hosts: Sequence[Host],
-    answers: Sequence[Answer],
+    answers: Sequence[HostAnswer],
     firewalls: Mapping[str, HostFirewall] = MappingProxyType({}),
 ) -> list[Finding]:
     """Everything that prevents a training.
@@ -71,7 +71,7 @@ def find_problems(
 
 
 def unconnected_hosts(
-    hosts: Sequence[Host], answers: Sequence[Answer], firewalls: Mapping[str, HostFirewall]
+    hosts: Sequence[Host], answers: Sequence[HostAnswer], firewalls: Mapping[str, HostFirewall]
 ) -> list[Finding]:
     """Pairs of hosts that cannot connect to each other."""
     unreached: list[list[int]] = next(
@@ -94,7 +94,9 @@ def unconnected_hosts(
     ]
 
 
-def package_differences(hosts: Sequence[Host], first: Answer, other: Answer) -> list[Finding]:
+def package_differences(
+    hosts: Sequence[Host], first: HostAnswer, other: HostAnswer
+) -> list[Finding]:
     """Packages of one host whose versions differ from the first host's."""
     expected, actual = first["packages"], other["packages"]
     differences = [
@@ -114,7 +116,7 @@ def expected_kernel(flags: Sequence[str]) -> str:
 
 
 def open_to_outsiders(
-    hosts: Sequence[Host], answers: Sequence[Answer], guarded: Collection[str] = ()
+    hosts: Sequence[Host], answers: Sequence[HostAnswer], guarded: Collection[str] = ()
 ) -> list[Finding]:
     """Hosts whose ports accept connections from outside the cluster.
 
@@ -143,7 +145,7 @@ def open_to_outsiders(
     ]
 
 
-def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def host_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
     """One row for each host that answered."""
     rows: list[dict[str, Any]] = [
         {
@@ -167,7 +169,7 @@ def host_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
     return rows
 
 
-def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def link_rows(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[dict[str, Any]]:
     """One row for each pair that was measured, in the hosts' order."""
     links = [link for answer in answers for link in answer.get("links", [])]
     return [
@@ -180,7 +182,7 @@ def link_rows(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[dict[str
     ]
 
 
-def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+def without_impi(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
     """Hosts on which the backend over Intel MPI failed, so that training uses gloo."""
     return [
         Finding(
@@ -194,7 +196,7 @@ def without_impi(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Findi
     ]
 
 
-def busy_hosts(hosts: Sequence[Host], answers: Sequence[Answer]) -> list[Finding]:
+def busy_hosts(hosts: Sequence[Host], answers: Sequence[HostAnswer]) -> list[Finding]:
     """Hosts on which another run was running during the measurement."""
     return [
         Finding(

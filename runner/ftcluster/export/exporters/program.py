@@ -1,11 +1,11 @@
-"""Exports a model for OpenVINO or ONNX Runtime, and compares what both compute with torch.
+"""A program that exports a model for OpenVINO or ONNX Runtime and compares it with torch.
 
     python program.py REQUEST RESULT
 
-REQUEST is a JSON file: `format`, `source` and `target` (folders), `kind` (what the model's
-class ends with), `int8`, `max_length`, `measure` (accuracy, pearson, loss or "") and `rows`, each
-one or two `texts` and a `label`, a number or null. RESULT is written as JSON; it has `error` where
-the model cannot be exported. This runs in an environment of its own, which has torch.
+REQUEST is a JSON file: `format`, `source` and `target` (folders), `kind` (the end of the model's
+class name), `int8`, `max_length`, `measure` (accuracy, pearson, loss or "") and `rows`. A row has
+one or two `texts` and a `label`, which is a number or null. RESULT is a JSON file; it has `error`
+if the model cannot be exported. This program runs in its own environment, which has torch.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 BATCH = 8
 SHOWN = 400
-MOST_IN_ONE_FILE = 1_500_000_000  # bytes; protobuf takes 2 GB
+MOST_IN_ONE_FILE = 1_500_000_000  # bytes; protobuf's limit is 2 GB
 DECODER = "CausalLM"
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 OUTPUTS = {
@@ -28,14 +28,16 @@ OUTPUTS = {
     "FeatureExtraction": ("last_hidden_state",),
 }
 LOGITS = ("logits",)
-NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}  # else it may ask on a terminal
-Arrays = Mapping[str, Any]  # of numpy, by the name of the input or output
-Run = Callable[[Arrays], Arrays]
+NO_CODE: Mapping[str, Any] = {
+    "trust_remote_code": False
+}  # otherwise transformers may ask on a terminal
+Arrays = Mapping[str, Any]  # numpy arrays by name of the input or output
+RunProgram = Callable[[Arrays], Arrays]
 numpy: Any = import_module("numpy")
 
 
 def main() -> int:
-    """Entry point; returns the exit code."""
+    """Run the program and return the exit code."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         found = exported(request)
@@ -47,7 +49,7 @@ def main() -> int:
 
 
 def exported(request: dict[str, Any]) -> dict[str, Any]:
-    """Write the model into `target`, load it anew, and compare it."""
+    """Write the model into `target`, load it again, and compare it with the original."""
     transformers, torch = import_module("transformers"), import_module("torch")
     transformers.logging.set_verbosity_error()
     kind, source = request["kind"], request["source"]
@@ -64,7 +66,7 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     outputs = OUTPUTS.get(kind, LOGITS)
     if request["format"] == "onnx":
         after = to_onnx(request, model, inputs, outputs)
-        model = load()  # exporting has changed it
+        model = load()  # load it again, because exporting changes it
     else:
         after = to_openvino(request, tokenizer, outputs)
 
@@ -81,8 +83,8 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
     return compared(before, after, batches, request["measure"], decide if decides else None)
 
 
-def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str]) -> Run:
-    """Export by optimum-intel; returns what the written model computes, with its cache."""
+def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str]) -> RunProgram:
+    """Export with optimum-intel; return a function that runs the exported model with its cache."""
     intel = import_module("optimum.intel")
     kind, target = request["kind"], request["target"]
     of_kind = getattr(intel, f"OVModelFor{kind}")
@@ -105,7 +107,7 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
         return {name: numpy.asarray(found[name]) for name in outputs}
 
     def run_decoder(batch: Arrays) -> Arrays:
-        """All tokens but the last one, and that one with what is kept of them."""
+        """Run all tokens except the last, then the last token with the cache of the others."""
         given = _tensors(batch)
         first = model(**{name: values[:, :-1] for name, values in given.items()})
         ids = given["input_ids"][:, -1:]
@@ -120,8 +122,8 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
 
 def to_onnx(
     request: dict[str, Any], model: Any, inputs: Sequence[str], outputs: Sequence[str]
-) -> Run:
-    """Export by torch's own exporter; returns what the written model computes."""
+) -> RunProgram:
+    """Export with torch's exporter; return a function that runs the exported model."""
     torch, runtime = import_module("torch"), import_module("onnxruntime")
     target = Path(request["target"])
     path, whole = target / "model.onnx", target / "fp32" / "model.onnx"
@@ -130,7 +132,7 @@ def to_onnx(
     model.config.return_dict = False
     model.set_attn_implementation("eager")
     mask = torch.ones(2, 8, dtype=torch.int64)
-    mask[1, -2:] = 0  # a mask of ones alone may be left out of what is exported
+    mask[1, -2:] = 0  # a mask of only ones could be dropped from the export
     values = {"input_ids": mask * 5, "attention_mask": mask}
     large = sum(one.numel() * 4 for one in model.parameters()) > MOST_IN_ONE_FILE
     torch.onnx.export(
@@ -153,7 +155,7 @@ def to_onnx(
 def batches_of(
     tokenizer: Any, rows: Sequence[Mapping[str, Any]], inputs: Sequence[str], limit: int, size: int
 ) -> Iterator[tuple[Arrays, list[Any]]]:
-    """The rows, some at once, as inputs of the model, with their labels."""
+    """Yield batches of rows as inputs of the model, with their labels."""
     for start in range(0, len(rows), size):
         some = rows[start : start + size]
         columns = [list(column) for column in zip(*(row["texts"] for row in some), strict=True)]
@@ -161,7 +163,7 @@ def batches_of(
             *columns, padding=size > 1, truncation=True,
             max_length=min(limit, tokenizer.model_max_length), return_tensors="np",
         )  # fmt: skip
-        if tokens["input_ids"].shape[1] > 1:  # an empty text of a decoder has nothing to compute
+        if tokens["input_ids"].shape[1] > 1:  # a decoder predicts nothing for an empty text
             yield (
                 {name: tokens[name].astype("int64") for name in inputs},
                 [row["label"] for row in some],
@@ -169,13 +171,13 @@ def batches_of(
 
 
 def compared(
-    before: Run, after: Run, batches: Iterator[tuple[Arrays, list[Any]]], measure: str,
-    decide: Callable[[Any], Any] | None,
+    before: RunProgram, after: RunProgram, batches: Iterator[tuple[Arrays, list[Any]]],
+    measure: str, decide: Callable[[Any], Any] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """How far the outputs are from torch's, and how good both are by a measure.
+    """Compare the outputs with torch's outputs, and measure the quality of both.
 
     Args:
-        decide: what a row's output says, such as the number of its class.
+        decide: function from a row's output to its decision, such as the number of a class.
     """
     largest = scale = numpy.float64(0)
     rows, same = 0, []
@@ -190,7 +192,7 @@ def compared(
                 one, other = values[n], second[name][n]
                 if by_token:
                     one, other = one[mask[n]], other[mask[n]]
-                # unlike max(), these keep a NaN
+                # unlike max(), these functions keep a NaN
                 largest = numpy.maximum(largest, numpy.abs(one - other).max())
                 scale = numpy.maximum(scale, numpy.abs(one).max())
                 if decide:
@@ -212,7 +214,7 @@ def compared(
 
 
 def _losses(logits: Any, ids: Any) -> Any:
-    """The cross entropy of each token but the first one, in nats."""
+    """Return the cross entropy of each token except the first, in nats."""
     shifted = logits[:-1].astype("float64")
     shifted -= shifted.max(-1, keepdims=True)
     return numpy.log(numpy.exp(shifted).sum(-1)) - shifted[numpy.arange(len(ids) - 1), ids[1:]]

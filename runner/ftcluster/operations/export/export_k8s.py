@@ -13,7 +13,7 @@ from ftcluster.export.pods import as_pod, resources, uneven
 from ftcluster.launch.training_run import TrainingRun
 from ftcluster.operations.plan.facts_file import facts_of
 from ftcluster.operations.train.prepare import RecipeRequest, headline_of
-from ftcluster.operations.train.recipe_words import split_words
+from ftcluster.operations.train.recipe_words import names_no_recipe, split_words
 from ftcluster.paths import SHARED_FILE, write_atomically
 from ftcluster.planning.backends import stack_of
 from ftcluster.planning.plan import first_hosts
@@ -83,7 +83,10 @@ class KubernetesRequest(RecipeRequest):
     @property
     def job_name(self) -> str:
         """The name of the job."""
-        return self.name or default_name(split_words(self.words)[0])
+        recipe = split_words(self.words)[0]
+        if self.task and names_no_recipe(self.words):
+            recipe = self.task  # the file of the task replaces it
+        return self.name or default_name(recipe)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from ftcluster.recipe.trained_fields import TrainedFields, shortened, trained_fi
 from ftcluster_common.given_files import read_json
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import Recipe
-from ftcluster_common.tasks.classify import GLUE
 from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared_metrics
 
@@ -31,7 +30,6 @@ DEFAULT_RECIPE = "quickstart"
 # fields of a recipe that may name a folder of this machine
 FOLDERS = ("data", "model", "tokenizer", "teacher")
 CONFIG = "config.json"
-OF_GLUE = frozenset(name for task in GLUE.values() for name in vars(task))  # glue_task sets them
 COLUMNS = ("_column", "_columns")  # suffixes of the fields that name columns
 
 
@@ -219,11 +217,12 @@ def _settings(
 ) -> list[Given]:
     """Return the model's values for fields, without columns that the data lack.
 
-    If the user sets a task of GLUE, the fields that it sets do not come from the model.
+    If the user sets a field that sets other fields, none of these come from the model.
     """
     columns = header(plain, purpose)
     names = {word.partition("=")[0] for word in split_words(words)[1]}
-    typed = {name for set_by in ("glue_task", "task_name") if set_by in names for name in OF_GLUE}
+    sets = plain.spec.sets_fields
+    typed = {field for name in names & sets.keys() for field in sets[name]}
     return [
         (name, value, str(trained.file))
         for name, value in trained.options.items()

@@ -50,7 +50,7 @@ FAST_TORCH = "2.5"  # the oldest supported version, as in ftcluster_train.fast
 FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW are those of ftcluster"
 HANG_SECONDS = 600  # a script may be silent for a long time
 
-Show = Callable[[Literal["stdout", "stderr"], str], None]
+ShowOutput = Callable[[Literal["stdout", "stderr"], str], None]
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def dry_run(request: RunRequest, view: View) -> ScriptPlan:
 
 
 def run(
-    request: RunRequest, show: Show, view: View, cancelled: Callable[[], bool] = lambda: False
+    request: RunRequest, show: ShowOutput, view: View, cancelled: Callable[[], bool] = lambda: False
 ) -> RunResult:
     """Run a script to its end, or return after the launch if the request says so.
 

@@ -18,7 +18,7 @@ THOUGHTS = re.compile("</?think>")  # which some templates write anew, with othe
 
 # the text of messages; whether the beginning of the assistant's next message follows them
 Render = Callable[[Sequence[Message], bool], str]
-Span = tuple[int, int]  # the first character and the one behind the last
+CharacterRange = tuple[int, int]  # the first character and the one behind the last
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LearnedText:
     """A text, and the parts of it that are learned."""
 
     text: str
-    spans: tuple[Span, ...]
+    spans: tuple[CharacterRange, ...]
 
 
 def with_known_roles(conversation: Conversation, render: Render) -> Conversation:
@@ -91,7 +91,7 @@ def learned_texts(conversation: Conversation, render: Render) -> list[LearnedTex
     messages = conversation.messages
     whole = render(messages, False)
     texts: list[LearnedText] = []
-    spans: list[Span] = []
+    spans: list[CharacterRange] = []
     for number in conversation.learned:
         before = render(messages[:number], False) if number else ""
         begun = render(messages[:number], True) if number else ""
@@ -154,7 +154,7 @@ def plain_text(conversation: Conversation, end: str) -> LearnedText:
     return LearnedText(text, ((len(prompt), len(text)),))
 
 
-def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
+def learned_tokens(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> list[int]:
     """The numbers of the tokens that begin in one of the spans, except the first token of all.
 
     Args:
@@ -169,7 +169,7 @@ def learned_tokens(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
     return [number for number in numbers if number]
 
 
-def _tokens_in(offsets: Sequence[Span], spans: Sequence[Span]) -> Iterator[int]:
+def _tokens_in(offsets: Sequence[CharacterRange], spans: Sequence[CharacterRange]) -> Iterator[int]:
     remaining = iter(spans)
     span = next(remaining, None)
     for number, (start, end) in enumerate(offsets):

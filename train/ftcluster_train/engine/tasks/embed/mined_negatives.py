@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 AT_ONCE = 256  # queries that are compared with all texts
-Place = tuple[int, int]  # the number of a row, and of a text in it
+TextPlace = tuple[int, int]  # the number of a row, and of a text in it
 
 
 def hard_negatives(
@@ -78,7 +78,7 @@ class MinedRows(Samples):
         mined: by row, where its negatives are.
     """
 
-    def __init__(self, rows: Samples, mined: Sequence[Sequence[Place]]) -> None:
+    def __init__(self, rows: Samples, mined: Sequence[Sequence[TextPlace]]) -> None:
         self._rows, self._mined = rows, mined
         self.about, self._count = rows.about, len(rows)
 
@@ -112,7 +112,7 @@ class _Texts:
     """Texts of rows as samples of their own."""
 
     rows: Samples
-    places: Sequence[Place]
+    places: Sequence[TextPlace]
 
     def __len__(self) -> int:
         return len(self.places)
@@ -135,8 +135,8 @@ def with_hard_negatives(
     """
     report(0, "evaluating")
     wanted, most_given = task.options.hard_negatives, 0
-    queries: dict[int, Place] = {}  # by the number of the text
-    documents: dict[int, Place] = {}
+    queries: dict[int, TextPlace] = {}  # by the number of the text
+    documents: dict[int, TextPlace] = {}
     belonging: dict[int, dict[int, None]] = {}
     for number in range(len(rows)):
         query, positive, *negatives = rows[number]["texts"]

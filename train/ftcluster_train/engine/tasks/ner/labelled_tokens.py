@@ -10,7 +10,7 @@ from itertools import groupby
 
 from ftcluster_common.data.tagged_words import OUTSIDE, Tagged, parts
 
-Place = tuple[int, int]  # the first character and the one behind the last
+CharacterRange = tuple[int, int]  # the first character and the one behind the last
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Labelled:
     position: int
     word: int
     tag: str
-    place: Place
+    place: CharacterRange
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LabelledRow:
 
 
 def label_tokens(
-    row: Tagged, offsets: Sequence[Place], word_ids: Sequence[int | None], every: bool
+    row: Tagged, offsets: Sequence[CharacterRange], word_ids: Sequence[int | None], every: bool
 ) -> LabelledRow:
     """The tokens that have tags: the first of each word, or `every` one.
 
@@ -76,7 +76,7 @@ def label_tokens(
     return LabelledRow(tokens, unfit=unfit)
 
 
-def _begins(text: str, offsets: Sequence[Place]) -> list[int | None]:
+def _begins(text: str, offsets: Sequence[CharacterRange]) -> list[int | None]:
     """Where each token begins, without the spaces that some tokenizers count to it.
 
     One of a space alone belongs to the word behind it, if there is one.
@@ -90,7 +90,7 @@ def _begins(text: str, offsets: Sequence[Place]) -> list[int | None]:
 
 
 def _of_words(
-    row: Tagged, offsets: Sequence[Place], begins: Sequence[int | None], every: bool
+    row: Tagged, offsets: Sequence[CharacterRange], begins: Sequence[int | None], every: bool
 ) -> LabelledRow:
     starts = [begin for begin, _ in row.words]
     tokens: list[Labelled] = []
@@ -110,7 +110,7 @@ def _of_words(
     return LabelledRow(tokens, lost=len(row.words) - len(found))
 
 
-def _tags_of_spans(row: Tagged, places: Sequence[Place]) -> tuple[list[str], int]:
+def _tags_of_spans(row: Tagged, places: Sequence[CharacterRange]) -> tuple[list[str], int]:
     """The tags of places, in IOB2, and how many spans begin or end within one."""
     tags, unfit = [OUTSIDE] * len(places), 0
     starts = [begin for begin, _ in places]
