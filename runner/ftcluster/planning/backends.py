@@ -19,7 +19,7 @@ IPEX_FLAG = "avx512f"  # required by IPEX's training kernels
 WORKERS = 1  # oneCCL's workers of each rank
 NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
 WHY = {
-    IMPI: "on one host Intel MPI sums gradients faster than gloo, see docs/speed.md",
+    IMPI: "on one host Intel MPI averages gradients faster than gloo, see docs/speed.md",
     GLOO: "the backend that every torch for CPUs has",
 }
 

@@ -243,7 +243,7 @@ class StepWorkload:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
-            ) + (f" and {self.targets} to write" if self.targets else "")
+            ) + (f" and {self.targets} to generate" if self.targets else "")
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:
@@ -264,9 +264,9 @@ class StepWorkload:
         busy = samples / world / (each + 1)
         return (
             f"{each + 1} samples on {first}, {each} on {last}",
-            f"a batch of {samples} is not divisible by {world} ranks{in_parts}; samples count the "
-            f"same, but ranks wait about {1 - busy:.0%} of the time; not with "
-            f"batch_size={world * each} or {world * (each + 1)}",
+            f"a batch of {samples} is not divisible by {world} ranks{in_parts}; every sample "
+            f"counts equally, but ranks wait about {1 - busy:.0%} of the time; batch_size="
+            f"{world * each} or {world * (each + 1)} avoids this",
         )
 
     def memory_decision(self, world: int) -> tuple[str, str]:

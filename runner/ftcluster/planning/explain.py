@@ -160,8 +160,8 @@ def synchronization(recipe: Recipe, hosts: int, world: int) -> Reason:
     training = recipe.training
     return (
         f"every {training.sync_steps} steps, in {training.sync_dtype}",
-        f"set in recipe {recipe.name}: {'hosts' if hosts > 1 else 'ranks'} take steps of their own "
-        "in between, so the model is another one than with an all-reduce in each step",
+        f"set in recipe {recipe.name}: {'hosts' if hosts > 1 else 'ranks'} take local steps "
+        "in between, so the model differs from training with an all-reduce in each step",
     )
 
 

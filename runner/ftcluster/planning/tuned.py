@@ -75,7 +75,7 @@ def choose_tuned(
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
-        why = f"that of {newest.date} was on other hosts: {differs}; ftcluster tune measures again"
+        why = f"the tuning of {newest.date} was on other hosts: {differs}; renew it: ftcluster tune"
         return UNTUNED, ("none", why)
     return UNTUNED, None
 

@@ -125,7 +125,7 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
     if kind_of(file) == PARQUET:
         with file.open("rb") as content:
             good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
-        return [] if good else [f"{file} is not a file of Parquet"]
+        return [] if good else [f"{file} is not a Parquet file"]
     problems: list[str] = []
     check: CheckRow | None = None
     try:

@@ -268,7 +268,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         )
     if recipe.spec.model_kind == "encoder-decoder" and kind in ENCODERS:
         raise InputError(
-            f"model {folder} is a {kind} model, an encoder: it has nothing that writes a text",
+            f"model {folder} is a {kind} model, an encoder: it cannot generate text",
             "use an encoder with a decoder, such as google/flan-t5-small or facebook/bart-base",
         )
     if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
@@ -292,7 +292,7 @@ def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
         raise InputError(
             f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
             "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "
-            "completions are also learned without one: chat_template=false",
+            "completions can also be trained without one: chat_template=false",
         )
 
 

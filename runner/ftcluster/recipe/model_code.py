@@ -31,7 +31,8 @@ NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FIL
 NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
 ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
 ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
-# settings that a training and peft write for adapters; peft imports megatron_core by that name
+# settings that a training and peft write for adapters; peft imports the module that the setting
+# megatron_core names
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
     "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
@@ -161,4 +162,4 @@ def _of_adapters(folder: Path) -> Iterator[str]:
         else:
             yield from (f"{base}: {what}" for what in code_problems(Path(base)))
     elif not ON_THE_HUB.fullmatch(split_revision(base)[0]):
-        yield f"{ADAPTERS} names {base[:200]!a}, which is no folder here and no name of the Hub"
+        yield f"{ADAPTERS} names {base[:200]!a}, neither a folder here nor a name on the Hub"

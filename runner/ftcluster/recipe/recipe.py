@@ -81,15 +81,15 @@ def load_recipe(
     metrics: Sequence[str] = (),
 ) -> Recipe:
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
-    Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
-        Args:
-            name: a shipped recipe, or a path.
-            overrides: groups of `key=value`; later groups override earlier ones.
-            remembered: further values, which override the file's and are overridden by `overrides`.
-            metrics: names of the user's own metrics.
 
-        Raises:
-            RecipeError: keys are unknown, or values invalid; lists all of them with file and line.
+    Args:
+        name: name of a shipped recipe, or a path.
+        overrides: groups of `key=value`; later groups override earlier ones.
+        remembered: further values, which override the file's and are overridden by `overrides`.
+        metrics: names of the user's own metrics.
+
+    Raises:
+        RecipeError: keys are unknown, or values invalid; lists all of them with file and line.
     """
     path = find_recipe(name)
     text = recipe_text(path)
@@ -460,8 +460,8 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
-        what = "text-distillation, and the losses mse and cosine_distance of embeddings, have a "
-        yield "teacher", f"{what}teacher, and nothing else: teacher=DIR, or a name on the Hub"
+        what = "text-distillation and the losses mse and cosine_distance of embeddings"
+        yield "teacher", f"{what} need a teacher, and only they: teacher=DIR, or a name on the Hub"
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -512,8 +512,8 @@ def _of_training(
         if recipe.training.sync == "local":
             yield (
                 "training.sync",
-                "the negatives of a query are in the batch of all ranks, so these exchange "
-                "embeddings in each step: sync: step",
+                "the negatives of a query are in the batch of all ranks, so ranks exchange "
+                "embeddings in each step: set sync: step",
             )
         if "group_by_length" in given and recipe.training.group_by_length:
             yield (

@@ -57,7 +57,7 @@ class Key:
         if isinstance(value, dict) and WEIGHTS not in typing.get_args(self.kind):
             wrong = next((name for name in value if not str(name).isidentifier()), None)
             if wrong is not None:
-                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is no name")
+                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is not a name")
         if isinstance(value, str) and value.strip()[:1] != "[" and not _matches(value, self.kind):
             parts = read_override(value, self.kind)  # a list with commas, as in command lines
             value = parts if isinstance(parts, list) else value

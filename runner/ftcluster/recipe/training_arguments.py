@@ -33,8 +33,8 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     if training.warmup_ratio and training.warmup_steps:
         yield (
             "warmup_steps",
-            f"warmup_steps and warmup_ratio ({training.warmup_ratio:g}) say the same: set one of "
-            "them, or the other one to 0",
+            f"warmup_steps and warmup_ratio ({training.warmup_ratio:g}) both set the warm-up: "
+            "set only one of them, or the other one to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
         yield "run_name", "run_name is a run's name in trackio, MLflow or wandb: report_to: trackio"

@@ -46,7 +46,7 @@ class _Loader(ShallowLoader):
             value = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error
+            raise problem(f"{str(node.value)[:80]!a} is not a valid {kind}", node) from error
         if isinstance(value, int) and abs(value) >= MAX_WHOLE:
             raise problem("a number is too large", node)
         return value
@@ -117,7 +117,7 @@ def read_keys(
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         line = loader.line + 1
         deep = isinstance(error, RecursionError)
-        what = "brackets or keys too deep in each other" if deep else str(error).splitlines()[0]
+        what = "brackets or keys are nested too deeply" if deep else str(error).splitlines()[0]
         raise RecipeError(f"{source}:{line}: not valid YAML: {what}") from error
     finally:
         loader.dispose()

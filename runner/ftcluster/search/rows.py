@@ -119,7 +119,7 @@ def aim_of(
     if not comparable:
         raise UsageError(
             f"{', '.join(known)} are computed with {' and '.join(fields)}, so runs with other "
-            "values are not compared by them, and this task has no other metric",
-            f"--metric {known[0]} compares them all the same",
+            "values cannot be compared by them, and this task has no other metric",
+            f"--metric {known[0]} compares them anyway",
         )
     return Aim(others=comparable)

@@ -117,7 +117,7 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
     """
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
-            f"a range has no end of values: {', '.join(ranges)}",
+            f"a range has infinitely many values: {', '.join(ranges)}",
             "name the values, key=a,b,c, or draw some of them: --random N or --tpe N",
         )
     lists = [axis.values for axis in axes if isinstance(axis, Values)]
@@ -151,11 +151,11 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
 def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
     low, high = (Decimal(one) for one in match.groups())
     if not (math.isfinite(float(high)) and low < high):
-        raise UsageError(f"{name}={match[0]} is no range", "write it as lowest..highest")
+        raise UsageError(f"{name}={match[0]} is not a range", "write it as lowest..highest")
     kinds = {key.kind, *typing.get_args(key.kind)} if key else set()
     whole = int in kinds and float not in kinds
     if whole and (low % 1 or high % 1):
-        raise UsageError(f"{name}={match[0]}: {name} is a whole number")
+        raise UsageError(f"{name}={match[0]}: {name} must be a whole number")
     log = low > 0 and (name.endswith("learning_rate") or high / low >= WIDE)
     return Range(name, float(low), float(high), whole, log)
 

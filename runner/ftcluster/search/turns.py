@@ -68,11 +68,12 @@ Tries = Generator["Attempt", TrialSpeed | FtclusterError, T]  # asks for attempt
 class Verdict:
     """The winner of the last round, if there is one.
 
-    settings: settings of the winner; empty for the plan's default.
-    best: settings of the fastest candidate, even if it does not win.
-    speed_up: speed of that candidate relative to the default; None without a last round.
-    spread: largest difference between trials of the best, or of the default, in a round,
-        relative to their mean.
+    Attributes:
+        settings: settings of the winner; empty for the plan's default.
+        best: settings of the fastest candidate, even if it does not win.
+        speed_up: speed of that candidate relative to the default; None without a last round.
+        spread: largest difference between trials of the best, or of the default, in a round,
+            relative to their mean.
     """
 
     settings: Settings = field(default_factory=dict)

@@ -28,14 +28,14 @@ LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
 NAMES = {  # by option: the pattern of a valid name, and its description
-    "namespace": (re.compile(DNS_LABEL), "at most 63 of a-z, 0-9 and -"),
+    "namespace": (re.compile(DNS_LABEL), "at most 63 characters of a-z, 0-9 and -"),
     "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
     "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
 }
 LONGEST_NAME = 40  # operators append -node-0-99, -worker-99; a pod's name has at most 63 letters
 # "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
 OF_LABEL = (
-    "each at most 63 letters, digits, dots, dashes and underscores, from a letter or digit on"
+    "each at most 63 letters, digits, dots, dashes and underscores, with a letter or digit first"
 )
 LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 SELECTOR = re.compile(
@@ -164,13 +164,14 @@ def _wrong(request: KubernetesRequest) -> list[str]:
         )
     if not LABEL.fullmatch(name) or len(name) > LONGEST_NAME:
         problems.append(
-            f"--name: {name!r} is not at most {LONGEST_NAME} of a-z, 0-9 and -, from a letter on"
+            f"--name: {name!r} must have up to {LONGEST_NAME} characters of a-z, 0-9 and -, and "
+            "begin with a letter"
         )
     for option, (form, words) in NAMES.items():
         value = getattr(request, option)
         if (value or option == "claim") and not form.fullmatch(value):
             flag = f"--{option.replace('_', '-')}"
-            problems.append(f"{flag}: {value!r} is not a name of Kubernetes: {words}")
+            problems.append(f"{flag}: {value!r} is not a valid Kubernetes name: {words}")
     for text in request.node_selector:
         if not SELECTOR.fullmatch(text):
             problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")
@@ -205,7 +206,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     asked = run.recipe.training.ddp_backend
     if asked not in ("auto", GLOO):
         raise PlanError(
-            f"training.ddp_backend={asked}, but torchrun's ranks in pods have {GLOO}",
+            f"training.ddp_backend={asked}, but torchrun's ranks in pods use {GLOO}",
             "leave it out",
         )
     if run.plan.backend != GLOO:
@@ -213,9 +214,9 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
         run = prepared(*more)
     if differ := uneven(run.plan):
         raise PlanError(
-            f"{differ} would have other cores or ranks than {run.plan.hosts[0].name}, but the "
-            "pods of a training are all alike",
-            "export it for nodes of one kind, or with another --ranks-per-host",
+            f"{differ} would have different cores or ranks than {run.plan.hosts[0].name}, but the "
+            "pods of a training must be equal",
+            "choose nodes of one kind, or another --ranks-per-host",
         )
     if 0 < request.min_nodes < len(run.plan.hosts):
         prepared(*more, nodes=request.min_nodes)  # checks that the plan also fits min_nodes

@@ -69,11 +69,11 @@ def _wrong(request: SlurmRequest) -> list[str]:
     """Return the problems of the request itself, a sentence each."""
     problems = []
     if request.time and not TIME.fullmatch(request.time):
-        problems.append(f"--time: {request.time!r} is no time of sbatch, such as 4:00:00")
+        problems.append(f"--time: {request.time!r} is not a time limit of sbatch, such as 4:00:00")
     for name in ("name", "partition", "account"):
         value = getattr(request, name)
         if value and not NAME.fullmatch(value):
-            problems.append(f"--{name}: {value!r} is not a name of Slurm")
+            problems.append(f"--{name}: {value!r} is not a valid name in Slurm")
     if request.spares:
         problems.append("--spares: Slurm ends a job that has lost a node, and requeues it")
     return problems

@@ -38,8 +38,8 @@ MOST_TOKENS = 512  # maximum tokens of a text if the training sets no limit
 # MiniLM and a small decoder: 1e-6 without --int8, 0.02 to 0.13 with it
 ALLOWED = {False: 1e-3, True: 0.5}
 GGUF = (
-    "no well-kept package of the index converts to GGUF: gguf has the format alone, and the "
-    "converter is a script of llama.cpp's own repository"
+    "no maintained package converts models to GGUF: gguf only has the format, and the "
+    "converter is a script in llama.cpp's repository"
 )
 # files that the exported model has in its own form, and the list of training rows
 NOT_COPIED = re.compile(r".*\.(safetensors|bin|index\.json)|ftcluster\.rows")
@@ -73,7 +73,7 @@ class ExportModelRequest:
             UsageError: it is not.
         """
         if self.format == "gguf":
-            raise UsageError(GGUF, "its convert_hf_to_gguf.py takes the folder of ftcluster fetch")
+            raise UsageError(GGUF, "run its convert_hf_to_gguf.py on the folder of ftcluster fetch")
         if self.format not in FORMATS:
             raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 
@@ -162,15 +162,15 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         )
     exported_as = _exported_as(trained.task)
     if not exported_as:
-        raise UsageError(f"a model for {trained.task} is not exported")
+        raise UsageError(f"models for {trained.task} cannot be exported")
     if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
-            "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
+            "decoders can only be exported to OpenVINO: in ONNX their cache would be missing",
             "ftcluster export-model openvino",
         )
     raise_together(
         code_problems(folder),
-        f"{folder} is not exported, as its files may run code or fetch it",
+        f"{folder} is not exported, because its files may run or download code",
         "export the folder of a training",
     )
 
@@ -207,7 +207,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         return [{"texts": one, "label": None} for one in texts], ""
     if spec is None or not spec.compared_rows:
         raise UsageError(
-            f"--data: rows of {task} are not read here", "without it, a few texts are compared"
+            f"--data: rows for {task} cannot be read here", "without it, a few texts are compared"
         )
     try:
         splits = files_of(Path(data))
@@ -216,7 +216,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         )
         files = splits[names[0]] if names else ()
         if any(kind_of(path) == ".parquet" for path in files):
-            raise DataError("Parquet is read on hosts alone; give CSV, TSV or JSON lines")
+            raise DataError("only hosts can read Parquet; give CSV, TSV or JSON lines")
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")
@@ -227,7 +227,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
         words = [_word(row.get(str(options.get("label_column")))) for row in rows]
         labels, measure = _labels(words, read_json(folder / "config.json"))
-    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:  # or of its files
+    # config.json of the model may be invalid too
+    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:
         where = f"how the model reads rows is in {folder / FILE}"
         raise InputError(f"{data}: {error}", where) from error
     found = zip(texts, labels, strict=True)
@@ -272,6 +273,6 @@ def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | N
         known = known if any(name.isdigit() for name in known) else as_numbers
     if unknown := sorted(given - known.keys()):
         raise DataError(
-            f"no classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
+            f"not classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
         )
     return [known.get(word) for word in words], "accuracy"

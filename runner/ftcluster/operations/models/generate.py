@@ -64,7 +64,7 @@ class Sampling:
             "seed": (0 <= self.seed < 1 << 32, "a whole number from 0"),
         }
         wrong = [
-            f"{name}={getattr(self, name)}: it is {meant}"
+            f"{name}={getattr(self, name)}: must be {meant}"
             for name, (right, meant) in allowed.items()
             if not right
         ]
@@ -193,7 +193,8 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
         run_id, cluster, plan, launch, recipe, folders, purpose=GENERATE, generation=generation,
         hub_token=token,
     )  # fmt: skip
-    limit = 0.0 if request.more else request.launch.hang_seconds  # the user types
+    # without a limit, because the run waits while the user types
+    limit = 0.0 if request.more else request.launch.hang_seconds
     return replace(request.launch, hang_seconds=limit).applied_to(run)
 
 
@@ -213,8 +214,8 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not job.recipe.spec.generates:
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
-            "ftcluster predict, with the model that ftcluster fetch copies here, uses it",
+            f"{job.run} has trained a model for {job.recipe.task}, but generate only runs decoders",
+            "copy the model here with ftcluster fetch, and use it with ftcluster predict",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"
     return for_trained_model(replace(job.recipe, model=model)), ()

@@ -108,13 +108,13 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:
         raise FtclusterError(
-            f"{folder} has adapters, whose head CrossEncoder leaves out",
+            f"{folder} has adapters, whose head CrossEncoder ignores",
             f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
         )
     raise_together(
         code_problems(folder),
-        f"{folder} is not loaded, as its files may run code or fetch it",
-        "give the folder of a training, or load a model that you trust by its library itself",
+        f"{folder} is not loaded, because its files may run or download code",
+        "give the folder of a training, or load a model that you trust with its own library",
     )
     options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or ranks:

@@ -24,7 +24,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
     """A request that uses a trained model, its `model`.
 
     Attributes:
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
+        hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
     """
 
     hub_token: bool = False
@@ -46,7 +46,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         if run.recipe.teacher:
             kind, recipe = run.recipe.spec.student
             raise UsageError(
-                f"a distilled model is used as the {kind} that it is",
+                f"a distilled model is used like any other {kind} model",
                 f"ftcluster {self.purpose} {recipe} --model {self.model}",
             )
         run = replace(run, hub_token=find_token() if self.hub_token else "")

@@ -31,7 +31,7 @@ class DataRequest(RecipeRequest):
     """The data to describe, and the recipe that would train on them.
 
     Attributes:
-        hub_token: whether the head may use the user's token for the Hugging Face Hub.
+        hub_token: True if the head may use the user's token for the Hugging Face Hub.
         here: True if the head is not asked; lengths and samples are then missing.
     """
 

@@ -66,7 +66,7 @@ def _problems(host: Any) -> Iterator[str]:
         return
     name = host.get("name")
     if not (isinstance(name, str) and (NAME.fullmatch(name) or is_address(name))):
-        yield f"{name!r:.80} is no name of a host"  # hostfiles and manifests contain the name
+        yield f"{name!r:.80} is not a valid host name"  # hostfiles and manifests contain the name
         return
     missing = [
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
@@ -84,4 +84,4 @@ def _problems(host: Any) -> Iterator[str]:
         if price:
             read_price(price)
     except (AttributeError, ValueError):
-        yield f'{facts.name}: {price!r} is no price; write price_per_hour like "4.08 USD"'
+        yield f'{facts.name}: {price!r} is not a price; write price_per_hour like "4.08 USD"'

@@ -64,8 +64,8 @@ def report(request: ReportRequest, view: View) -> Result:
     ) as error:
         where = ", ".join(f"{file.run} ({file.source or 'this control node'})" for file in files)
         raise FtclusterError(
-            f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
-            "make a report of each run alone to see which one it is",
+            f"records have an unexpected form: {where}: {ascii(repr(error))[:200]}",
+            "make a report of each run to find the damaged record",
         ) from error
     write_atomically(output.absolute(), page)
     document = {
@@ -100,5 +100,5 @@ def read_scaling(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, IndexError, TypeError):
         is_scaling = False
     if not is_scaling:
-        raise UsageError(f"{path} is no output of ftcluster bench scaling --json")
+        raise UsageError(f"{path} is not an output of ftcluster bench scaling --json")
     return document

@@ -201,8 +201,8 @@ def _fetched_model(document: dict[str, Any], path: Path) -> Result:
     if not unknown:
         return Result(document, (f"model: {path}",))
     note = (
-        f"note: the model has files that no training writes: {listed(unknown)}. Open them with "
-        "nothing that executes them; ftcluster.load refuses the folder"
+        f"note: the model has files that no training writes: {listed(unknown)}. Do not open "
+        "them with a program that executes them; ftcluster.load refuses the folder"
     )
     return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))
 
@@ -214,8 +214,8 @@ def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
         raise FtclusterError(
             f"run {run} has no model, and what its script has written cannot be copied\n  "
             f"{error.message}",
-            "a script's files are looked for on the head, in the copy of the script's folder, "
-            "where it starts: have rank 0 write them there, by a relative path",
+            "only files in the script's start folder on the head are copied: have rank 0 write "
+            "them there, with a relative path",
         ) from error
 
 

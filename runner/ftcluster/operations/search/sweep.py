@@ -169,7 +169,7 @@ class _Sweep:
                 state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
                 self._take(row, state, part)
         if known := sum(row.state != WAITING for row in rows):
-            self._view.say(f"{counted(known, 'run')} of them are there already")
+            self._view.say(f"{counted(known, 'run')} of them exist already")
 
     def _counts(self, state: RunState) -> bool:
         """Return True if an existing run must not be trained again."""
@@ -254,7 +254,7 @@ class _Sweep:
         if name_of(self._request, row.settings, {}) != row.name:
             raise FtclusterError(
                 "model, data or the recipe's file have changed since the sweep began",
-                "run it again: it trains what is not trained of the new ones",
+                "run it again: it trains the new combinations that are missing",
             )
         row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
         self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
@@ -293,7 +293,7 @@ class _Sweep:
             if state is None or state.state != "running":
                 del self._running[number]
                 if state is None:
-                    row.state, row.reason = "failed", "its head knows it no longer"
+                    row.state, row.reason = "failed", "its head no longer has it"
                 else:
                     self._take(row, state, part)
 

@@ -59,7 +59,7 @@ class SweepRequest(RecipeRequest):
         super().__post_init__()
         self.user_code()  # the user's task may have fields to try
         if self.tpe and self.random:
-            raise UsageError("--random and --tpe: one of them chooses the combinations")
+            raise UsageError("--random and --tpe exclude each other")
         if self.tpe > MOST:
             raise UsageError(f"--tpe {self.tpe:,}: more than {MOST:,} runs")
         if not self._axes[1]:

@@ -55,7 +55,7 @@ class SweepResult:
 
     @property
     def state(self) -> str:
-        """`done` if all runs have started and one has the metric, or failed, running, planned."""
+        """The state of the sweep: `done` if all runs have started and one has the metric."""
         if self.planned or any(row.state in (WAITING, "running") for row in self.rows):
             return "planned" if self.planned else "running"
         lost = any(row.state == NOT_STARTED for row in self.rows)

@@ -74,7 +74,7 @@ def forget(request: TuneRequest, view: View) -> Result:
     if tunings:
         trials.keep(without_tunings(tunings))
     gone = [one.date for one in tunings]
-    text = f"forgotten: what was found on {', '.join(gone)}" if gone else "nothing was known"
+    text = f"forgotten: the results of {', '.join(gone)}" if gone else "there was nothing to forget"
     return Result({"state": "done", "forgotten": gone}, (text,))
 
 
@@ -87,9 +87,9 @@ def dry_run(request: TuneRequest, view: View) -> Result:
     trials = _Trials(request, view, view)
     pool = trials.candidates()
     document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
-    first = "first the plan's default and, repeating it between them, each of these alone:"
+    first = "first each of these alone, with the plan's default in between:"
     lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
-    lines += ["then what was faster: together, and in longer trials", *trials.fixed()]
+    lines += ["then the faster settings together, and in longer trials", *trials.fixed()]
     return Result(document, tuple(lines))
 
 
@@ -108,7 +108,7 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     pool = trials.candidates()
     for line in trials.fixed():
         trials.view.say(line)
-    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps what is known by then")
+    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps the results so far")
     turns = Turns(
         pool,
         lambda: request.budget_seconds - (time.monotonic() - began),

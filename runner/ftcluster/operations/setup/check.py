@@ -58,10 +58,10 @@ def check(
         accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
         report: new file for a description of the hosts' systems, without names and addresses.
 
-        Raises:
-            UsageError: the report's file exists already.
-            FtclusterError: Ansible could not start, or it took too long.
-            Interrupted: the user stopped the check.
+    Raises:
+        UsageError: the report's file exists already.
+        FtclusterError: Ansible could not start, or it took too long.
+        Interrupted: the user stopped the check.
     """
     if report:
         system_report.refuse_existing(report)

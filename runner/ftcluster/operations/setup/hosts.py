@@ -90,9 +90,9 @@ def add(request: HostsRequest, view: View) -> Result:
         )
     if there := [name for name in names if name in members]:
         raise FtclusterError(
-            f"{', '.join(there)}: part of the cluster already",
+            f"{', '.join(there)}: already part of the cluster",
             f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
-            "takes back one that is drained",
+            "takes back a drained host",
         )
     hosts = [name for name in everyone if name in members or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
@@ -141,8 +141,9 @@ def remove(request: HostsRequest, view: View) -> Result:
     stays = ""
     if not request.teardown:
         stays = (
-            f"what setup left stays on {', '.join(names)}, and the head may still log in there; to "
-            f"remove it: ftcluster teardown {' '.join(f'-i {one}' for one in cluster.inventories)} "
+            f"the files of setup stay on {', '.join(names)}, and the head may still log in there; "
+            "to remove both: ftcluster teardown "
+            f"{' '.join(f'-i {one}' for one in cluster.inventories)} "
             f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
     text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
@@ -172,7 +173,8 @@ def give_back(request: HostsRequest, view: View) -> Result:
         FtclusterError: a host is not drained, or the head does not respond.
     """
     cluster, names = recall(), list(request.names)
-    if any(name not in cluster.drained for name in names):  # perhaps elsewhere
+    # another control node may have drained them
+    if any(name not in cluster.drained for name in names):
         cluster = _change_drained(request.connection, cluster, {}, view)
     if others := [name for name in names if name not in cluster.drained]:
         drained = ", ".join(cluster.drained) or "none"

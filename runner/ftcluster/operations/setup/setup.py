@@ -156,11 +156,11 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
         for key, value in place_of(before.options).items():
             if key not in place_of(options):
                 view.say(
-                    f"note: the last setup of this inventory had -e {key}={value}; this one is as "
-                    "the inventory says. For that cluster: ftcluster setup, without an inventory"
+                    f"note: the last setup of this inventory had -e {key}={value}; this one uses "
+                    "the inventory's value. For that cluster: ftcluster setup, without an inventory"
                 )
     if damaged := damage():
-        view.say(f"{damaged}; what can be known again is read from the hosts")
+        view.say(f"{damaged}; reading the hosts again")
     checked = CHECK in options
     if not request.rollback:
         result = set_up(inventories, options, view, passwords, playbook, accept_new)

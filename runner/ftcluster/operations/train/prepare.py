@@ -246,7 +246,7 @@ def resumed_run(
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
             f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
-            f"train again from the beginning; what it ended with: ftcluster logs {job.run}",
+            f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
         )
     hosts = cluster.facts
     if not cluster.slurm_job:  # the first node responds for all nodes

@@ -124,8 +124,8 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         return
     if not recipe.spec.has_references(recipe.options):
         raise UsageError(
-            f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no right answers "
-            "that predictions are compared with",
+            f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no reference "
+            "answers to compare predictions with",
             "leave out --metrics",
         )
     measured = {*recipe.spec.metric_names(recipe.options)}
@@ -172,7 +172,7 @@ def trained_recipe(
         if trained.task:
             notes.append(
                 f"the model was trained for {trained.task} ({trained.file}), and is used for "
-                f"{plain.task}: nothing of its training is taken over"
+                f"{plain.task}: none of its training's settings apply"
             )
         return for_trained_model(plain), tuple(notes)
     try:
@@ -180,7 +180,7 @@ def trained_recipe(
         recipe = training_recipe(words, data, model, settings, code=code)
     except RecipeError as error:  # without the model's values the recipe is valid
         raise RecipeError(
-            f"{trained.file} has values that do not fit together, or not to what was typed\n  "
+            f"{trained.file} has values that contradict each other or the command line\n  "
             f"{error.message}",
             "set these fields on the command line, as KEY=VALUE, or correct the file",
         ) from error

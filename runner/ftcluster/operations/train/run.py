@@ -47,7 +47,7 @@ from ftcluster_common.protocol.launch import FAST_VARIABLE
 
 __all__ = ["USAGE"]
 FAST_TORCH = "2.5"  # the oldest supported version, as in ftcluster_train.fast
-FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW are those of ftcluster"
+FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW use ftcluster's kernels"
 HANG_SECONDS = 600  # a script may be silent for a long time
 
 ShowOutput = Callable[[Literal["stdout", "stderr"], str], None]
@@ -326,4 +326,4 @@ def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
     if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
         return []
     silent = find_script(run_hosts, run.look)
-    return [f"whether {', '.join(silent)} has {run.look[-1]} is not known"] if silent else []
+    return [f"it is not known whether {', '.join(silent)} has {run.look[-1]}"] if silent else []

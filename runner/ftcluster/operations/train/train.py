@@ -71,8 +71,8 @@ class TrainRequest(RecipeRequest):
         if self.resume and (self.words or self.data or self.model):
             raise UsageError(
                 "--resume continues with the run's own recipe, model and data",
-                "with others: a new run from a checkpoint, training.resume_from_checkpoint=DIR, or "
-                "from its weights only, --model DIR",
+                "for others, start a run from a checkpoint, training.resume_from_checkpoint=DIR,"
+                " or from its weights only, --model DIR",
             )
 
 
@@ -191,7 +191,7 @@ def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
 
 
 def _resuming(request: TrainRequest, run: str) -> TrainRequest:
-    """Return the request to continue a run that an earlier start of the Slurm job has launched."""
+    """Return the request that continues a run which this request has launched before."""
     return replace(request, resume=run, words=(), data=None, model=None)
 
 
