@@ -1,7 +1,7 @@
-"""What `import ftcluster` gives: the operations as functions with keywords.
+"""The Python interface of `import ftcluster`: the operations as functions with keywords.
 
-Each prints nothing and raises FtclusterError; `view` is what shows its progress. Where a cluster
-is left out, it is the one that was set up last from this machine.
+Functions print nothing and raise FtclusterError; `view` shows their progress. The default cluster
+is the one that was set up last from this machine.
 """
 
 import json
@@ -51,18 +51,18 @@ __all__ = [
     "terminal_view", "train",
 ]  # fmt: skip
 
-Name = str | PathLike[str]  # a file or folder of this machine, or a name of the Hugging Face Hub
+Name = str | PathLike[str]  # a file or folder on this machine, or a name on the Hugging Face Hub
 SILENT = View()
 RESTARTS = LaunchOptions(max_restarts=3)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that goes on by itself: on the cluster, whatever becomes of this process.
+    """A run on the cluster, which continues independently of this process.
 
     Attributes:
-        id: its name.
-        cluster: where it is.
+        id: id of the run.
+        cluster: cluster of the run.
         options: arguments of ansible-playbook.
     """
 
@@ -75,66 +75,69 @@ class Run:
         return Connection(options=self.options, cluster=self.cluster)
 
     def wait(self, view: View = SILENT) -> AttachResult:
-        """Follow it to its end; Ctrl-C ends only this.
+        """Follow the run to its end; Ctrl-C ends only the call, not the run.
 
         Raises:
-            FtclusterError: it failed, or was stopped.
+            FtclusterError: the run failed, or was stopped.
         """
         return attach(self._connection, self.id, view)
 
     def state(self) -> RunState:
-        """What the head knows of it now.
+        """Return the run's current state on the head.
 
         Raises:
-            FtclusterError: the head does not answer, or has removed the run.
+            FtclusterError: the head does not respond, or has removed the run.
         """
         listed, _ = all_runs.list_runs(self._connection, SILENT, 1, (self.id,))
         current = next((state for state in listed if state.run == self.id), None)
         if current is None:
-            raise FtclusterError(f"the head knows no run {self.id}", "ftcluster.runs() has all")
+            raise FtclusterError(
+                f"the head knows no run {self.id}", "list all runs with ftcluster.runs()"
+            )
         return current
 
     def fetch(self, folder: Name = "") -> Path:
-        """Copy its model to a new or empty folder here, by default the run's id; returns it.
+        """Copy the run's model to a new or empty folder here, and return the folder.
 
-        Of a script, what it has written on the head into the folder that it starts in.
+        The default folder is the run's id. For a script, copy the files that it wrote on the head
+        into its start folder.
 
         Raises:
-            FtclusterError: it has neither, or the folder is not empty.
+            FtclusterError: the run has neither, or the folder is not empty.
         """
         found = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
         return Path(found["model"] or found["folder"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Those of its model, by name; waits until it has ended. Errors as of `wait`."""
+        """The metrics of the run's model by name; waits for its end. Errors as in `wait`."""
         return self.wait().metrics
 
     @property
     def model(self) -> Path:
-        """The folder of its model in the current folder, where the first use copies it.
+        """The folder of the run's model in the current folder; the first use copies the model.
 
         Raises:
-            FtclusterError: it has no model, or a folder of its id has something else.
+            FtclusterError: the run has no model, or a folder with its id contains something else.
         """
         here = Path(self.id)
         return here.absolute() if (here / FILE).is_file() else self.fetch()
 
     def logs(self, rank: int | None = None) -> str:
-        """What its ranks have printed so far, each line with its rank; or only one of them.
+        """Return the output of the run's ranks so far, each line with its rank; or of one rank.
 
         Raises:
-            FtclusterError: there is no such rank, or the head does not answer.
+            FtclusterError: there is no such rank, or the head does not respond.
         """
         lines: list[str] = []
         all_runs.logs(all_runs.LogsRequest(self._connection, self.id, rank), lines.append, SILENT)
         return "".join(lines)
 
     def stop(self, force: bool = False) -> None:
-        """End it on all its hosts; a training saves a checkpoint first, but not with `force`.
+        """Stop the run on all hosts; a training saves a checkpoint first, except with `force`.
 
         Raises:
-            FtclusterError: it may still be running.
+            FtclusterError: the run may still be running.
         """
         all_runs.stop(self._connection, [self.id], force, SILENT)
 
@@ -151,15 +154,15 @@ def setup(
     """Turn hosts into a cluster, and save it as the one that was set up last.
 
     Args:
-        inventory: one that Ansible reads, several of them, or "localhost" for this machine; left
-            out, that of the last setup.
-        stack: its name, or "auto" for the first that the hosts support.
-        bundle: a file of `ftcluster bundle` that is installed from, without downloads.
-        accept_new_host_keys: whether keys of hosts that ssh does not know are stored.
+        inventory: inventory that Ansible reads, several of them, or "localhost" for this machine;
+            by default the inventory of the last setup.
+        stack: name of a stack, or "auto" for the first that the hosts support.
+        bundle: file of `ftcluster bundle` to install from, without downloads.
+        accept_new_host_keys: True to store keys of hosts that ssh does not know.
         options: arguments of ansible-playbook by their long names, such as ("--user", "ops").
 
-    Raises:
-        FtclusterError: a host failed or does not answer; names each with its reason.
+        Raises:
+        FtclusterError: a host failed or does not respond; names each with its reason.
     """
     given = [inventory] if isinstance(inventory, str | PathLike) else inventory
     connection = Connection(tuple(fspath(one) for one in given), tuple(options))
@@ -170,10 +173,10 @@ def setup(
 
 
 def last_cluster() -> Cluster:
-    """The cluster that was set up last from this machine.
+    """Return the cluster that was set up last from this machine.
 
     Raises:
-        FtclusterError: there is none.
+        FtclusterError: there is no such cluster.
     """
     return recall()
 
@@ -182,7 +185,7 @@ def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILE
     """Remove from the hosts what setup installed; runs with their models stay.
 
     Raises:
-        FtclusterError: a host failed or does not answer; names each with its reason.
+        FtclusterError: a host failed or does not respond; names each with its reason.
     """
     given = (*cluster.options, *options)
     setting_up.teardown(Connection(tuple(map(str, cluster.inventories)), given), view)
@@ -191,10 +194,10 @@ def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILE
 def check(
     cluster: Cluster | None = None, *, options: Sequence[str] = (), view: View = SILENT
 ) -> CheckResult:
-    """Whether a cluster is fit for training, and why not. Changes nothing.
+    """Check whether a cluster is fit for training, and why not. Changes nothing.
 
     Raises:
-        FtclusterError: Ansible could not begin.
+        FtclusterError: Ansible could not start.
     """
     return checking.check(Connection(options=tuple(options), cluster=cluster), view)
 
@@ -208,14 +211,14 @@ def data(
     view: View = SILENT,
     **more: Any,
 ) -> DataResult:
-    """What `train` would read and learn with the same arguments.
+    """Return the data that `train` would read with the same arguments, and its target tokens.
 
     Args:
-        here: whether the head is not asked, so that lengths and samples are left out.
-        more: as of `train`.
+        here: True to skip the head, without lengths and samples.
+        more: see `train`.
 
     Raises:
-        FtclusterError: the recipe or its data are not valid, or the head does not answer.
+        FtclusterError: the recipe or its data are not valid, or the head does not respond.
     """
     asked = _asked(recipe, settings, **more)
     return describing.describe(DataRequest(**asked, hub_token=hub_token, here=here), view)
@@ -228,10 +231,10 @@ def plan(
     facts: Name | None = None,
     **more: Any,
 ) -> PlanResult:
-    """What `train` would start with the same arguments, and why.
+    """Return the ranks that `train` would start with the same arguments, with reasons.
 
     Args:
-        facts: a file with other hosts, an output of `ftcluster plan --json`.
+        facts: file with other hosts, an output of `ftcluster plan --json`.
 
     Raises:
         FtclusterError: the recipe or its data are not valid, or no plan is possible.
@@ -250,20 +253,20 @@ def train(
     view: View = SILENT,
     **more: Any,
 ) -> Run:
-    """Start a training, which goes on by itself.
+    """Start a training, which continues independently of this process.
 
     Args:
-        recipe: one of `ftcluster recipes`, or a YAML file.
-        settings: fields of it, such as {"learning_rate": 2e-5}.
-        resume: a run that is continued, instead of a recipe.
-        hub_token: whether the hosts may use this user's token for the Hugging Face Hub.
-        more: `data` and `model`, a file, folder or Hub name (data also a DataFrame or a list of
-            dicts); `name`, `nodes`, `spares` and
-            `ranks_per_host`; `cluster`; `options`, arguments of ansible-playbook; `task` and
-            `metrics`, Python files of your own, which are executed.
+        recipe: name listed by `ftcluster recipes`, or a YAML file.
+        settings: fields of the recipe, such as {"learning_rate": 2e-5}.
+        resume: run to continue, instead of a recipe.
+        hub_token: True if the hosts may use this user's token for the Hugging Face Hub.
+        more: `data` and `model`, a file, folder or Hub name (data can also be a DataFrame or a
+            list of dicts); `name`, `nodes`, `spares` and `ranks_per_host`; `cluster`; `options`,
+            arguments of ansible-playbook; `task` and `metrics`, Python files of your own, which
+            are executed.
 
     Raises:
-        FtclusterError: the recipe, its data or the plan are not valid, or it could not be started.
+        FtclusterError: the recipe, its data or the plan are not valid, or the start failed.
     """
     request = TrainRequest(
         **_asked(recipe, settings, **more), resume=resume, detach=True, hub_token=hub_token,
@@ -289,16 +292,16 @@ def sweep(
 ) -> SweepResult:
     """Train once for each combination of values, wait for all, and compare them.
 
-    The same call again trains only what is not there.
+    The same call again trains only missing combinations.
 
     Args:
-        settings: fields of the recipe; a list has the values that are tried, of a field that takes
-            lists itself a list of lists; a text such as "1e-5..1e-4" is a range, for `random`.
-        random, seed: how many random combinations are tried, 0 for all, and what draws them.
-        tpe: how many Optuna's sampler TPE chooses by the results of those before, instead.
-        metric: what is compared; left out, metric_for_best_model, or else the loss.
-        retry: whether what has failed or was stopped is trained again.
-        more: as of `train`; with `nodes`, as many runs at once as there are so many hosts.
+        settings: fields of the recipe. A list holds the values to try; for a field that takes
+            lists itself, use a list of lists. A text such as "1e-5..1e-4" is a range for `random`.
+        random, seed: number of random combinations (0 for all combinations), and their seed.
+        tpe: number of combinations that Optuna's sampler TPE chooses by earlier results instead.
+        metric: metric to compare; by default metric_for_best_model, or else the loss.
+        retry: True to repeat runs that failed or were stopped.
+        more: see `train`; with `nodes`, as many runs run at once as the hosts allow.
 
     Raises:
         FtclusterError: a combination is not valid, or no head answers.
@@ -325,11 +328,11 @@ def evaluate(
     view: View = SILENT,
     **more: Any,
 ) -> EvaluateResult:
-    """Measure a trained model on the recipe's validation sets, or on all rows of `data`.
+    """Evaluate a trained model on the recipe's validation sets, or on all rows of `data`.
 
     Args:
-        recipe: left out, the one that the model's folder names.
-        more: as of `train`.
+        recipe: recipe of the training; by default the one named in the model's folder.
+        more: see `train`.
 
     Raises:
         FtclusterError: the model, recipe or data are not valid, or the run failed.
@@ -348,14 +351,14 @@ def generate(
     view: View = SILENT,
     **sampling: Any,
 ) -> list[str]:
-    """What a language model answers to each prompt, on the head of a cluster.
+    """Return a language model's answer to each prompt, generated on the head of a cluster.
 
     Args:
-        model: a run that has trained it, its folder here, or a name of the Hub.
+        model: run with a trained model, its folder here, or a name on the Hub.
         sampling: fields of `ftcluster.operations.models.generate.Sampling`, such as `temperature`.
 
     Raises:
-        FtclusterError: there is no such model, it is no language model, or the run failed.
+        FtclusterError: there is no such model, it is not a language model, or the run failed.
     """
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     name = model.id if isinstance(model, Run) else fspath(model)
@@ -366,15 +369,15 @@ def generate(
 
 
 def load(model: "Run | Name", *, task: Name = "", **options: Any) -> Any:
-    """A trained model in this Python: transformers' pipeline, or that of sentence-transformers.
+    """Load a trained model here: a pipeline of transformers, or a sentence-transformers model.
 
-    transformers has no pipeline for answers to questions and for summaries or translations: these
-    are the model and its tokenizer.
+    transformers has no pipeline for question answering, summaries or translations: for these,
+    return the model and its tokenizer.
 
     Args:
-        model: a run, whose model is copied here (`Run.model`), or a model's folder.
-        task: the Python file of the task of your own that it was trained for.
-        options: of the pipeline, SentenceTransformer, CrossEncoder or the model's from_pretrained.
+        model: run, whose model is copied here (`Run.model`), or a model's folder.
+        task: Python file of the task of your own that the model was trained for.
+        options: options of the pipeline, SentenceTransformer, CrossEncoder or from_pretrained.
 
     Raises:
         FtclusterError: a package is missing in this Python, or there is no such model.
@@ -384,10 +387,10 @@ def load(model: "Run | Name", *, task: Name = "", **options: Any) -> Any:
 
 
 def terminal_view(verbose: bool = False) -> View:
-    """What shows the progress of a call: a live picture on a terminal or in a notebook's cell.
+    """Return a view for a call's progress: a live picture on a terminal or in a notebook's cell.
 
     Args:
-        verbose: whether to print plain lines instead, as where there is neither.
+        verbose: True to print plain lines instead, as without a terminal and notebook.
     """
     return NotebookView() if not verbose and in_notebook() else make_view(verbose)
 
@@ -403,11 +406,11 @@ def predict(
     view: View = SILENT,
     **more: Any,
 ) -> PredictResult:
-    """Write what a trained model says of each row of data.
+    """Write a trained model's prediction for each row of data.
 
     Args:
-        output: *.jsonl, *.csv or *.tsv.
-        recipe, more: as of `evaluate`.
+        output: output file, *.jsonl, *.csv or *.tsv.
+        recipe, more: see `evaluate`.
 
     Raises:
         FtclusterError: the model, recipe or data are not valid, or the run failed.
@@ -426,14 +429,14 @@ def run(
     view: View = SILENT,
     **more: Any,
 ) -> Run:
-    """Start a user's own script on every rank, which goes on by itself.
+    """Start a user's own script on every rank; it continues independently of this process.
 
     Args:
         script: a Python file with its arguments, or -m and a module with its arguments.
         more: fields of `ftcluster.operations.train.run.RunRequest`, such as `nodes` and `fast`.
 
     Raises:
-        FtclusterError: it would fail on every rank, or could not be started.
+        FtclusterError: the script would fail on every rank, or could not be started.
     """
     connection = Connection(options=tuple(options), cluster=cluster)
     request = RunRequest(tuple(script), connection, detach=True, **more)
@@ -443,19 +446,19 @@ def run(
 
 
 def runs(cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> tuple[RunState, ...]:
-    """The runs on a cluster, the newest first, whoever started them.
+    """Return the runs of all users on a cluster, the newest first.
 
     Raises:
-        FtclusterError: the head does not answer.
+        FtclusterError: the head does not respond.
     """
     return all_runs.list_runs(Connection(options=tuple(options), cluster=cluster), SILENT)[0]
 
 
 def find_run(name: str, cluster: Cluster | None = None, *, options: Sequence[str] = ()) -> Run:
-    """A run that was started before, by its id or how that begins.
+    """Return a run that was started earlier, by its id or the beginning of its id.
 
     Raises:
-        FtclusterError: there is none, or several.
+        FtclusterError: there is no such run, or there are several.
     """
     connection = Connection(options=tuple(options), cluster=cluster)
     return _started(find(connection, name, SILENT)[1], connection)
@@ -480,7 +483,7 @@ def _asked(
     task: Name = "",
     metrics: Name = "",
 ) -> dict[str, Any]:
-    """The fields of a RecipeRequest."""
+    """Return the fields of a RecipeRequest."""
     words = [fspath(recipe)] if recipe else []
     words += [f"{name}={json.dumps(value)}" for name, value in (settings or {}).items()]
     return {

@@ -1,15 +1,15 @@
-"""Errors that are not bugs of ftcluster, with messages for users."""
+"""The errors that are not bugs of ftcluster, with messages for users."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 class FtclusterError(Exception):
-    """Something failed; the command ends with exit code 1.
+    """An operation failed; the command ends with exit code 1.
 
     Args:
-        message: what is wrong, with the host or the file and line.
-        hint: what to do about it, or "".
+        message: description of the problem, with the host or the file and line.
+        hint: advice to the user, or "".
         details: further keys of the document for `--json`.
     """
 
@@ -23,7 +23,7 @@ class FtclusterError(Exception):
         self.details = details or {}
 
     def to_dict(self) -> dict[str, Any]:
-        """The result of a command that failed, for `--json`."""
+        """Return the result of a failed command, for `--json`."""
         return {**self.details, "state": self.state, "error": self.message, "hint": self.hint}
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class InputError(FtclusterError):
 
 
 def raise_together(problems: Sequence[str], what: str, hint: str) -> None:
-    """Raise one InputError with all problems, if there are any."""
+    """Raise an InputError with all problems, if there are any."""
     if problems:
         raise InputError(f"{what}\n  " + "\n  ".join(problems), hint)
 
@@ -63,33 +63,33 @@ class PlanError(FtclusterError):
 
 
 class ClusterChanged(FtclusterError):
-    """The plan was made of what the cluster was; what it is now is saved for the next one."""
+    """The plan was made for an older state of the cluster, and the new state is now saved."""
 
 
 class Interrupted(FtclusterError):
-    """The user pressed Ctrl-C, or the process was asked to end."""
+    """The user pressed Ctrl-C, or the process received a signal to end."""
 
     exit_code = 130
     state = "stopped"
 
 
 class StoppedElsewhere(Interrupted):
-    """The run that this command followed was stopped by another one, or by SIGTERM on a host."""
+    """The followed run was stopped by another command, or by SIGTERM on a host."""
 
     exit_code = 143
 
 
 class Detached(Interrupted):
-    """This command follows its run no longer, because of a signal; the run goes on.
+    """A signal ended this command, which followed a run; the run continues.
 
     Args:
-        run: its id.
-        signal: the number; the exit code is that of a program that it ends.
+        run: id of the run.
+        signal: number of the signal; the exit code is that of a program killed by it.
     """
 
     state = "running"
 
     def __init__(self, run: str, signal: int, details: dict[str, Any]) -> None:
-        message = f"detached; the run goes on: ftcluster attach {run}"
-        super().__init__(message, f"to end it: ftcluster stop {run}", details)
+        message = f"detached; the run continues: ftcluster attach {run}"
+        super().__init__(message, f"to stop it: ftcluster stop {run}", details)
         self.exit_code = 128 + signal

@@ -21,18 +21,18 @@ from ftcluster_common.given_files import FormatError
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-SHARED_FOLDER, SHARED_FILE = 0o755, 0o644  # as far as the user's umask allows
+SHARED_FOLDER, SHARED_FILE = 0o755, 0o644  # restricted further by the user's umask
 
 
 def bundled(folder: str) -> Path:
-    """The folder of recipes or inventories that came with the package."""
+    """Return the folder of recipes or inventories that the package contains."""
     installed = Path(str(resources.files("ftcluster"))) / folder
     checkout = Path(__file__).parents[2] / folder
     return installed if installed.is_dir() else checkout
 
 
 def collection() -> Path:
-    """The folder of the Ansible collection that came with the package."""
+    """Return the folder of the Ansible collection that the package contains."""
     beside = Path(str(resources.files("ftcluster"))).parent
     installed = beside / "ansible_collections" / "ftcluster" / "cluster"
     checkout = Path(__file__).parents[2]
@@ -40,13 +40,13 @@ def collection() -> Path:
 
 
 def state_dir() -> Path:
-    """`$XDG_STATE_HOME/ftcluster`: the last cluster and the records of its runs."""
+    """Return `$XDG_STATE_HOME/ftcluster`, with the last cluster and the records of its runs."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "ftcluster"
 
 
 def memory_dir() -> Path:
-    """A folder in memory for secrets, if the system has one."""
+    """Return a folder in memory for secrets, or on disk if the system has none."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     for candidate in (runtime, "/dev/shm"):
         if candidate and os.access(candidate, os.W_OK):
@@ -55,7 +55,7 @@ def memory_dir() -> Path:
 
 
 def plain_name(text: str) -> str:
-    """A name of at most 40 letters, digits, dots, dashes and underscores.
+    """Return a name of at most 40 letters, digits, dots, dashes and underscores.
 
     >>> plain_name("../my recipe")
     'my-recipe'
@@ -71,26 +71,26 @@ def make_state_dir(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked_state() -> Iterator[None]:
-    """Keep other commands from changing files of the state folder meanwhile. Not to be nested."""
+    """Prevent other commands from changing files of the state folder. Not to be nested."""
     make_state_dir(state_dir())
     with (state_dir() / ".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
-    """What a JSON file of the state folder has; None where there is none.
+    """Return the content of a JSON file of the state folder, or None if there is none.
 
-    A damaged file is no reason to fail, and nothing is written over it: a warning says that it is
-    kept under another name, and what was asked goes on without it.
+    A damaged file neither stops the command nor is overwritten: a warning reports the new name
+    under which it is kept, and the command continues without it.
 
     Args:
-        form: makes the result of the document; ValueError, LookupError, TypeError and
-            AttributeError mean that it is damaged.
+        form: function that makes the result from the document; ValueError, LookupError, TypeError
+            and AttributeError mean that the file is damaged.
 
     Raises:
-        FtclusterError: another version of ftcluster has written it; it stays where it is.
+        FtclusterError: another version of ftcluster has written the file; it stays where it is.
     """
     try:
         return form(json.loads(path.read_bytes()))
@@ -101,7 +101,7 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         names = (f"{path.name}.damaged{number or ''}" for number in itertools.count())
         aside = next(one for name in names if not (one := path.with_name(name)).exists())
-        with contextlib.suppress(FileNotFoundError):  # another command has moved it meanwhile
+        with contextlib.suppress(FileNotFoundError):  # another command has already moved it
             path.rename(aside)
         why = " ".join(f"{error!r}"[:100].split())
         LOG.warning("note: %s is damaged (%s); kept as %s", path, why, aside.name)
@@ -109,13 +109,13 @@ def read_state(path: Path, form: Callable[[Any], T]) -> T | None:
 
 
 def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE) -> None:
-    """Write a file so that readers never see a part of it, even after a crash.
+    """Write a file atomically: readers never see a part of it, even after a crash.
 
-    What is no file, such as /dev/null or /dev/stdout, is written to and not replaced.
+    Devices such as /dev/null or /dev/stdout are written to and not replaced.
 
     Args:
-        mode: the file's permissions, which the umask narrows further. Anything with rows, samples
-            or models of the user keeps the default; `SHARED_FILE` is for what others may read.
+        mode: permissions of the file, which the umask restricts further. Files with rows, samples
+            or models of the user keep the default; `SHARED_FILE` is for files that others may read.
     """
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not path.is_file():
@@ -124,7 +124,7 @@ def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE)
         return
     make_folder(path.parent, PRIVATE_FOLDER if mode == PRIVATE_FILE else SHARED_FOLDER)
     partial = path.with_name(f".{path.name[:50]}.{secrets.token_hex(8)}")
-    # the kernel applies the umask here, and fchmod would not
+    # here the kernel applies the umask; fchmod would not
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -138,14 +138,14 @@ def write_atomically(path: Path, content: str | bytes, mode: int = PRIVATE_FILE)
 
 
 def make_folder(path: Path, mode: int = PRIVATE_FOLDER) -> None:
-    """Make a folder and the missing folders above it; existing ones keep their permissions."""
+    """Make a folder and its missing parents; existing folders keep their permissions."""
     for folder in (*reversed(path.parents), path):
         if not folder.is_dir():
             folder.mkdir(mode, exist_ok=True)
 
 
 def keep_private(folder: Path) -> None:
-    """Take the permissions of all other users from a new folder and everything in it."""
+    """Remove the permissions of all other users from a new folder and its content."""
     for above, _, files in os.walk(folder):
         for path in (Path(above), *(Path(above, name) for name in files)):
             if not path.is_symlink():

@@ -65,7 +65,7 @@ def linear_with_adapter(
     with torch.autocast("cpu", enabled=False):
         if dropped or input.ndim < 2 or is_transformed():
             low = functional.linear(functional.dropout(input, dropped) if dropped else input, down)
-            plain = linear_in_nf4 if isinstance(weight, Nf4Weight) else functional.linear
+            plain = linear_in_nf4 if type(weight) is Nf4Weight else functional.linear
             return plain(input, weight, bias) + functional.linear(low, up * adapter.scale)
         output: torch.Tensor = _LowRankLinear.apply(
             input, weight, bias, down, up, adapter.scale, sums

@@ -54,7 +54,7 @@ def in_nf4(quantized: torch.Tensor, state: Any) -> Nf4Weight:
 
 def dense(weight: torch.Tensor) -> torch.Tensor:
     """Return the values of a weight, shape (outputs, inputs): the weight itself unless in NF4."""
-    if not isinstance(weight, Nf4Weight):
+    if type(weight) is not Nf4Weight:
         return weight
     from bitsandbytes.functional import dequantize_4bit
 
@@ -64,13 +64,13 @@ def dense(weight: torch.Tensor) -> torch.Tensor:
 
 def dtype_of(weight: torch.Tensor) -> torch.dtype:
     """Return the dtype of a weight's values."""
-    dtype: torch.dtype = weight.state.dtype if isinstance(weight, Nf4Weight) else weight.dtype
+    dtype: torch.dtype = weight.state.dtype if type(weight) is Nf4Weight else weight.dtype
     return dtype
 
 
 def shape_of(weight: torch.Tensor) -> torch.Size:
     """Return the shape of a weight's values."""
-    return weight.values_shape if isinstance(weight, Nf4Weight) else weight.shape
+    return weight.values_shape if type(weight) is Nf4Weight else weight.shape
 
 
 def linear_in_nf4(

@@ -1,1 +1,1 @@
-"""Ansible: inventories, options that go through, and playbooks with their events."""
+"""Ansible: inventories, options that are passed on, and playbooks with their events."""

@@ -1,4 +1,4 @@
-"""What to do about errors in Ansible's words, where these do not say it."""
+"""Hints for error messages of Ansible that do not say what to do."""
 
 VAULT = "-J asks for the vault's password, --vault-password-file FILE reads it"
 PYTHON = (
@@ -14,7 +14,7 @@ HINTS = (
 
 
 def hint_of(message: str) -> str:
-    """The hint for an error; "" where its words are not known.
+    """Return the hint for an error, or "" if its message is unknown.
 
     >>> hint_of("Attempting to decrypt but no vault secrets found.")[:2]
     '-J'

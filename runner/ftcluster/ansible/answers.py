@@ -1,8 +1,8 @@
-"""What playbooks bring back from hosts: from which task, in which form, how much of it.
+"""The results of playbooks from hosts: their task, their form and their size.
 
 A host writes the result of its own modules, and may claim any fact there. It cannot choose a
-task's name or action, so an answer is taken only of the task that the playbook has for it.
-Which playbook gives which answer, `playbooks.py` says.
+task's name or action, so an answer is accepted only from the playbook's task for it.
+`playbooks.py` defines which playbook gives which answer.
 """
 
 import json
@@ -21,33 +21,33 @@ from ftcluster_common.protocol.run_state import STATES, RunState, is_run_id, run
 SET_FACT = "ansible.builtin.set_fact"
 NODE_PROGRAM = "ftcluster.cluster.node_program"
 STACK_LINK, CLUSTER_RECORD = "ftcluster.cluster.stack_link", "ftcluster.cluster.cluster_record"
-MOST_TEXT = 4096  # characters of a text
+MOST_TEXT = 4096  # most characters of a text
 MOST_SHOWN = 60
 MOST_NUMBER = 1 << 53
 LAST_SECOND = 253_000_000_000.0  # in the year 9987; datetime ends in 9999
-# ansible-runner leaves out a result that is longer (MAX_EVENT_RES)
+# ansible-runner drops a longer result (MAX_EVENT_RES)
 MOST_BYTES = 700_000
-ANOTHER_VERSION = "run ftcluster setup; if it goes on, somebody has changed the host"
-FEWER_RUNS = "remove runs that are not needed any more: their folders in PREFIX/runs on the head"
+ANOTHER_VERSION = "run ftcluster setup; if the error persists, somebody has changed the host"
+FEWER_RUNS = "remove runs that you no longer need: their folders in PREFIX/runs on the head"
 Answered = TypeVar("Answered")
 Answered_co = TypeVar("Answered_co", covariant=True)
 
 
 class WrongAnswer(ValueError):
-    """What is wrong with an answer."""
+    """An answer is wrong; the message says why."""
 
 
 @dataclass(frozen=True)
 class Answer(Generic[Answered_co]):
-    """One answer of a playbook.
+    """An answer of a playbook.
 
     Attributes:
-        task: the name of the task that gives it.
-        key: the name of the fact that it sets, or what the result of its module has.
-        read: checks the value; raises WrongAnswer.
-        action: the task's module, fully qualified.
-        most: what to do where it is larger than Ansible's runner brings; without it, an answer
-            that is missing counts as none.
+        task: name of the task that gives the answer.
+        key: name of the fact that the task sets, or key in the result of its module.
+        read: function that checks and converts the value; raises WrongAnswer.
+        action: fully qualified name of the task's module.
+        most: hint if the answer is larger than Ansible's runner transfers; if empty, a missing
+            answer counts as no answer.
     """
 
     task: str
@@ -58,10 +58,10 @@ class Answer(Generic[Answered_co]):
 
 
 def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
-    """The answer, if this event of a playbook has it.
+    """Return the answer in a tuple if this event of a playbook contains it, or None.
 
     Raises:
-        FtclusterError: it has another form, or is too large; names the host.
+        FtclusterError: the answer has a wrong form or is too large; names the host.
     """
     if event.kind not in ("ok", "changed"):
         return None
@@ -74,22 +74,22 @@ def take(answer: Answer[Answered], event: TaskEvent) -> tuple[Answered] | None:
             return None
         raise FtclusterError(
             f"{event.host}: the answer to '{event.task}' is larger than {MOST_BYTES // 1000} kB, "
-            "which is the most that Ansible's runner brings",
+            "the most that Ansible's runner transfers",
             answer.most,
         )
     return (checked(answer, facts[answer.key], event.host),)
 
 
 def checked(answer: Answer[Answered], value: Any, host: str) -> Answered:
-    """What a host has answered.
+    """Check the value of an answer and return the result.
 
     Raises:
-        FtclusterError: it has another form; names the host.
+        FtclusterError: the value has a wrong form; names the host.
     """
     try:
         return answer.read(value)
     except WrongAnswer as error:
-        raise FtclusterError(f"{host} answered what is refused: {error}", ANOTHER_VERSION) from None
+        raise FtclusterError(f"{host}: invalid answer: {error}", ANOTHER_VERSION) from None
 
 
 def _refuse(what: str, value: Any) -> NoReturn:
@@ -98,7 +98,7 @@ def _refuse(what: str, value: Any) -> NoReturn:
 
 
 def run_id(value: Any) -> str:
-    """The id of a run, which names a folder here and on the hosts.
+    """Return the id of a run, which names a folder here and on the hosts.
 
     >>> run_id("../x")
     Traceback (most recent call last):
@@ -111,14 +111,14 @@ def run_id(value: Any) -> str:
 
 
 def line(what: str, value: Any) -> str:
-    """A text of one line."""
+    """Return a text as a single line."""
     if not isinstance(value, str) or len(value) > MOST_TEXT:
         _refuse(what, value)
     return value.replace("\n", "\\n").replace("\t", "\\t")
 
 
 def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False) -> float:
-    """A number from 0 to `most`, or up to 1 second below 0 where clocks differ."""
+    """Return a number from 0 to `most`, or from -1 if clocks may differ by a second."""
     right = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if not right or not -1 <= value <= most or not math.isfinite(value):
         _refuse(what, value)
@@ -127,7 +127,7 @@ def number(what: str, value: Any, most: float = MOST_NUMBER, whole: bool = False
 
 
 def folder(what: str, value: Any) -> str:
-    """An absolute path of a host without `..`, or ""."""
+    """Return an absolute path on a host without `..`, or ""."""
     path = line(what, value)
     if path != value or (path and (not path.startswith("/") or ".." in path.split("/"))):
         _refuse(what, value)
@@ -141,7 +141,7 @@ def _list(what: str, value: Any) -> list[Any]:
 
 
 def run_state(value: Any) -> RunState:
-    """A row of `ftcluster ps`."""
+    """Return a row of `ftcluster ps`."""
     if not isinstance(value, dict):
         _refuse("a run", value)
     try:
@@ -173,7 +173,7 @@ def run_state(value: Any) -> RunState:
 
 
 def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """A page of runs as JSON, and how many are left for later pages."""
+    """Return a page of runs from JSON, and the number of runs on later pages."""
     page = _mapping(_json("the list of runs", value))
     left = int(number("how many runs are left", page.get("left"), whole=True))
     try:
@@ -184,16 +184,16 @@ def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     names = [one.run for one in found]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise WrongAnswer(f"the run {twice[0]} is there twice")
+        raise WrongAnswer(f"the run {twice[0]} is listed twice")
     if left < 0 or (left and not found):
         _refuse("how many runs are left", left)
     return found, left
 
 
 def _stopped(value: Any) -> tuple[tuple[RunState, ...], int]:
-    """A line that says whether a run was stopped, and the run as it is then.
+    """Return the state of a run after a line that reports whether it was stopped.
 
-    The latter is missing where an earlier version set the hosts up.
+    The state is missing if an earlier version set the hosts up.
     """
     page = _text(value).partition("\n")[2]
     return _runs(page) if page else ((), 0)
@@ -210,7 +210,7 @@ def _jobs(value: Any) -> dict[str, dict[str, Any]]:
 
 
 def _stack(value: Any) -> dict[str, Any]:
-    """What `ftcluster_train.host.stack` prints."""
+    """Check the output of `ftcluster_train.host.stack`."""
     forms = {
         "stack": r"\w[\w.-]{0,99}",
         "python": r"\d{1,2}\.\d{1,3}(\.\d{1,3})?",
@@ -234,7 +234,7 @@ def _stack(value: Any) -> dict[str, Any]:
 
 
 def _data(value: Any) -> dict[str, Any]:
-    """What `ftcluster_train.engine.prepare` prints of data."""
+    """Check the output of `ftcluster_train.engine.prepare`."""
     if not isinstance(value, dict) or not is_data(value.get("report") or {}):
         _refuse("what is said of data", value)
     report = {name: value["report"][name] for name in EVENTS["data"]}
@@ -242,7 +242,7 @@ def _data(value: Any) -> dict[str, Any]:
 
 
 def _caches(value: Any) -> dict[str, tuple[int, int]]:
-    """By name: the bytes of a cache, and those that no run uses."""
+    """Return the bytes of each cache, and its bytes that no run uses, by name."""
     sizes = {}
     for name, pair in _mapping(value).items():
         found = _list(f"the bytes of a cache of {line('its name', name)}", pair)
@@ -293,7 +293,7 @@ def _folder(value: Any) -> str:
     return folder("the folder of the stack", value or "")
 
 
-# of runs
+# answers about runs
 RUNS_LISTED = Answer("List the runs", "stdout", _runs, NODE_PROGRAM, most=FEWER_RUNS)
 RUN_STOPPED = Answer("End the ranks", "stdout", _stopped, NODE_PROGRAM, most=ANOTHER_VERSION)
 JOBS_FOUND = Answer("Return what was found", "jobs_found", _jobs, most=FEWER_RUNS)
@@ -304,7 +304,7 @@ STACK_DESCRIBED = Answer(
 )
 DATA_READ = Answer("Return what is read", "data_read", _data)
 CLUSTER_CHANGED = Answer("Return what the cluster has now", "cluster_changed", _mapping)
-# of stages
+# answers of stages
 HOSTS = Answer("List the hosts of the cluster", "cluster_hosts", _lines)
 FACTS = Answer("Keep the facts", "preflight_facts", _mapping)
 PROBLEMS = Answer("Collect problems and warnings of each host", "preflight_problems", _findings)
@@ -317,12 +317,12 @@ PREVIOUS = Answer("Make the previous stack the current one", "current", _folder,
 MEASURED = Answer("Keep what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 RECORDED = Answer("Change what all control nodes have to know", "record", _text, CLUSTER_RECORD)
 SYSTEM = Answer("Return what the system is", "system_report", _text)
-# of ssh
+# answers about ssh
 SSH_WAY = Answer("Say how ssh connects", "msg", _mapping, "ansible.builtin.debug")
 
 
 def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
-    """The runs that `clean` has removed, of those that it was asked to."""
+    """Return the answer with the runs that `clean` removed, which must be among those requested."""
 
     def read(value: Any) -> list[str]:
         runs_removed = [run_id(one) for one in _list("the list of runs removed", value)]
@@ -335,15 +335,15 @@ def clean_removed(asked: Sequence[str]) -> Answer[list[str]]:
 
 
 def json_object(host: str, name: str, text: bytes) -> dict[str, Any]:
-    """A file of a run that is one JSON object.
+    """Return a file of a run that contains a JSON object.
 
     Raises:
-        FtclusterError: it is something else.
+        FtclusterError: the file contains something else.
     """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
-        raise FtclusterError(f"{host}: {name} of the run is no JSON object: {text[:MOST_SHOWN]!a}")
+        raise FtclusterError(f"{host}: {name} of the run is not JSON: {text[:MOST_SHOWN]!a}")
     return document

@@ -1,7 +1,7 @@
 """Runs a program that ends with the process that started it: python child.py PID PROGRAM ...
 
-A program by itself, so that it does not need ftcluster's folders. Python programs go on in this
-process, which is started with -P: this folder's modules are not theirs.
+This is a separate program so that it does not need ftcluster's folders. Python programs continue
+in this process, which is started with -P so that they do not import modules of this folder.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1  # Linux, include/uapi/linux/prctl.h
-# new objects between two looks for garbage: Ansible's start makes some, and nearly all of them stay
+# new objects between two garbage collections: Ansible creates many at its start and keeps most
 NEW_OBJECTS = 50_000
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Hosts whose keys ssh refuses: which ones and why, and storing keys that the user accepts.
+"""Hosts whose keys ssh refuses: the reasons, and storing keys that the user accepts.
 
-ssh itself checks and stores: it alone knows jump hosts, ports, aliases and hashed names.
+ssh itself checks and stores keys, because only ssh knows jump hosts, ports, aliases and hashed
+names.
 """
 
 import os
@@ -36,11 +37,11 @@ class Met:
     """A host whose key ssh does not know.
 
     Attributes:
-        host: the inventory's name.
-        address: what ssh connects to.
-        lines: what ssh would store.
+        host: name in the inventory.
+        address: address that ssh connects to.
+        lines: lines that ssh would store.
         fingerprint: type and SHA-256 of the key, as `ssh-keygen -l` prints them.
-        file: where ssh would store it.
+        file: file that ssh would store the key in.
     """
 
     host: str
@@ -57,11 +58,11 @@ class Met:
 
 @dataclass
 class Keys:
-    """What ssh says of the keys of some hosts.
+    """The keys of some hosts, as ssh reports them.
 
     Attributes:
-        unknown: the hosts that are not known, with their keys.
-        refused: why other hosts are refused, by name.
+        unknown: unknown hosts with their keys.
+        refused: reason for refusing other hosts, by name.
     """
 
     unknown: list[Met] = field(default_factory=list)
@@ -69,20 +70,20 @@ class Keys:
 
 
 def refused_hosts(outcome: PlaybookOutcome) -> tuple[str, ...]:
-    """The hosts whose keys ssh refused in a playbook."""
+    """Return the hosts whose keys ssh refused in a playbook."""
     marks = (UNKNOWN, CHANGED, REFUSED)
     refused = [failure.host for failure in outcome.failures if failure.message.startswith(marks)]
     return tuple(dict.fromkeys(refused))
 
 
 def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]) -> Keys:
-    """Ask ssh about the keys of some hosts, over Ansible's connections; sends them nothing.
+    """Ask ssh about the keys of some hosts over Ansible's connections, sending nothing to them.
 
     Args:
         options: arguments of ansible-playbook.
 
     Raises:
-        FtclusterError: Ansible could not begin.
+        FtclusterError: Ansible could not start.
     """
     ways: dict[str, Mapping[str, Any]] = {}
     checked: dict[str, str] = {}
@@ -108,7 +109,7 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
         for host in [name for name in inventory.hosts if name in hosts]:
             if host not in ways:
                 raise FtclusterError(
-                    f"{host}: ssh cannot be asked for its key; Ansible said\n{outcome.output}"
+                    f"{host}: cannot ask ssh for its key; output of ansible:\n{outcome.output}"
                 )
             file = folder / host
             said = checked.get(host, "")
@@ -126,10 +127,10 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
 
 
 def refusal(what: str, keys: Keys) -> FtclusterError:
-    """The error for hosts whose keys are refused; names each.
+    """Return the error for hosts whose keys are refused; it names each host.
 
     Args:
-        what: the command.
+        what: name of the command.
     """
     lines = [f"{met.host}: {UNKNOWN}: {met.address}, {met.fingerprint}" for met in keys.unknown]
     lines += [f"{host}: {why}" for host, why in keys.refused.items()]
@@ -140,7 +141,7 @@ def refusal(what: str, keys: Keys) -> FtclusterError:
 
 
 def store(keys: Sequence[Met]) -> None:
-    """Add keys to the files in which ssh looks for them.
+    """Add keys to the files in which ssh searches for them.
 
     Raises:
         OSError: a file cannot be written.
@@ -170,7 +171,7 @@ def _address(way: Mapping[str, Any]) -> str:
 
 
 def _known_hosts(way: Mapping[str, Any]) -> Path:
-    """The file in which ssh would store the key of a host.
+    """Return the file in which ssh would store the key of a host.
 
     Raises:
         FtclusterError: ssh does not accept the options, or stores no keys.
@@ -182,7 +183,7 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     match = re.search(r"^userknownhostsfile (\S+)", done.stdout, re.MULTILINE)
     if done.returncode or not match or match[1] in ("none", os.devnull):
-        why = done.stderr.strip() or "it is told to keep no known_hosts"
+        why = done.stderr.strip() or "its configuration keeps no known_hosts"
         raise FtclusterError(
             f"{way['host']}: ssh cannot store its key: {why}",
             "name a file with UserKnownHostsFile in ssh's configuration",
@@ -191,7 +192,7 @@ def _known_hosts(way: Mapping[str, Any]) -> Path:
 
 
 def _without_passwords(options: Sequence[str]) -> list[str]:
-    """Options without those that hand over a password: this is before a host is known."""
+    """Return the options without passwords, because the hosts are not trusted yet."""
     kept: list[str] = []
     skip = False
     for word in options:

@@ -1,4 +1,4 @@
-"""Reads inventories with ansible-inventory; errors name file and line."""
+"""Inventories, read with ansible-inventory; errors name file and line."""
 
 import ipaddress
 import json
@@ -30,35 +30,35 @@ from ftcluster.text.printable import printable
 from ftcluster_common.given_files import parse_json
 
 HEAD_GROUP = "head"
-OWN_GROUP = "ftcluster"  # an inventory that has it says which hosts the cluster has
+OWN_GROUP = "ftcluster"  # if an inventory has this group, it defines the cluster's hosts
 NO_GROUPS = {"_meta", "all", "ungrouped"}
 LOCALHOST = "localhost"
 BUNDLED_LOCALHOST = bundled("inventory") / f"{LOCALHOST}.ini"
 HOSTS_VARIABLE = "ftcluster_hosts"
-NO_LIST = "a list of hosts cannot be set up; write them into a file, one a line"
-MOST_SHOWN = 60  # characters of what is no listing
+NO_LIST = "a list of hosts cannot be set up; write them into a file, one per line"
+MOST_SHOWN = 60  # most characters shown of invalid output
 TIME_LIMIT_SECONDS = 300  # large clouds take a minute
-NAME = re.compile(r"\w[\w.-]*")  # of a host
-# those of ansible-playbook that ansible-inventory needs, too: they can decide which hosts there are
+NAME = re.compile(r"\w[\w.-]*")  # valid names of hosts
+# options of ansible-playbook that ansible-inventory needs too, because they can change the hosts
 INVENTORY_OPTIONS = ("--extra-vars", "--vault-password-file", "--vault-id")
-# variables of hosts by which ssh connects whatever key the host shows
+# variables of hosts that make ssh accept any host key
 KEY_CHECKING = ("ansible_host_key_checking", "ansible_ssh_host_key_checking")
 SSH_OPTIONS = ("ansible_ssh_args", "ansible_ssh_common_args", "ansible_ssh_extra_args")
 UNCHECKED = re.compile(r"StrictHostKeyChecking[ =]+(?:no|off)\b", re.IGNORECASE)
-NO = ("no", "n", "f", "false", "off", "0", "0.0")  # Ansible's words
+NO = ("no", "n", "f", "false", "off", "0", "0.0")  # Ansible's values for False
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """The hosts of one inventory, or of several that are read together.
+    """The hosts of an inventory, or of several merged inventories.
 
     Attributes:
-        paths: their absolute paths, in the order in which Ansible reads them.
-        hosts: names of the hosts without those that `--limit` leaves out, the head first.
+        paths: absolute paths of the inventories, in the order in which Ansible reads them.
+        hosts: names of the hosts that `--limit` selects, the head first.
         cluster: names of all hosts of the cluster, the head first.
-        pattern: Ansible's pattern of the cluster's hosts, or "" for all.
-        groups: hosts by group, where nothing says which of these are the cluster; else empty.
-        unchecked: variables by which host keys are not checked, each with its hosts.
+        pattern: Ansible's pattern of the cluster's hosts, or "" for all hosts.
+        groups: hosts by group if nothing selects the cluster's hosts; otherwise empty.
+        unchecked: variables that disable host key checking, each with its hosts.
     """
 
     paths: tuple[Path, ...]
@@ -69,14 +69,14 @@ class Inventory:
     unchecked: tuple[str, ...] = ()
 
     def in_order(self, names: Sequence[str]) -> "Inventory":
-        """The same, with the cluster's hosts in a playbook's order, the head first."""
+        """Return the inventory with the cluster's hosts in a playbook's order, the head first."""
         addressed = set(self.hosts)
         hosts = tuple(name for name in names if name in addressed)
         return replace(self, hosts=hosts, cluster=tuple(names))
 
     @property
     def name(self) -> str:
-        """The inventories, for messages."""
+        """The paths of the inventories, for messages."""
         return named(self.paths)
 
     @property
@@ -86,7 +86,7 @@ class Inventory:
 
 
 def inventory_path(given: str) -> Path:
-    """The path of an inventory that a user names: `localhost` is the bundled one."""
+    """Return the path of an inventory that a user names; `localhost` is the bundled inventory."""
     ours = given == LOCALHOST and not Path(given).exists()
     return BUNDLED_LOCALHOST if ours else Path(given)
 
@@ -97,13 +97,13 @@ def read_inventory(
     """Read inventories: INI, YAML, folders, scripts.
 
     Args:
-        remembered: the pattern where neither `options` nor the inventory has one; without it, the
-            cluster is the group `ftcluster` where there is one, else all hosts.
+        remembered: pattern to use if neither `options` nor the inventory sets one. Without it, the
+            cluster is the group `ftcluster` if it exists, else all hosts.
 
-    Raises:
-        InventoryError: one does not exist, is a pipe or cannot be parsed (with file and line), no
-            host is left, or ftcluster_hosts is not one pattern.
-        UsageError: the value of an option is none that Ansible takes.
+        Raises:
+        InventoryError: an inventory does not exist, is a pipe or cannot be parsed (with file and
+            line), no host remains, or ftcluster_hosts is not a single pattern.
+        UsageError: Ansible would not accept the value of an option.
     """
     for path in paths:
         if not path.exists():
@@ -127,7 +127,7 @@ def read_inventory(
         groups = sorted(set(listing) - NO_GROUPS) or ["none"]
         raise InventoryError(
             f"{HOSTS_VARIABLE}={pattern} names no host of inventory {where}",
-            f"its groups are {', '.join(groups)}",
+            f"the inventory's groups are {', '.join(groups)}",
         )
     _refuse_patterns(where, cluster)
     limits = [value for name, value in given if name == "--limit"]
@@ -137,8 +137,8 @@ def read_inventory(
         hosts = tuple(name for name in cluster if name in left)
         if not hosts:
             raise InventoryError(
-                f"--limit {limits[-1]} leaves no host of the cluster",
-                f"it has {', '.join(cluster)}",
+                f"--limit {limits[-1]} selects no host of the cluster",
+                f"the cluster has {', '.join(cluster)}",
             )
     unchecked = _unchecked(listing["_meta"]["hostvars"], hosts)
     absolute = tuple(path.absolute() for path in paths)
@@ -147,7 +147,7 @@ def read_inventory(
 
 
 def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> tuple[str, ...]:
-    """The variables by which Ansible does not check the keys of hosts."""
+    """Return the variables that make Ansible skip the check of host keys."""
     unchecked: dict[str, list[str]] = {}
     for host in hosts:
         for name, value in variables.get(host, {}).items():
@@ -159,8 +159,8 @@ def _unchecked(variables: Mapping[str, Mapping[str, Any]], hosts: Sequence[str])
 
 
 def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """The output of ansible-inventory, and what it warned of."""
-    config_file()  # refuses another user's
+    """Return the output of ansible-inventory, and its warnings."""
+    config_file()  # raises if the file belongs to another user
     environment = {
         **os.environ,
         **utf8_locale(),
@@ -171,21 +171,21 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
     with subprocess.Popen(
         [program("ansible-inventory"), *sources, "--list", *options],
         env=environment,
-        stdin=subprocess.DEVNULL,  # nobody answers a script or plugin that asks
+        stdin=subprocess.DEVNULL,  # a script or plugin must not ask questions
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
-        errors="replace",  # what a script prints
+        errors="replace",  # scripts can print any bytes
     ) as process:
         try:
             stdout, stderr = process.communicate(timeout=TIME_LIMIT_SECONDS)
         except BaseException as error:
-            end_descendants()  # a script as well, which would go on by itself
+            end_descendants()  # a script would continue to run otherwise
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
             raise InventoryError(
-                f"inventory {named(paths)}: ansible-inventory has not read it in "
-                f"{error.timeout:g} s; what it asks does not answer",
+                f"inventory {named(paths)}: ansible-inventory did not finish reading it within "
+                f"{error.timeout:g} s; a script or service that it uses does not respond",
                 seen_by(paths),
             ) from None
     if process.returncode != 0:
@@ -194,15 +194,15 @@ def _listing(paths: Sequence[Path], options: Sequence[str]) -> tuple[dict[str, A
         listing: dict[str, Any] = parse_json(stdout)
     except ValueError as error:
         raise InventoryError(
-            f"inventory {named(paths)}: ansible-inventory prints no JSON, but "
+            f"inventory {named(paths)}: ansible-inventory printed no JSON, but "
             f"{printable(stdout[:MOST_SHOWN])!a}",
-            f"a plugin or script prints or ends by itself; {seen_by(paths)}",
+            f"a plugin or script printed other text, or exited; {seen_by(paths)}",
         ) from error
     return listing, warnings(stderr)
 
 
 def _pattern(listing: dict[str, Any], where: str) -> str:
-    """The pattern in the hosts' variables, or "". Not all hosts need to have the variable."""
+    """Return the pattern in the hosts' variables, or "". Only some hosts need the variable."""
     patterns = {
         json.dumps(variables[HOSTS_VARIABLE])
         for variables in listing["_meta"]["hostvars"].values()
@@ -213,31 +213,32 @@ def _pattern(listing: dict[str, Any], where: str) -> str:
     pattern = json.loads(min(patterns))
     if len(patterns) > 1:
         raise InventoryError(
-            f"inventory {where} has several {HOSTS_VARIABLE}: {', '.join(sorted(patterns))}",
-            "set it once, for all hosts; of several clusters, each has its own: "
+            f"inventory {where} has several values of {HOSTS_VARIABLE}: "
+            f"{', '.join(sorted(patterns))}",
+            "set it once, for all hosts; for several clusters, pass it on the command line: "
             f"-e {HOSTS_VARIABLE}=PATTERN",
         )
     if not isinstance(pattern, str) or not pattern or "{{" in pattern or "{%" in pattern:
         raise InventoryError(
             f"{HOSTS_VARIABLE} is {patterns.pop()}, not a pattern of hosts",
-            "write the name of a group, or as in 'xeons:!xeon3'",
+            "write the name of a group, or a pattern like 'xeons:!xeon3'",
         )
     return pattern
 
 
 def _refuse_patterns(where: str, hosts: Sequence[str]) -> None:
-    """Raise for names that mean something else in plays, ssh_config or a hostfile."""
+    """Raise for names with another meaning in plays, ssh_config or a hostfile."""
     odd = [name for name in hosts if not (NAME.fullmatch(name) or is_address(name))]
     if odd:
         raise InventoryError(
-            f"inventory {where}: {', '.join(map(ascii, odd))}: a host's name has letters, digits, "
-            "dots, dashes and underscores",
+            f"inventory {where}: {', '.join(map(ascii, odd))}: a host's name consists of letters, "
+            "digits, dots, dashes and underscores",
             "give it such a name, and its address with ansible_host=ADDRESS",
         )
 
 
 def pattern_of(names: Sequence[str]) -> str:
-    """Ansible's pattern of hosts; one with a colon, as IPv6 addresses have, is split without comma.
+    """Return Ansible's pattern for hosts; a trailing comma keeps a lone IPv6 address whole.
 
     >>> pattern_of(["node1", "node2"]), pattern_of(["!fd00::1"])
     ('node1,node2', '!fd00::1,')
@@ -246,7 +247,7 @@ def pattern_of(names: Sequence[str]) -> str:
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an IPv4 or IPv6 address."""
+    """Return True if a text is an IPv4 or IPv6 address."""
     try:
         return bool(ipaddress.ip_address(text))
     except ValueError:
@@ -254,12 +255,12 @@ def is_address(text: str) -> bool:
 
 
 def _hosts_in_order(listing: dict[str, Any]) -> tuple[str, ...]:
-    """Hosts of a listing, depth first, the head first; the files' order is not known."""
+    """Return the hosts of a listing, depth first, the head first; the files' order is unknown."""
     return tuple(dict.fromkeys([*_members(listing, HEAD_GROUP), *_members(listing, "all")]))
 
 
 def _members(listing: dict[str, Any], group: str) -> list[str]:
-    """The hosts of a group and of those below it."""
+    """Return the hosts of a group and of its child groups."""
     members: dict[str, Any] = listing.get(group, {})
     hosts = list(members.get("hosts", []))
     for child in members.get("children", []):
@@ -268,9 +269,9 @@ def _members(listing: dict[str, Any], group: str) -> list[str]:
 
 
 def _unclear(listing: dict[str, Any]) -> dict[str, tuple[str, ...]]:
-    """The hosts of each group, unless each group has all hosts, but for a head of its own.
+    """Return the hosts of each group, or {} if each group (except for a head) has all hosts.
 
-    Groups of one cluster and of a whole company look alike: racks, or databases and web servers.
+    A cluster's groups look like a whole company's: racks, or databases and web servers.
     """
     names = (set(listing) | {"ungrouped"}) - {"_meta", "all", HEAD_GROUP}
     groups = {name: tuple(dict.fromkeys(_members(listing, name))) for name in sorted(names)}

@@ -1,7 +1,7 @@
-"""Why ansible-inventory cannot read an inventory, by what it writes to stderr.
+"""The reasons why ansible-inventory cannot read an inventory, from its stderr.
 
-Ansible tries all of its plugins on a file and tells each one's reason; the last is the INI
-parser's, whatever the file is. The reason that counts is that of the plugin which the file is for.
+Ansible tries all of its plugins on a file and prints the reason of each failure; the last is always
+the INI parser's. The relevant reason comes from the plugin that the file was written for.
 """
 
 import codecs
@@ -21,39 +21,40 @@ from ftcluster.text.printable import printable
 SOURCE = "Completely failed to parse inventory source "
 FAILED = re.compile(r"Failed to parse inventory with '([\w.]+)' plugin: (.*)")
 NOT_LOADED = re.compile(r"Error loading plugin '[\w.]+': (.*)")
-# those of ansible-core that read hosts from files themselves
+# plugins of ansible-core that read hosts from files themselves
 OF_FILES = ("host_list", "advanced_host_list", "script", "yaml", "ini", "toml")
 YAML = (".yml", ".yaml", ".json")
 PLUGIN = re.compile(r"^[\"']?plugin[\"']?\s*:\s*[\"']?([\w.]+)", re.MULTILINE)
-NO_PLAYBOOK = "a list is a playbook or its like; name the file or folder that has the hosts"
-EXAMPLE = "write one host a line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
-PROGRAMS = (b"#!", b"\x7fE")  # on some file systems every file may be executed
-# "byte order marks" that Windows' editors write, and Ansible takes for a part of a name
+NO_PLAYBOOK = "a list is a playbook or a similar file; name the file or folder with the hosts"
+EXAMPLE = "write one host per line: node1 ansible_host=10.0.0.11 ansible_user=ubuntu"
+# a check of the mode is not enough: some file systems make every file executable
+PROGRAMS = (b"#!", b"\x7fE")
+# byte order marks of Windows editors, which Ansible reads as a part of a name
 UTF8_MARK, UTF16_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def refuse_files(paths: Sequence[Path]) -> None:
-    """Raise for files that Ansible does not read as they are meant, or would wait for."""
+    """Raise for files that Ansible would misread, or would wait for."""
     for path in paths:
         if path.is_fifo():
             raise InventoryError(
                 f"inventory {path} is a pipe, which cannot be read several times",
-                "write what it gives into a file",
+                "write its content into a file",
             )
         readable = path.is_file() and os.access(path, os.R_OK)
         start = path.read_bytes()[:3] if readable else b""
         if start.startswith(UTF16_MARKS) or (start == UTF8_MARK and path.suffix not in YAML):
             raise InventoryError(
                 f"inventory {path} begins with a byte order mark",
-                "save it as UTF-8 without one (BOM)",
+                "save it as UTF-8 without a byte order mark (BOM)",
             )
 
 
 def refuse_options(given: Iterable[tuple[str, str]]) -> None:
-    """Raise for values of options that Ansible would find fault with in the inventory's name.
+    """Raise for values of options that Ansible would report as errors of the inventory.
 
     Args:
-        given: names and values. A value is not shown, as it may be a password.
+        given: names and values. A value is not shown, because it may be a password.
     """
     for name, value in given:
         if name == "--forks" and not (value.isdecimal() and int(value)):
@@ -61,25 +62,25 @@ def refuse_options(given: Iterable[tuple[str, str]]) -> None:
         if name not in ("--limit", "--extra-vars"):
             continue
         if value.startswith("@") and not Path(value[1:]).expanduser().exists():
-            raise UsageError(f"{name} {value}: there is no such file")
+            raise UsageError(f"{name} {value}: no such file")
         if name == "--extra-vars" and value.startswith(("{", "[")):
             try:
                 yaml.compose(value, yaml.SafeLoader)
             except (yaml.YAMLError, RecursionError) as error:
                 problem = getattr(error, "problem", None) or "it cannot be read"
                 raise UsageError(
-                    f"--extra-vars: this is no JSON: {problem}",
+                    f"--extra-vars: invalid JSON: {problem}",
                     "write NAME=VALUE, or JSON in single quotes",
                 ) from None
 
 
 def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
-    """The reason, with its file and where it is known the line.
+    """Return the error with the reason, its file and, if it is known, the line.
 
     Args:
-        paths: the inventories; folders as well, of which the error names the file.
-        stderr: all of ansible-inventory's.
-        code: its exit code, or minus the signal that has ended it.
+        paths: paths of the inventories, files or folders.
+        stderr: whole stderr of ansible-inventory.
+        code: exit code of ansible-inventory, or minus the signal that ended it.
     """
     error = _reason(paths, stderr, code)
     return InventoryError(error.message, hint_of(error.message) or error.hint)
@@ -88,10 +89,10 @@ def unreadable(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
 def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     lines = [line.strip() for line in printable(stderr).splitlines() if line.strip()]
     source = _after(SOURCE, lines)
-    if not source:  # all were read; their variables were not
+    if not source:  # all hosts were read, but not their variables
         (error, *_) = [
             *(line.partition("]: ")[2] for line in lines if line.startswith("[ERROR]: ")),
-            *(lines[-1:] or [f"ansible-inventory has ended with exit code {code}"]),
+            *(lines[-1:] or [f"ansible-inventory ended with exit code {code}"]),
         ]
         return InventoryError(f"{named(paths)}: {error}", seen_by(paths))
     path = next((path for path in paths if str(path.absolute()) == source), Path(source))
@@ -106,24 +107,22 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
     if path.suffix in YAML and "yaml" in reasons:
         if "it should be a dictionary" in reasons["yaml"]:
             return InventoryError(
-                f"{path} is no inventory, which has groups by name at its top", NO_PLAYBOOK
+                f"{path} is not an inventory: it must have groups by name at its top", NO_PLAYBOOK
             )
         return _with_line(path, reasons["yaml"], lines)
-    return _of_ini(
-        path, reasons.get("ini") or "nothing in it is what Ansible takes for an inventory"
-    )
+    return _of_ini(path, reasons.get("ini") or "Ansible recognizes no inventory in it")
 
 
 def seen_by(paths: Sequence[Path]) -> str:
-    """A hint: the command that shows what Ansible does with inventories."""
-    return f"to see more: ansible-inventory {' '.join(f'-i {path}' for path in paths)} --list -vvv"
+    """Return a hint with the command that shows how Ansible reads inventories."""
+    return f"for details: ansible-inventory {' '.join(f'-i {path}' for path in paths)} --list -vvv"
 
 
 def without_hosts(paths: Sequence[Path], said: str) -> InventoryError:
-    """The error for inventories that can be read and have no host.
+    """Return the error for inventories that are readable but have no host.
 
     Args:
-        said: what ansible-inventory warned of.
+        said: warnings of ansible-inventory.
     """
     files = [
         file for path in paths for file in (sorted(path.iterdir()) if path.is_dir() else [path])
@@ -132,17 +131,17 @@ def without_hosts(paths: Sequence[Path], said: str) -> InventoryError:
     scripts = [file for file in files if _is_program(file)]
     hint = EXAMPLE
     if plugins and all(plugin.rpartition(".")[2] == "constructed" for plugin in plugins):
-        hint = f"{plugins[0]} groups the hosts of others: name these before it, each with -i"
+        hint = f"{plugins[0]} groups hosts of other inventories: name those first, each with -i"
     elif plugins:
-        hint = f"{' and '.join(plugins)} gave none: look at filters, regions and account"
+        hint = f"{' and '.join(plugins)} returned no hosts: check filters, regions and account"
         hint += f"; Ansible says: {said}" if said else ""
     elif scripts:
-        hint = f"look at the script's output: {scripts[0]} --list"
+        hint = f"check the script's output: {scripts[0]} --list"
     return InventoryError(f"inventory {named(paths)} has no host", hint)
 
 
 def plugin_of(path: Path) -> str:
-    """The inventory plugin whose settings a file has, as in `plugin: amazon.aws.aws_ec2`; or ""."""
+    """Return the inventory plugin that a file configures (`plugin: amazon.aws.aws_ec2`), or ""."""
     if not path.is_file() or path.suffix not in YAML:
         return ""
     found = PLUGIN.search(path.read_text(encoding="utf-8", errors="replace"))
@@ -150,12 +149,12 @@ def plugin_of(path: Path) -> str:
 
 
 def named(paths: Sequence[Path]) -> str:
-    """Inventories, for messages."""
+    """Join paths of inventories for messages."""
     return ", ".join(map(str, paths))
 
 
 def warnings(stderr: str) -> str:
-    """What ansible-inventory warned of, in one line."""
+    """Return ansible-inventory's warnings as a single line."""
     lines = printable(stderr).splitlines()
     return " ".join(line.partition("]: ")[2] for line in lines if line.startswith("[WARNING]: "))
 
@@ -169,15 +168,15 @@ def _of_plugin(
     loading = next((found[1] for line in lines if (found := NOT_LOADED.search(line))), "")
     hint = seen_by([path])
     if not said:
-        said = f"no plugin takes it; {plugin} is not among enable_plugins of ansible.cfg"
+        said = f"no plugin accepts it; enable_plugins of ansible.cfg does not contain {plugin}"
     elif "specifies unknown plugin" in said:
         said = f"the plugin {plugin} is not installed here" + (f": {loading}" if loading else "")
         collection = ".".join(plugin.split(".")[:2])
         if plugin.count(".") > 1:
             hint = f"install it: ansible-galaxy collection install {collection}"
     elif "could not be verified by" in said:
-        said = f"the plugin {plugin} does not take a file of this name"
-        hint = f"which names it takes: ansible-doc -t inventory {plugin}"
+        said = f"the plugin {plugin} does not accept a file with this name"
+        hint = f"accepted names: ansible-doc -t inventory {plugin}"
     return InventoryError(f"{path}: {said}", hint)
 
 
@@ -189,20 +188,20 @@ def _is_program(path: Path) -> bool:
 def _of_script(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
     said = next((b for a, b in pairwise(lines) if a.startswith("Standard error from inv")), "")
     reason = "it printed no JSON" if "JSON" in reason else reason.rstrip(".")
-    hint = f"it says: {said}" if said else f"look at its output: {path} --list"
+    hint = f"its error output: {said}" if said else f"check its output: {path} --list"
     return InventoryError(f"{path}, a script: {reason}", hint)
 
 
 def _of_ini(path: Path, reason: str) -> InventoryError:
     if _is_program(path) and not os.access(path, os.X_OK):
-        return InventoryError(f"{path} is a script that may not be executed", f"chmod +x {path}")
+        return InventoryError(f"{path} is a script that is not executable", f"chmod +x {path}")
     reason = reason.removeprefix("Failed to parse inventory: ")
     line = ini_line(path) if path.is_file() else None
     if not line:
         return InventoryError(f"{path}: {reason}")
     text = path.read_text(errors="replace").splitlines()[line - 1].strip()
     if text.startswith("[") and "]" not in text:
-        reason = "the name of a group lacks its ]"
+        reason = "the name of a group has no closing ]"
     return InventoryError(f"{path}:{line}: {reason}", f"the line is: {text}")
 
 

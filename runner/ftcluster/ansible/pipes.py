@@ -1,7 +1,7 @@
-"""Hands secrets to another program through named pipes: they are in no file at any time.
+"""Named pipes that pass secrets to another program, so that no file ever contains them.
 
-Ansible takes passwords and variables from paths, whose links it resolves, so neither an inherited
-descriptor nor a file without a name will do.
+Ansible takes passwords and variables from paths and resolves links, so neither an inherited
+descriptor nor an unnamed file works.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ BLOCK_BYTES = 1 << 16
 
 
 class Pipes:
-    """Named pipes in a private folder. Each is used once; `close` ends what nobody used."""
+    """Named pipes in a private folder. Each works once; `close` ends unused pipes."""
 
     def __init__(self) -> None:
         self._open: list[tuple[threading.Thread, Path, int]] = []
 
     def give(self, path: Path, content: bytes) -> Path:
-        """Make a pipe that gives its first reader this content, and is gone then."""
+        """Make a pipe that gives this content to its first reader and then disappears."""
 
         def run() -> None:
             with open(path, "wb", buffering=0) as pipe:  # noqa: PTH123  # waits for the reader
@@ -34,7 +34,7 @@ class Pipes:
         return self._start(path, run, os.O_RDONLY)
 
     def drop(self, path: Path) -> Path:
-        """Make a pipe that forgets what its first writer writes, and is gone then."""
+        """Make a pipe that discards its first writer's content and then disappears."""
 
         def run() -> None:
             with open(path, "rb", buffering=0) as pipe:  # noqa: PTH123  # waits for the writer
@@ -45,10 +45,10 @@ class Pipes:
         return self._start(path, run, os.O_WRONLY)
 
     def close(self) -> None:
-        """End the pipes that nobody has opened, and wait for the others."""
+        """End the pipes that nobody opened, and wait for the others."""
         for thread, path, other_end in self._open:
             while thread.is_alive():
-                with contextlib.suppress(OSError):  # ENXIO: nobody waits at its other end yet
+                with contextlib.suppress(OSError):  # ENXIO: nobody waits at the other end yet
                     os.close(os.open(path, other_end | os.O_NONBLOCK))
                 thread.join(JOIN_SECONDS)
         self._open.clear()

@@ -1,7 +1,7 @@
-"""Runs the collection's playbooks: a small adapter over ansible-runner.
+"""A small adapter over ansible-runner that runs the collection's playbooks.
 
-Its events become `TaskEvent`s. Variables, passwords and the environment are in no file at any time,
-whenever this process is killed; Ansible ends with it.
+Their events become `TaskEvent`s. Variables, passwords and the environment are never in a file,
+even if this process is killed; Ansible ends with this process.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ from ftcluster.text.printable import printable
 
 Kind = Literal["task", "started", "diff", "ok", "changed", "skipped", "failed", "unreachable"]
 POLL_SECONDS = 0.1
-# Ansible holds the whole answer of a task in memory, several times. It needs some 200 MB by itself,
-# and a limit of the kernel's would also be that of what it starts on this machine.
+# Ansible keeps several copies of a task's answer in memory. It needs about 200 MB itself. A limit
+# set in the kernel would also apply to programs that Ansible starts on this machine.
 MOST_MEMORY_BYTES = 4 << 30
 LOOK_SECONDS = 1.0
-MOST_SHOWN, MOST_LINES = 4000, 200  # characters of a line of a failure, and lines
+MOST_SHOWN, MOST_LINES = 4000, 200  # most characters per line of a failure, and most lines
 REFUSE = "ansible.builtin.fail"
 
 
 @dataclass(frozen=True)
 class TaskEvent:
-    """One event of a playbook.
+    """An event of a playbook.
 
     Attributes:
         stage: the play's name in lower case: preflight, system, ...
-        host: the host it happened on; empty for tasks.
-        message: what a failed task or a debug task says; the text of a diff.
-        action: the module, fully qualified.
-        result: the module's result, empty but for `ok` and `changed`.
+        host: host of the event; empty for tasks.
+        message: message of a failed task or a debug task; the text of a diff.
+        action: fully qualified name of the module.
+        result: result of the module; empty except for `ok` and `changed`.
     """
 
     kind: Kind
@@ -64,10 +64,9 @@ class TaskEvent:
 
     @property
     def problem(self) -> str:
-        """Why a task failed, or why Ansible could not connect.
+        """The reason for a task's failure, or for a failed connection.
 
-        The task's name is part of it unless the task only reports a problem: where no connection
-        is made, the task does not matter.
+        The task's name is part of it, except if the task only refuses or no connection was made.
         """
         if self.kind == "unreachable":
             return of_connection(self.message) or self.message or "ssh does not connect"
@@ -76,12 +75,12 @@ class TaskEvent:
 
 @dataclass(frozen=True)
 class PlaybookOutcome:
-    """How a playbook ended.
+    """The end of a playbook.
 
     Attributes:
         state: done, failed, stopped (cancelled by the user) or timeout.
         output: Ansible's own messages, for a failure without a task event.
-        failures: the events of tasks that failed, and of hosts that did not answer.
+        failures: events of failed tasks, and of unreachable hosts.
     """
 
     state: EndState
@@ -90,7 +89,7 @@ class PlaybookOutcome:
 
     @property
     def unreachable(self) -> bool:
-        """Whether a host did not answer."""
+        """True if a host did not respond."""
         return any(event.kind == "unreachable" for event in self.failures)
 
 
@@ -106,16 +105,17 @@ def run_playbook(
     time_limit_seconds: float,
     settings: Mapping[str, str] | None = None,
 ) -> PlaybookOutcome:
-    """Run one playbook of the collection; `on_event` is called in this thread.
+    """Run a playbook of the collection; `on_event` is called in this thread.
 
     Args:
         playbook: fully qualified, e.g. "ftcluster.cluster.setup".
-        extra_vars: data for the playbook, never templates. They override all variables but those
-            of -e among the options.
+        extra_vars: data for the playbook, never templates. They override all variables except
+            those of -e among the options.
         options: further arguments of ansible-playbook, unchanged.
-        on_tick: called several times a second, for a display.
-        cancelled: asked several times a second; true ends the playbook and all it started here.
-        time_limit_seconds: after this the playbook is ended.
+        on_tick: function for a display, called several times a second.
+        cancelled: function called several times a second; True ends the playbook and all processes
+            that it started here.
+        time_limit_seconds: time after which the playbook is ended.
 
     Raises:
         FtclusterError: a text among the variables is not valid Unicode.
@@ -128,9 +128,10 @@ def run_playbook(
 
 
 class _Playing:
-    """One process of ansible-playbook, from its start to its end.
+    """A process of ansible-playbook, from its start to its end.
 
-    Two threads share it: ansible-runner's calls `_receive` and `_cancel`, the caller's plays.
+    Two threads use it: ansible-runner's thread calls `_receive` and `_cancel`, the caller's thread
+    calls `play`.
 
     Attributes:
         state: see `playbook_states`.
@@ -143,7 +144,7 @@ class _Playing:
         self._measure_at = time.monotonic() + LOOK_SECONDS
         self._events: queue.SimpleQueue[TaskEvent] = queue.SimpleQueue()
         self._messages: list[str] = []
-        self._waiting_for: dict[str, None] = {}  # hosts that have not answered yet
+        self._waiting_for: dict[str, None] = {}  # hosts that have not responded yet
 
     def play(
         self,
@@ -154,15 +155,15 @@ class _Playing:
         on_event: Callable[[TaskEvent], None],
         on_tick: Callable[[], None],
     ) -> PlaybookOutcome:
-        """Start ansible-playbook and pass its events on until it has ended."""
-        import ansible_runner  # a quarter of what a command takes that needs no playbook
+        """Start ansible-playbook and pass on its events until it ends."""
+        import ansible_runner  # slow: a quarter of the time of a command without playbooks
 
-        # where pipelining is off, Ansible writes there what a task is given, such as a token
+        # without pipelining, Ansible writes a task's arguments there, such as a token
         environment = ansible_environment({**settings, "ANSIBLE_LOCAL_TEMP": f"{scratch}/tmp"})
         failures: list[TaskEvent] = []
         thread: threading.Thread | None = None
         try:
-            with Interrupts():  # a signal in the midst of it would leave a thread that nobody ends
+            with Interrupts():  # a signal during the start would leave a thread behind
                 thread, runner = ansible_runner.run_async(
                     private_data_dir=str(scratch),
                     project_dir=str(Path.cwd()),
@@ -175,7 +176,7 @@ class _Playing:
                     cancel_callback=self._cancel,
                     quiet=True,
                     suppress_env_files=True,
-                    fact_cache_type="memory",  # else it sets that of files
+                    fact_cache_type="memory",  # otherwise ansible-runner selects the cache in files
                 )
             while thread.is_alive() or not self._events.empty():
                 with contextlib.suppress(queue.Empty):
@@ -194,9 +195,9 @@ class _Playing:
         return PlaybookOutcome(end, "\n".join(self._messages), tuple(failures))
 
     def _end(self, reason: Reason) -> None:
-        """End ansible-playbook and all that it has started, for this reason."""
+        """End ansible-playbook and all processes that it started, for this reason."""
         self.state = after(self.state, reason)
-        # ansible-runner ends only its child; the child's workers have sessions of their own
+        # ansible-runner ends only its child; the child's workers have their own sessions
         end_descendants()
 
     def _receive(self, raw: dict[str, Any]) -> bool:
@@ -209,7 +210,7 @@ class _Playing:
             self._events.put(event)
         elif raw.get("event") in ("verbose", "error") and raw.get("stdout"):
             self._messages.append(printable(raw["stdout"]))
-        return False  # ansible-runner shall not keep it
+        return False  # tells ansible-runner not to keep the event
 
     def _cancel(self) -> bool:
         if self.state == "playing" and (reason := self._reason_to_end()):
@@ -232,9 +233,9 @@ class _Playing:
             return False
         self._messages.append(
             f"Ansible was ended, because it needed more than {MOST_MEMORY_BYTES / 1e9:.1f} GB of "
-            "memory here: a host's answer has no end, or is far too large. These had not answered "
-            f"yet: {', '.join(self._waiting_for) or 'none'}; look at what is installed there, or "
-            "leave them out"
+            "memory here: a host's answer is endless or far too large. Hosts without a response "
+            f"so far: {', '.join(self._waiting_for) or 'none'}; check the software on these hosts, "
+            "or exclude them"
         )
         return True
 
@@ -242,11 +243,11 @@ class _Playing:
 def _arguments(
     playbook: str, variables: str, options: Sequence[str], scratch: Path, pipes: Pipes
 ) -> list[str]:
-    """Return the arguments of the child that becomes ansible-playbook; fills `scratch`."""
+    """Return the arguments of the child that becomes ansible-playbook; fill `scratch`."""
     write_runner_settings(scratch, POLL_SECONDS)
     (scratch / "tmp").mkdir()
     pipes.drop(command_file(scratch, "run"))
-    # a path, because other users can read arguments, and one has 128 KiB at most (MAX_ARG_STRLEN)
+    # a path, because other users can read arguments, and an argument is limited to 128 KiB
     path = pipes.give(scratch / "variables.yml", variables.encode())
     return [
         *("-P", child.__file__, str(os.getpid()), "ansible-playbook", playbook),
@@ -257,7 +258,7 @@ def _arguments(
 
 
 def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[str]:
-    """Options of ansible-playbook, with a pipe for each path of an answer in our memory."""
+    """Replace paths of answers in our memory among the options with pipes."""
     words: list[str] = []
     for number, word in enumerate(options):
         content = answer_in_memory(word)
@@ -266,9 +267,9 @@ def _through_pipes(options: Sequence[str], folder: Path, pipes: Pipes) -> list[s
 
 
 def never_a_template(variables: Mapping[str, Any]) -> str:
-    """A file of variables for ansible-playbook's -e, in which nothing is a template.
+    """Return a file of variables for ansible-playbook's -e that Ansible never treats as templates.
 
-    The tag is before the whole document: before a single text, Ansible reads "5" as a number.
+    The tag precedes the whole document: before a single text, Ansible would read "5" as a number.
 
     Raises:
         FtclusterError: a text is not valid Unicode, which Ansible's reader refuses.
@@ -285,7 +286,7 @@ def never_a_template(variables: Mapping[str, Any]) -> str:
 
 
 def read_event(raw: dict[str, Any]) -> TaskEvent | None:
-    """The part of an ansible-runner event that the project uses; None for the rest."""
+    """Return the parts of an ansible-runner event that ftcluster uses, or None for other events."""
     name = raw.get("event")
     try:
         data = printable(raw.get("event_data", {}))
@@ -303,7 +304,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
     elif ok:
         kind = "changed" if result.get("changed") else "ok"
         if action.endswith("debug") and isinstance(result.get("msg"), str):
-            message = result["msg"]  # a list is the table of verify, which setup shows last
+            message = result["msg"]  # a list is verify's table, which setup shows at its end
     elif name in ("runner_on_failed", "runner_on_unreachable"):
         kind = "failed" if name == "runner_on_failed" else "unreachable"
         message = _failure_text(result)
@@ -329,7 +330,7 @@ def read_event(raw: dict[str, Any]) -> TaskEvent | None:
 
 
 def _failure_text(result: dict[str, Any]) -> str:
-    """The message of a failed task, with the last lines of its command's output."""
+    """Return the message of a failed task, with the last lines of its command's output."""
     parts = [str(result["msg"]).strip()] if result.get("msg") else []
     results = result.get("results")
     for item in results if isinstance(results, list) else []:

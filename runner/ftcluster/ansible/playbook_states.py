@@ -1,6 +1,6 @@
-"""The states of one process of ansible-playbook, and what leads from one to the next.
+"""The states of a process of ansible-playbook, and the transitions between them.
 
-A pure table: `playbook` starts the process and ends it; `after` decides what its end means.
+A pure table: `playbook` starts and ends the process; `after` decides the resulting state.
 
     state   | cancelled late    too_large raised  | succeeded failed
     playing | stopped   timeout failed    stopped | done      failed
@@ -10,15 +10,15 @@ A pure table: `playbook` starts the process and ends it; `after` decides what it
     done    | done      done    done      done    | done      done
 
 The first event decides: a process that was ended for a reason may exit in either way, and two
-threads may find a reason at the same time.
+threads may have a reason at the same time.
 """
 
 from typing import Literal
 
 EndState = Literal["done", "failed", "stopped", "timeout"]
 PlaybookState = Literal["playing"] | EndState
-# why the process is ended: by the caller, at its time limit, because it needs too much memory, or
-# because a callback of the caller or a signal has raised an exception
+# reasons for ending the process: the caller, the time limit, too much memory, or an exception
+# raised by a callback of the caller or by a signal
 Reason = Literal["cancelled", "late", "too_large", "raised"]
 Exit = Literal["succeeded", "failed"]
 

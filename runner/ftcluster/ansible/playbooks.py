@@ -1,6 +1,6 @@
-"""The contract with the collection's playbooks: what each is given, and what it answers.
+"""The contract with the collection's playbooks: their variables and their answers.
 
-A field is called like the variable that the playbook reads. `tests/unit/ansible/test_playbooks.py`
+A field has the name of the variable that the playbook reads. `tests/unit/ansible/test_playbooks.py`
 compares both with the YAML.
 """
 
@@ -12,17 +12,17 @@ from ftcluster.ansible import answers
 from ftcluster.ansible.answers import Answer
 
 COLLECTION = "ftcluster.cluster"
-FOLLOW = f"{COLLECTION}.follow"  # the module that brings a run's events
+FOLLOW = f"{COLLECTION}.follow"  # the module that transfers a run's events
 SETUP_LOCK = f"{COLLECTION}.setup_lock"
-CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failures are the answer
+CHECK_KEY, ASK_KEY = "Check the key", "Ask for the key"  # tasks whose failure is the result
 
 
 @dataclass(frozen=True)
 class Variables:
-    """Variables of a playbook; those that are None are left to the inventory and the defaults."""
+    """The variables of a playbook; None leaves a variable to the inventory and the defaults."""
 
     def variables(self) -> dict[str, Any]:
-        """All of them by name, those of a part like its own."""
+        """Return all variables by name, including those of nested parts."""
         values: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -38,8 +38,8 @@ class Playbook(Variables):
     """A playbook with its variables.
 
     Attributes:
-        name: its file's name, which is also what messages call it.
-        answers: what may be taken from its tasks.
+        name: name of its file, also used in messages.
+        answers: answers that may be accepted from its tasks.
     """
 
     name: ClassVar[str]
@@ -47,7 +47,7 @@ class Playbook(Variables):
 
     @property
     def qualified(self) -> str:
-        """What ansible-playbook is given."""
+        """The playbook's name for ansible-playbook."""
         return f"{COLLECTION}.{self.name}"
 
 
@@ -56,12 +56,12 @@ class Playbook(Variables):
 
 @dataclass(frozen=True)
 class ClusterVariables(Variables):
-    """What the control node knows of a cluster beside its inventory.
+    """The control node's knowledge of a cluster, in addition to its inventory.
 
     Attributes:
-        ftcluster_hosts: a pattern, of several clusters in one inventory.
-        cluster_known_stack: the name of the head's stack, where --limit leaves the head out.
-        cluster_known_addresses: by name, of hosts that --limit leaves out.
+        ftcluster_hosts: pattern that selects a cluster of an inventory with several clusters.
+        cluster_known_stack: name of the head's stack, for use if --limit excludes the head.
+        cluster_known_addresses: address by name of each host that --limit excludes.
     """
 
     ftcluster_hosts: str | None = None
@@ -71,21 +71,21 @@ class ClusterVariables(Variables):
 
 @dataclass(frozen=True)
 class Stages(Playbook):
-    """A playbook of stages; which hosts it concerns, `ClusterVariables` say."""
+    """A playbook of stages; `ClusterVariables` selects its hosts."""
 
     answers: ClassVar[tuple[Answer[Any], ...]] = (answers.HOSTS, answers.FACTS)
 
 
 @dataclass(frozen=True)
 class Facts(Stages):
-    """Gathers the facts of the hosts."""
+    """The playbook that gathers the facts of the hosts."""
 
     name = "facts"
 
 
 @dataclass(frozen=True)
 class Preflight(Stages):
-    """Gathers the facts of the hosts and refuses those that cannot train."""
+    """The playbook that gathers facts and refuses hosts that cannot train."""
 
     name = "preflight"
     answers = (*Stages.answers, answers.PROBLEMS, answers.NOTICES, answers.CHOICE)
@@ -93,15 +93,15 @@ class Preflight(Stages):
 
 @dataclass(frozen=True)
 class Setup(Stages):
-    """Sets a cluster up.
+    """The playbook that sets a cluster up.
 
     Attributes:
-        torch_stack_name: a stack's name, or "auto".
-        torch_stack_bundle: a file of the control node with the stack's wheels.
-        torch_stack_allow_yanked, torch_stack_allow_unverified: whether a withdrawn stack, or one
-            without hashes, is taken.
-        node_agent_downgrade: whether an older node package may replace a newer one.
-        ftcluster_prune: whether unused stacks are removed.
+        torch_stack_name: name of a stack, or "auto".
+        torch_stack_bundle: file on the control node with the stack's wheels.
+        torch_stack_allow_yanked, torch_stack_allow_unverified: True to accept a withdrawn stack, or
+            a stack without hashes.
+        node_agent_downgrade: True if an older node package may replace a newer one.
+        ftcluster_prune: True if unused stacks are removed.
     """
 
     torch_stack_name: str | None = None
@@ -119,14 +119,14 @@ class Setup(Stages):
 
 @dataclass(frozen=True)
 class Mesh(Stages):
-    """Lets the head log in to the other hosts."""
+    """The playbook that lets the head log in to the other hosts."""
 
     name = "mesh"
 
 
 @dataclass(frozen=True)
 class Rollback(Stages):
-    """Puts the previous stack back into use."""
+    """The playbook that switches back to the previous stack."""
 
     name = "rollback"
     answers = (*Stages.answers, answers.PREVIOUS)
@@ -134,21 +134,21 @@ class Rollback(Stages):
 
 @dataclass(frozen=True)
 class Teardown(Stages):
-    """Removes a cluster."""
+    """The playbook that removes a cluster."""
 
     name = "teardown"
 
 
 @dataclass(frozen=True)
 class Unlock(Stages):
-    """Releases the lock of a setup."""
+    """The playbook that releases the lock of a setup."""
 
     name = "unlock"
 
 
 @dataclass(frozen=True)
 class Check(Stages):
-    """Measures a cluster; changes nothing."""
+    """The playbook that measures a cluster without changing anything."""
 
     name = "check"
     answers = (*Preflight.answers, answers.REPORT, answers.TABLE)
@@ -156,7 +156,7 @@ class Check(Stages):
 
 @dataclass(frozen=True)
 class SystemReport(Stages):
-    """Asks each host what its system is, without Python there."""
+    """The playbook that asks each host about its system, without Python there."""
 
     name = "system_report"
     answers = (answers.SYSTEM,)
@@ -164,11 +164,11 @@ class SystemReport(Stages):
 
 @dataclass(frozen=True)
 class Record(Stages):
-    """Changes the cluster's record on the head.
+    """The playbook that changes the cluster's record on the head.
 
     Attributes:
-        record_changes: see the module `cluster_record`.
-        ftcluster_prefix: the folder of the cluster.
+        record_changes: changes, see the module `cluster_record`.
+        ftcluster_prefix: folder of the cluster.
         ftcluster_root: "false" for a cluster of the login user.
     """
 
@@ -185,15 +185,15 @@ class Record(Stages):
 
 @dataclass(frozen=True)
 class RunFolder(Variables):
-    """Where runs are.
+    """The location of runs on the hosts.
 
     Attributes:
-        train_head: the inventory's name of the head.
-        train_rank_user: the account that ranks run as; empty: the login user.
-        train_stack: the link to the stack in use.
-        train_runs: the folder of all runs.
-        train_run: a run's id, or its beginning; empty where all are meant.
-        train_run_dir: the run's folder.
+        train_head: name of the head in the inventory.
+        train_rank_user: account that runs the ranks; empty for the login user.
+        train_stack: link to the stack in use.
+        train_runs: folder of all runs.
+        train_run: id of a run, or its beginning; empty for all runs.
+        train_run_dir: folder of the run.
     """
 
     train_head: str
@@ -206,12 +206,12 @@ class RunFolder(Variables):
 
 @dataclass(frozen=True)
 class Runs(Playbook):
-    """Lists a page of the runs that the head knows of.
+    """The playbook that lists a page of the runs on the head.
 
     Attributes:
-        runs_beginnings: only runs whose ids begin with one of these; none: all.
-        runs_skip: how many the pages before had.
-        runs_most: how many at most; 0: as many as an answer holds.
+        runs_beginnings: only runs whose ids begin with one of these; empty for all runs.
+        runs_skip: number of runs on earlier pages.
+        runs_most: maximum number of runs; 0 for as many as an answer can hold.
     """
 
     at: RunFolder
@@ -225,7 +225,7 @@ class Runs(Playbook):
 
 @dataclass(frozen=True)
 class Jobs(Playbook):
-    """Finds runs by the beginning of their ids on each host that answers."""
+    """The playbook that finds runs by the beginning of their ids on each host that responds."""
 
     at: RunFolder
 
@@ -235,10 +235,10 @@ class Jobs(Playbook):
 
 @dataclass(frozen=True)
 class Clean(Playbook):
-    """Removes the folders of ended runs.
+    """The playbook that removes the folders of ended runs.
 
     Attributes:
-        clean_runs: their ids.
+        clean_runs: ids of the runs.
     """
 
     at: RunFolder
@@ -250,11 +250,11 @@ class Clean(Playbook):
 
 @dataclass(frozen=True)
 class Caches(Playbook):
-    """Says how large the hosts' caches are.
+    """The playbook that reports the size of the hosts' caches.
 
     Attributes:
-        caches_clear: whether what no run uses is removed.
-        caches_running: ids of runs that use theirs, besides those that a host knows of.
+        caches_clear: True to remove files that no run uses.
+        caches_running: ids of runs that use cached files, besides the runs that a host knows.
     """
 
     at: RunFolder
@@ -267,11 +267,11 @@ class Caches(Playbook):
 
 @dataclass(frozen=True)
 class Logs(Playbook):
-    """Copies logs of a run.
+    """The playbook that copies logs of a run.
 
     Attributes:
-        logs_copies: by their names in the run's folder, the files of the control node.
-        logs_follow: whether while it grows, of a single one.
+        logs_copies: file on the control node by the log's name in the run's folder.
+        logs_follow: True to follow the only log while it grows.
     """
 
     at: RunFolder
@@ -283,12 +283,12 @@ class Logs(Playbook):
 
 @dataclass(frozen=True)
 class Fetch(Playbook):
-    """Copies the model of a run, or what its script has written.
+    """The playbook that copies the model of a run, or the files that its script wrote.
 
     Attributes:
-        fetch_path: a folder of the head.
-        fetch_destination: a folder of the control node.
-        fetch_newer: a file of the head, than which the files are newer; empty: all files.
+        fetch_path: folder on the head.
+        fetch_destination: folder on the control node.
+        fetch_newer: file on the head; only newer files are copied. Empty for all files.
     """
 
     at: RunFolder
@@ -301,11 +301,11 @@ class Fetch(Playbook):
 
 @dataclass(frozen=True)
 class Ask(Playbook):
-    """Asks the hosts what `ftcluster run` has to know before a launch.
+    """The playbook that asks the hosts for facts that `ftcluster run` needs before a launch.
 
     Attributes:
-        run_script: `look` has a path, or -m and a module, that shall be on the hosts.
-        ask_stack: whether each host tells what its stack has.
+        run_script: `look` holds a path, or -m and a module, which must exist on the hosts.
+        ask_stack: True if each host describes its stack.
     """
 
     at: RunFolder
@@ -318,11 +318,11 @@ class Ask(Playbook):
 
 @dataclass(frozen=True)
 class Data(Playbook):
-    """Tells what a training would read and learn.
+    """The playbook that reports the data and target tokens that a training would use.
 
     Attributes:
-        train_folders, train_hub_token: as of `Train`.
-        data_job: the content of job.json.
+        train_folders, train_hub_token: see `Train`.
+        data_job: content of job.json.
     """
 
     at: RunFolder
@@ -339,8 +339,8 @@ class RunEvents(Variables):
     """A run that is followed.
 
     Attributes:
-        train_events: the file of the control node that gets its events.
-        train_output: a named pipe there that gets a script's output; "" for none.
+        train_events: file on the control node that receives the run's events.
+        train_output: named pipe there that receives a script's output; "" for none.
     """
 
     at: RunFolder
@@ -350,7 +350,7 @@ class RunEvents(Variables):
 
 @dataclass(frozen=True)
 class Attach(Playbook):
-    """Follows a run that was launched before, and starts its supervisor where it is gone."""
+    """The playbook that follows a launched run, and restarts its supervisor if it is gone."""
 
     events: RunEvents
 
@@ -359,10 +359,10 @@ class Attach(Playbook):
 
 @dataclass(frozen=True)
 class Stop(Playbook):
-    """Ends a run.
+    """The playbook that stops a run.
 
     Attributes:
-        stop_force: whether without its supervisor, which does not end.
+        stop_force: True to stop the run without its supervisor, which does not end.
     """
 
     events: RunEvents
@@ -374,18 +374,18 @@ class Stop(Playbook):
 
 @dataclass(frozen=True)
 class Launched(Variables):
-    """What every launch is given.
+    """The variables common to every launch.
 
     Attributes:
-        train_launch, train_job: the contents of launch.json and job.json.
-        train_follow: whether until the run's end.
-        train_guard: a secret word of the run.
-        train_version: the version of ftcluster on the control node.
-        train_format: the format of launch.json and job.json.
+        train_launch, train_job: contents of launch.json and job.json.
+        train_follow: True to follow the run to its end.
+        train_guard: secret of the run.
+        train_version: version of ftcluster on the control node.
+        train_format: format of launch.json and job.json.
         train_later_fields: their fields that hosts of format 0 do not know.
-        train_known: the stack and the SHA-256 of the record that the plan was made of; empty where
-            they are not compared.
-        train_secret_env: variables of the ranks, see `pack_env`; empty: none.
+        train_known: stack and SHA-256 of the record that the plan is based on; empty to skip the
+            comparison.
+        train_secret_env: variables of the ranks, see `pack_env`; empty for none.
     """
 
     train_launch: dict[str, Any]
@@ -401,12 +401,13 @@ class Launched(Variables):
 
 @dataclass(frozen=True)
 class Train(Playbook):
-    """Launches a training and follows it.
+    """The playbook that launches a training and follows it.
 
     Attributes:
-        train_folders: `source` on the control node and `path` on the hosts of what is copied.
-        train_hub_token: for downloads of model and data; empty: none.
-        train_prompts: a file of the control node that gets prompts meanwhile; empty: none.
+        train_folders: folders to copy, each with `source` on the control node and `path` on hosts.
+        train_hub_token: token for downloads of model and data; empty for none.
+        train_prompts: file on the control node that receives prompts during the run; empty for
+            none.
     """
 
     events: RunEvents
@@ -421,15 +422,15 @@ class Train(Playbook):
 
 @dataclass(frozen=True)
 class RunScript(Playbook):
-    """Launches a user's own script and follows it.
+    """The playbook that launches a user's own script and follows it.
 
     Attributes:
-        run_script: `source` (a folder of the control node; empty: none is copied), `files` (names
-            in it), `folder` (of the copy), `look` (a path, or -m and a module, that is on the
-            hosts already).
-        run_layer: the script's own packages: `path` (a folder of the hosts; empty: none),
-            `stack` (that they are for), `lock` and `wheels` (on the control node).
-        run_hub_token: the ranks' token for the Hub; empty: none.
+        run_script: `source` (folder on the control node; empty to copy nothing), `files` (names in
+            it), `folder` (of the copy), `look` (a path, or -m and a module, which must already
+            exist on the hosts).
+        run_layer: overlay with the script's own packages: `path` (folder on the hosts; empty for
+            none), `stack` (below the overlay), `lock` and `wheels` (on the control node).
+        run_hub_token: token of the ranks for the Hub; empty for none.
     """
 
     events: RunEvents
@@ -447,11 +448,11 @@ class RunScript(Playbook):
 
 @dataclass(frozen=True)
 class HostKeys(Playbook):
-    """Asks ssh about the keys of hosts.
+    """The playbook that asks ssh about the keys of hosts.
 
     Attributes:
-        host_keys_folder: the control node's folder for the keys.
-        host_keys_ssh_args: options that Ansible gives to ssh.
+        host_keys_folder: folder on the control node for the keys.
+        host_keys_ssh_args: options that Ansible passes to ssh.
     """
 
     host_keys_hosts: list[str]

@@ -1,6 +1,6 @@
-"""What is used of ansible-core and ansible-runner that they do not document.
+"""The undocumented parts of ansible-core and ansible-runner that ftcluster uses.
 
-A new version may lack it; tests/unit/ansible/test_private_ansible.py names what it lacks.
+A new version may lack them; tests/unit/ansible/test_private_ansible.py names the missing parts.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ from ftcluster.errors import UsageError
 
 
 def ini_line(path: Path) -> int | None:
-    """The line at which Ansible's INI parser fails, which its message lacks since 2.19.
+    """Return the line at which Ansible's INI parser fails; its message lacks it since 2.19.
 
-    None if there is none, or this ansible-core has another parser.
+    Return None if there is no such line, or if this ansible-core has another parser.
     """
     try:
         from ansible._internal._datatag._tags import Origin
@@ -39,17 +39,20 @@ def ini_line(path: Path) -> int | None:
 
 
 def config_file() -> str:
-    """The path of the ansible.cfg that Ansible reads, or "".
+    """Return the path of the ansible.cfg that Ansible reads, or "".
 
-    Ansible's own function does the same; to import it takes longer than all else of a command.
+    Ansible has the same function, but importing it takes longer than the rest of a command.
 
     Raises:
-        UsageError: Ansible would read another user's file only because it is in the current folder.
+        UsageError: the file belongs to another user and is used only because it is in the current
+            folder.
     """
     paths = [Path("~/.ansible.cfg").expanduser(), Path("/etc/ansible/ansible.cfg")]
     with contextlib.suppress(OSError):
         here = Path.cwd()
-        if not here.stat().st_mode & stat.S_IWOTH:  # else anybody could have put it there
+        if (
+            not here.stat().st_mode & stat.S_IWOTH
+        ):  # in a world-writable folder anybody could have put it there
             paths.insert(0, here / "ansible.cfg")
             if "ANSIBLE_CONFIG" not in os.environ:
                 _refuse_another_users(here / "ansible.cfg")
@@ -60,7 +63,7 @@ def config_file() -> str:
 
 
 def _refuse_another_users(file: Path) -> None:
-    """Refuse a configuration that a user could have written who is not trusted.
+    """Refuse a configuration that an untrusted user could have written.
 
     It names plugins and programs, which Ansible runs as the user of this command.
     """
@@ -78,12 +81,13 @@ def _refuse_another_users(file: Path) -> None:
 
 
 def write_runner_settings(folder: Path, poll_seconds: float) -> None:
-    """Have ansible-runner ask every `poll_seconds` whether to stop, and keep no file of the output.
+    """Make ansible-runner check every `poll_seconds` for a stop, and keep no file of the output.
 
-    A file, because its argument `settings` has no effect together with `suppress_env_files`.
+    This needs a file, because ansible-runner ignores its argument `settings` together with
+    `suppress_env_files`.
 
     Args:
-        folder: its `private_data_dir`.
+        folder: the `private_data_dir` of ansible-runner.
     """
     (folder / "env").mkdir()
     settings = {"pexpect_timeout": poll_seconds, "suppress_output_file": True}
@@ -91,9 +95,9 @@ def write_runner_settings(folder: Path, poll_seconds: float) -> None:
 
 
 def command_file(folder: Path, ident: str) -> Path:
-    """The file that ansible-runner writes its command and our whole environment to.
+    """Return the file to which ansible-runner writes its command and our whole environment.
 
-    Makes its folder.
+    Create the folder of that file.
     """
     artifacts = folder / "artifacts" / ident
     artifacts.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Ends the processes that Ansible has started."""
+"""The end of the processes that Ansible started."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_CHILD_SUBREAPER = 36  # Linux, include/uapi/linux/prctl.h
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of children, grandchildren, ... of `root`, also in sessions of their own."""
+    """Return the ids of children, grandchildren, ... of `root`, even in other sessions."""
     children = _children()
     pids: list[int] = []
     pending = [root]
@@ -26,9 +26,9 @@ def descendants(root: int) -> list[int]:
 
 
 def _children() -> dict[int, list[int]]:
-    """Process ids of each process's children, by its own."""
+    """Return the ids of the children of each process, by the id of the process."""
     children: dict[int, list[int]] = {}
-    # the pattern [0-9]*/stat fails where a process ends while it is looked at
+    # the pattern [0-9]*/stat fails if a process ends during the search
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             text = (folder / "stat").read_text()
@@ -40,16 +40,16 @@ def _children() -> dict[int, list[int]]:
 
 
 def memory_of(program: str) -> int:
-    """Bytes of memory of this program among the descendants, the first and what others add to it.
+    """Return the bytes of memory that the descendants running this program use in total.
 
-    Those that it has forked share with it what they had from it.
+    Forked processes share memory with the first one, so only their additional memory counts.
     """
     sizes = [size for pid in descendants(os.getpid()) if (size := _resident(pid, program))]
     return sizes[0] + sum(max(0, size - sizes[0]) for size in sizes) if sizes else 0
 
 
 def _resident(pid: int, program: str) -> int:
-    """Bytes of memory of a process; 0 if it has ended, or runs another program."""
+    """Return the bytes of memory of a process; 0 if it ended or runs another program."""
     folder = Path(f"/proc/{pid}")
     try:
         words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
@@ -75,7 +75,7 @@ def _end_descendants() -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_SECONDS
         while time.monotonic() < deadline:
-            # again each time, because one of them may have just started another
+            # search again each time, because a descendant may have just started another process
             running = {pid for pid in descendants(os.getpid()) if is_running(pid)}
             if not running:
                 return
@@ -88,7 +88,7 @@ def _end_descendants() -> None:
 
 @contextlib.contextmanager
 def _adopting_orphans() -> Iterator[None]:
-    """What a descendant started just before it ended becomes a child of this process."""
+    """Make this process adopt processes whose parent ended."""
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -98,7 +98,7 @@ def _adopting_orphans() -> Iterator[None]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return True if a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

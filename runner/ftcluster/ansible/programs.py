@@ -1,4 +1,4 @@
-"""Where Ansible's programs are, and the locale that they need."""
+"""The paths of Ansible's programs, and the locale that they need."""
 
 import locale
 import shutil
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from ftcluster.errors import FtclusterError
 
-UTF8 = {"LC_ALL": "C.UTF-8"}  # which glibc has where no locale is installed
+UTF8 = {"LC_ALL": "C.UTF-8"}  # glibc always has this locale
 
 
 def program(name: str) -> str:
-    """The path of an Ansible program: beside this Python, or on PATH.
+    """Return the path of an Ansible program: next to this Python, or on PATH.
 
     Raises:
-        FtclusterError: it is not installed.
+        FtclusterError: the program is not installed.
     """
     beside = Path(sys.executable).with_name(name)
     path = str(beside) if beside.exists() else shutil.which(name)
@@ -24,9 +24,9 @@ def program(name: str) -> str:
 
 
 def utf8_locale() -> dict[str, str]:
-    """Variables for Ansible, which ends where the locale is not UTF-8 or not installed.
+    """Return variables for Ansible, which exits if the locale is not UTF-8 or not installed.
 
-    Scripts set LC_ALL=C, and ssh brings a locale that this machine may not have.
+    Scripts set LC_ALL=C, and ssh can pass on a locale that this machine does not have.
     """
     now = locale.setlocale(locale.LC_ALL)
     try:

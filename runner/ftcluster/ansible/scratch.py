@@ -1,4 +1,4 @@
-"""Private folders in memory, which the next command removes where a process was killed."""
+"""Private folders in memory, which the next command removes if a process was killed."""
 
 import contextlib
 import os
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ftcluster.paths import memory_dir
 
-MOST_BYTES = 1 << 16  # of an answer
-# the process, when it began, and its namespace of process ids: containers may share /dev/shm
+MOST_BYTES = 1 << 16  # largest answer
+# process id, start time and PID namespace of the process, because containers may share /dev/shm
 NAME = re.compile(r"ftcluster-(?P<pid>\d+)-(?P<start>\d+)-(?P<space>\d+)-\w+")
 
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A folder in memory (0700) until the context ends; removes those of killed processes."""
+    """Yield a folder in memory (0700), removed at the end; remove folders of killed processes."""
     remove_left_over()
     prefix = f"ftcluster-{os.getpid()}-{_start_of(os.getpid())}-{_space()}-"
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=memory_dir()))
@@ -28,12 +28,12 @@ def private_folder() -> Iterator[Path]:
 
 
 def remove_left_over() -> None:
-    """Remove this user's folders of processes that are gone."""
+    """Remove this user's folders of processes that no longer exist."""
     for folder in memory_dir().glob("ftcluster-*"):
         match = NAME.fullmatch(folder.name)
         if not match or int(match["space"]) != _space():
             continue
-        with contextlib.suppress(OSError):  # somebody else removes it, too
+        with contextlib.suppress(OSError):  # somebody else removes it too
             if folder.lstat().st_uid == os.geteuid() and _start_of(int(match["pid"])) != int(
                 match["start"]
             ):
@@ -41,7 +41,7 @@ def remove_left_over() -> None:
 
 
 def _start_of(pid: int) -> int:
-    """When a process began, in clock ticks since the boot; 0 if it is gone."""
+    """Return the start of a process in clock ticks since boot; 0 if it no longer exists."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
@@ -49,15 +49,15 @@ def _start_of(pid: int) -> int:
 
 
 def _space() -> int:
-    """The number of this process's namespace of process ids."""
+    """Return the number of this process's PID namespace."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
 def answer_in_memory(word: str) -> bytes | None:
-    """The answer that an argument has, as a path of this process's descriptor; else None.
+    """Return the answer behind an argument that is the path of our own descriptor, or None.
 
-    Ansible resolves links in paths of become and SSH passwords, which one of a descriptor does not
-    survive.
+    Ansible resolves links in paths of become and SSH passwords, so it could not open the path of a
+    descriptor.
     """
     before, _, descriptor = word.rpartition("/fd/")
     if before != f"/proc/{os.getpid()}" or not descriptor.isdigit():

@@ -1,4 +1,4 @@
-"""Ansible's settings as ftcluster wants them, unless the user has set them."""
+"""Ansible's settings for ftcluster, unless the user has set them."""
 
 import configparser
 import contextlib
@@ -11,24 +11,25 @@ from ftcluster.ansible.inventory import NO
 from ftcluster.ansible.private_ansible import config_file
 from ftcluster.ansible.programs import program, utf8_locale
 
-FORKS = 32  # hosts at a time
-TIMEOUT_SECONDS = 30  # for sudo; a host that writes a stack to a slow disk needs that long
-# Without -C, Ansible's default: wheels are compressed already. The last two end a connection to a
-# host that lost its power within 15 s; Ansible otherwise waits for more than 10 minutes.
+FORKS = 32  # number of hosts at a time
+TIMEOUT_SECONDS = 30  # limit for sudo, needed while a host writes a stack to a slow disk
+# Ansible's default without -C, because wheels are already compressed. The last two options end a
+# connection to a host without power within 15 s; otherwise Ansible waits more than 10 minutes.
 SSH_ARGS = (
     "-o ControlMaster=auto -o ControlPersist=60s -o ConnectTimeout=10 "
     "-o ServerAliveInterval=5 -o ServerAliveCountMax=2"
 )
-# sshd turns some of more than 10 new connections away (MaxStartups 10:30:100, sshd_config(5)), and
-# that of a jump host gets those of all hosts. Not for fewer: a host that is off is asked as often.
+# sshd refuses some of more than 10 new connections (MaxStartups 10:30:100, sshd_config(5)), and a
+# jump host gets the connections to all hosts. Fewer hosts get no retries, because Ansible would
+# retry hosts that are off too.
 AT_ONCE, RETRIES = 10, 3
-# Of Ansible's socket below TMPDIR (since 2.21) the whole path may have 107 letters: unix(7)
+# Ansible puts a socket below TMPDIR (since 2.21), whose whole path may have 107 bytes: unix(7)
 LONGEST_TEMP = 107 - len("/pymp-12345678/listener-12345678")
-# Whatever the user has set: else any module's result could set variables, such as which files are
-# sent, and facts of an earlier day would count. Ansible's cache in files leaves one open each time
-# that facts of a host are set, which is five times in a setup.
+# Forced, whatever the user has set: otherwise any module's result could set variables, such as
+# which files are sent, and old facts would count. Ansible's cache in files also leaks an open file
+# whenever facts of a host are set, which is five times in a setup.
 FORCED = {"ANSIBLE_INJECT_FACT_VARS": "false", "ANSIBLE_CACHE_PLUGIN": "memory"}
-# Section and key of a setting in ansible.cfg
+# Section and key of each setting in ansible.cfg
 IN_FILE = {
     "ANSIBLE_PIPELINING": ("ssh_connection", "pipelining"),
     "ANSIBLE_FORKS": ("defaults", "forks"),
@@ -37,24 +38,24 @@ IN_FILE = {
     "ANSIBLE_LOCAL_TEMP": ("defaults", "local_tmp"),
     "ANSIBLE_SSH_RETRIES": ("ssh_connection", "retries"),
 }
-# Where Ansible reads whether host keys are checked; the last one that is set counts
+# Variables that disable host key checking; the last one that is set counts
 CHECKING = ("ANSIBLE_HOST_KEY_CHECKING", "ANSIBLE_SSH_HOST_KEY_CHECKING")
 CHECKING_IN_FILE = (("defaults", "host_key_checking"), ("ssh_connection", "host_key_checking"))
 
 
 def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables for Ansible, without those that the environment or ansible.cfg sets."""
+    """Return variables for Ansible, without those that the environment or ansible.cfg sets."""
     users = _set_in_file()
     wanted = {
         "FTCLUSTER_PID": str(os.getpid()),  # the owner of the hosts' setup lock
-        "ANSIBLE_PIPELINING": "true",  # one SSH round trip a task instead of several
+        "ANSIBLE_PIPELINING": "true",  # one SSH round trip per task instead of several
         "ANSIBLE_NOCOLOR": "true",
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_INVENTORY_UNPARSED_FAILED": "true",
         "ANSIBLE_FORKS": str(FORKS),
         "ANSIBLE_TIMEOUT": str(TIMEOUT_SECONDS),
         "ANSIBLE_SSH_ARGS": SSH_ARGS,
-        # always, because ansible-runner switches it off where the environment does not have it
+        # always set, because ansible-runner disables the check if the environment lacks it
         CHECKING[0]: _checking_in_file()[0] or "true",
         **(changes or {}),
     }
@@ -68,19 +69,19 @@ def ansible_environment(changes: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def for_hosts(count: int) -> dict[str, str]:
-    """Changes of `ansible_environment` for as many hosts."""
+    """Return changes of `ansible_environment` for this number of hosts."""
     return {"ANSIBLE_SSH_RETRIES": str(RETRIES)} if count > AT_ONCE else {}
 
 
 def users_ssh_args() -> str:
-    """The options that Ansible gives to ssh: the user's, or else ours."""
+    """Return the options that Ansible passes to ssh: the user's, or else ours."""
     _, parser = _own_file()
     of_file = parser.get(*IN_FILE["ANSIBLE_SSH_ARGS"], fallback=SSH_ARGS)
     return os.environ.get("ANSIBLE_SSH_ARGS", of_file)
 
 
 def keys_unchecked_by() -> str:
-    """Which of the user's settings makes Ansible connect without checking host keys; or ""."""
+    """Return the user's setting that disables host key checking in Ansible, or ""."""
     for name in reversed(CHECKING):
         if value := os.environ.get(name):
             return f"{name}={value} in the environment" if value.lower() in NO else ""
@@ -89,14 +90,14 @@ def keys_unchecked_by() -> str:
 
 
 def _checking_in_file() -> tuple[str, str]:
-    """What the user's ansible.cfg says about host keys, and its path; "" where it says nothing."""
+    """Return the value for host key checking in the user's ansible.cfg, and the file's path."""
     file, parser = _own_file()
     values = [parser.get(section, key, fallback="") for section, key in CHECKING_IN_FILE]
     return next((value for value in reversed(values) if value), ""), file
 
 
 def inventories_of_ansible() -> tuple[list[str], str]:
-    """The inventories that Ansible would take, and where that is set; ([], "") if nowhere."""
+    """Return Ansible's default inventories, and where they are set; ([], "") if nowhere."""
     name = "ANSIBLE_INVENTORY"
     if value := os.environ.get(name):
         return value.split(","), name
@@ -107,7 +108,7 @@ def inventories_of_ansible() -> tuple[list[str], str]:
 
 
 def _set_in_file() -> set[str]:
-    """Which of our settings the user's ansible.cfg has."""
+    """Return those of our settings that the user's ansible.cfg contains."""
     _, parser = _own_file()
     return {
         variable for variable, (section, key) in IN_FILE.items() if parser.has_option(section, key)
@@ -115,7 +116,7 @@ def _set_in_file() -> set[str]:
 
 
 def _own_file() -> tuple[str, configparser.ConfigParser]:
-    """The user's ansible.cfg, "" without one, and what it has."""
+    """Return the path of the user's ansible.cfg, or "", and its content."""
     parser = configparser.ConfigParser(interpolation=None, strict=False)
     file = config_file()
     with contextlib.suppress(configparser.Error):  # Ansible itself reports it

@@ -10,13 +10,13 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts SIGINT, SIGTERM and SIGHUP while it is entered, in the main thread.
+    """A counter of SIGINT, SIGTERM and SIGHUP within its context, in the main thread.
 
-    One that came after the last look at `count` goes to the handler before, when it is left: nobody
-    else would see it.
+    A signal that arrives after the last read of `count` is passed to the previous handler at the
+    end of the context, because nobody else would notice it.
 
     Attributes:
-        first: the number of the first one; 0 before.
+        first: number of the first signal; 0 before any signal.
 
     Example:
         with Interrupts() as interrupts:
@@ -33,22 +33,22 @@ class Interrupts:
 
     @property
     def count(self) -> int:
-        """How many have come."""
+        """Return the number of signals so far."""
         self._seen = self._seen or self._count > 0
         return self._count
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is not threading.main_thread():
-            return self  # Python gives signals to the main thread alone
+            return self  # Python delivers signals only to the main thread
         before = {number: signal.getsignal(number) for number in NUMBERS}
         if before[signal.SIGHUP] == signal.SIG_IGN:
-            del before[signal.SIGHUP]  # nohup: the end of the terminal is to mean nothing
+            del before[signal.SIGHUP]  # nohup: ignore the end of the terminal
         self._before = before
         try:
             for number in before:
                 signal.signal(number, self._receive)
             self._counts = True
-        except BaseException:  # of a handler before, for a signal that came in between
+        except BaseException:  # raised by a previous handler for a signal in between
             self._put_back()
             raise
         return self
@@ -61,8 +61,8 @@ class Interrupts:
             signal.raise_signal(signal.Signals(self.first))
 
     def _put_back(self) -> None:
-        # blocking them meanwhile would not do: any other thread may receive one, and the main
-        # thread then runs its handler, which may raise between two exchanges
+        # blocking the signals meanwhile would not help: any other thread may receive one, and the
+        # main thread then runs its handler, which may raise between two exchanges
         self._counts = False
         with contextlib.ExitStack() as exchanges:
             for number, handler in self._before.items():

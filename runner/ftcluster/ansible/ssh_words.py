@@ -1,20 +1,20 @@
-"""What ssh says when it does not connect to a host, in the words of ftcluster."""
+"""Messages for the reasons why ssh does not connect to a host."""
 
 import re
 
 UNKNOWN = "its host key is not known here"
-CHANGED = "its host key is not the one that is known here"
-REFUSED = "its host key is not known here, or is not the known one"
+CHANGED = "its host key differs from the key known here"
+REFUSED = "its host key is not known here, or differs from the known key"
 FAILED = "Host key verification failed"
 OFFENDING = re.compile(r"Offending \S+ key in (\S+:\d+)")
 SENT = re.compile(r"fingerprint for the (\S+) key sent by the remote host is\s+(SHA256:[\w+/=]+)")
-# Ansible's, with a password; it hides ssh's own words
+# Ansible's message with a password; it hides ssh's own message
 VIA = "Failed to connect to the host via ssh: "
-# what ssh itself says of a jump host, or a shell of a ProxyCommand
+# messages of ssh about a jump host, or of the shell of a ProxyCommand
 ON_THE_WAY = re.compile(
     r"ssh: .*|channel \d+: open failed: .*|.*: Permission denied \(.*|.*: not found"
 )
-BEHIND = "by UNKNOWN port 65535"  # of a connection that is a pipe
+BEHIND = "by UNKNOWN port 65535"  # ssh prints this for a connection through a pipe
 TURNED_AWAY = re.compile(r"(?:kex|ssh)_exchange_identification: [^\r\n]*")
 WITH_PASSWORD = "not possible because Host Key checking is enabled"
 
@@ -31,7 +31,7 @@ def of_connection(message: str) -> str:
 
 
 def of_host_key(message: str) -> str:
-    """Why a key was refused, in one line; "" for another failure.
+    """Return the reason why a key was refused as one line; "" for another failure.
 
     >>> of_host_key("Failed to connect to the host via ssh: Host key verification failed.")
     'its host key is not known here'
@@ -41,8 +41,8 @@ def of_host_key(message: str) -> str:
         shows = f", it shows {sent[1]} {sent[2]}" if sent else ""
         where = offending[1] if offending else "known_hosts"
         return (
-            f"{CHANGED}{shows}: somebody may be in between, or it was installed again; look at "
-            f"{where}, and remove that line only if you know why the key is another one"
+            f"{CHANGED}{shows}: somebody may intercept the connection, or it was reinstalled; see "
+            f"{where}, and remove that line only if you know why the key differs"
         )
     if "REVOKED HOST KEY" in message:
         return f"{CHANGED}: it is revoked"
@@ -52,10 +52,10 @@ def of_host_key(message: str) -> str:
 
 
 def of_sshd(message: str) -> str:
-    """Why a connection ended before anybody logged in, in one line; "" for another failure.
+    """Return the reason why a connection ended before the login as one line, or "".
 
-    Behind a jump host, what keeps ssh from that one, or that one from the host, stands before; or
-    it is lost, as with ControlPersist ssh drops what a ProxyCommand says.
+    With a jump host, ssh prints the problem of the first or second hop before that message. It may
+    be lost, because with ControlPersist ssh drops the output of a ProxyCommand.
 
     >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
     'Connection closed by remote host)'

@@ -28,6 +28,10 @@ def add_parser(kinds: Any) -> None:
     group.add_argument(
         "--time", default="", metavar="LIMIT", help="time limit, as in sbatch (default: Slurm's)"
     )
+    group.add_argument(
+        "--partition", default="", metavar="NAME", help="partition (default: Slurm's)"
+    )
+    group.add_argument("--account", default="", metavar="NAME", help="account (default: Slurm's)")
     group.add_argument("-o", "--output", metavar="FILE", help="write the script into a file")
     parser.set_defaults(run=run, parser=parser)
     parser.more = example_lines("export slurm", known_recipes())

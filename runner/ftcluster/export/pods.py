@@ -54,7 +54,7 @@ def as_pod(host: HostFacts) -> HostFacts:
         connection="pod",
         rank_user="",
         tcmalloc=TCMALLOC,
-        openmp="",  # the native stacks have no OpenMP library of their own
+        openmp="",  # the native stacks do not contain Intel's OpenMP
         network_address=host.name.replace(":", "-"),
         network_interface="",
         network_provider=AUTO,

@@ -6,7 +6,7 @@ from typing import Any
 from ftcluster.text.plural import counted
 
 SHOWN = 8  # most classes in a line
-LEARNED = "learned is what stands between « and », and behind ->"
+LEARNED = "target tokens are between « and », and after ->"
 
 
 def set_line(one: Mapping[str, Any]) -> str:

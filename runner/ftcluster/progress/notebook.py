@@ -34,7 +34,7 @@ def page_of(progress: SetupProgress | RunProgress) -> str:
 
 
 class NotebookView(TerminalView):
-    """Shows a setup or a run in the output of the cell; notes are printed below."""
+    """A view that draws a setup or a run into the output of the cell; notes are printed below."""
 
     def __init__(self) -> None:
         super().__init__(Console(file=sys.stdout, width=WIDTH, highlight=False))

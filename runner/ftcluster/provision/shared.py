@@ -22,7 +22,7 @@ def change_record(
         FtclusterError: the head does not respond, or refuses the change.
     """
     head = cluster.facts.head
-    # the prefix may have been set by -e at setup, so it comes from the record
+    # -e may have set the prefix at setup, so it comes from the head's facts
     playbook = Record(dict(changes), head.prefix, None if head.can_become_root else "false")
     options = (*connection_options, "--limit", head.name)
     result = run_stages(playbook, cluster.inventories, options, view)

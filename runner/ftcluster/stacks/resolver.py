@@ -201,7 +201,7 @@ def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[N
 
 
 def _explains(note: Note, values: Mapping[str, str | bool], stacks: Sequence[Stack]) -> bool:
-    """Return True if a warning is about a conflict; end-of-support notes exclude older releases."""
+    """Return True if a warning explains a conflict; warnings do not apply to older releases."""
     if not set(note.explains) <= set(values):
         return False
     first = note.explains[0]

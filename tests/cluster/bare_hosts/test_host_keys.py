@@ -96,5 +96,5 @@ def test_a_changed_key_is_refused_whatever_the_user_accepts(site: Site) -> None:
     assert refused.returncode == 1
     [line] = [one for one in refused.stderr.splitlines() if one.startswith(f"  {OTHER}: ")]
     assert f"{site.known}:2" in line
-    assert "somebody may be in between" in line
+    assert "somebody may intercept the connection" in line
     assert site.known.read_text() == before  # nor is the third host's key accepted

@@ -106,7 +106,7 @@ def test_facts_that_a_module_claims_are_none_of_a_setup() -> None:
     ],
 )  # fmt: skip
 def test_a_row_in_another_form_is_refused_with_its_host(changes: dict[str, Any]) -> None:
-    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: ") as caught:
+    with pytest.raises(FtclusterError, match=r"^node1: invalid answer: ") as caught:
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, page({**ROW, **changes})))
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 250
@@ -122,7 +122,7 @@ def test_a_row_in_another_form_is_refused_with_its_host(changes: dict[str, Any])
 )  # fmt: skip
 def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
     answer = answers.STACK_DESCRIBED
-    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):
+    with pytest.raises(FtclusterError, match=r"^node1: invalid answer: "):
         take(answer, event(answer, {**STACK, **changes}))
 
 
@@ -135,7 +135,7 @@ def test_a_stack_in_another_form_is_refused(changes: dict[str, Any]) -> None:
     )),
 ])  # fmt: skip
 def test_a_list_in_another_form_is_refused(value: Any) -> None:
-    with pytest.raises(FtclusterError, match=r"^node1 answered what is refused: "):
+    with pytest.raises(FtclusterError, match=r"^node1: invalid answer: "):
         take(answers.RUNS_LISTED, event(answers.RUNS_LISTED, value))
 
 
@@ -165,7 +165,7 @@ def test_whatever_is_answered_it_is_refused_in_one_line(value: Any) -> None:
 def test_clean_takes_only_what_it_asked_for() -> None:
     answer = answers.clean_removed([RUN])
     for value in (["other-run"], ["/tmp/x"], RUN):
-        with pytest.raises(FtclusterError, match="answered what is refused"):
+        with pytest.raises(FtclusterError, match="invalid answer"):
             take(answer, event(answer, value))
 
 

@@ -73,5 +73,5 @@ def test_an_answer_that_fills_the_memory_ends_ansible(
     outcome, events = played(tmp_path, "head -c 2000000000 /dev/zero | tr '\\\\0' x")
     assert outcome.state == "failed"
     assert "more than 0.5 GB of memory here" in outcome.output
-    assert "had not answered yet: node1;" in outcome.output
+    assert "Hosts without a response so far: node1;" in outcome.output
     assert not [one for one in events if one.kind in ("ok", "changed")]

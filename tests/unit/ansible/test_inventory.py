@@ -76,9 +76,9 @@ def test_a_limit_leaves_some_of_them_and_the_same_head(company: Path) -> None:
 
 def test_what_names_no_host_is_refused(company: Path) -> None:
     found = error_of(company, "--extra-vars", "ftcluster_hosts=xenos")
-    assert "its groups are databases, web, xeons" in found
+    assert "the inventory's groups are databases, web, xeons" in found
     found = error_of(company, "--limit", "xenos")
-    assert "--limit xenos leaves no host of the cluster" in found
+    assert "--limit xenos selects no host of the cluster" in found
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_names_no_host_is_refused(company: Path) -> None:
     [
         (
             "[web:vars]\nftcluster_hosts=web\n[xeons:vars]\nftcluster_hosts=x1\n",
-            'several ftcluster_hosts: "web", "x1"',
+            'several values of ftcluster_hosts: "web", "x1"',
         ),
         ("[all:vars]\nftcluster_hosts=['x1']\n", "not a pattern"),
         ("[all:vars]\nftcluster_hosts={{ groups.xeons[0] }}\n", "not a pattern"),
@@ -201,7 +201,7 @@ def test_a_host_is_not_called_what_is_a_pattern(tmp_path: Path) -> None:
     names = ["a:b", "all:!b", "!b", "n*", "~n.*", "&n", "a b", "-e"]
     path.write_text(json.dumps({"all": {"hosts": {name: {} for name in [*names, "good"]}}}))
     listed = ", ".join(map(ascii, names))
-    assert f"{listed}: a host's name has letters, digits" in error_of(path)
+    assert f"{listed}: a host's name consists of letters, digits" in error_of(path)
 
 
 def test_names_of_hosts(tmp_path: Path) -> None:
@@ -217,8 +217,8 @@ def test_names_of_hosts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("echo oops >&2; exit 3", "non-zero exit code 3\n  it says: oops"),
-        ("echo hello", "it printed no JSON\n  look at its output: "),
+        ("echo oops >&2; exit 3", "non-zero exit code 3\n  its error output: oops"),
+        ("echo hello", "it printed no JSON\n  check its output: "),
     ],
 )
 def test_a_script_that_fails(tmp_path: Path, script: str, problem: str) -> None:
@@ -265,13 +265,13 @@ NO_COLLECTION = (
     "the plugin amazon.aws.aws_ec2 is not installed here: No module named "
     "'ansible_collections.amazon'\n  install it: ansible-galaxy collection install amazon.aws"
 )
-KILLED = "ansible-inventory has ended with exit code -9\n  to see more: ansible-inventory -i "
+KILLED = "ansible-inventory ended with exit code -9\n  for details: ansible-inventory -i "
 NONE = (
-    "has no host\n  fakecloud gave none: look at filters, regions and account; Ansible says: no "
-    "project of this account has a machine"
+    "has no host\n  fakecloud returned no hosts: check filters, regions and account; "
+    "Ansible says: no project of this account has a machine"
 )
 OTHER_NAME = (
-    "the plugin fakecloud does not take a file of this name\n  which names it takes: ansible-doc "
+    "the plugin fakecloud does not accept a file with this name\n  accepted names: ansible-doc "
     "-t inventory fakecloud"
 )
 
@@ -319,8 +319,8 @@ def test_what_a_plugin_prints_is_no_listing(
     })  # fmt: skip
     monkeypatch.setenv("ANSIBLE_INVENTORY_PLUGINS", str(tmp_path / "plugins"))
     error = error_of(tmp_path / "fakecloud.yml")
-    assert "prints no JSON, but '3 machines found" in error
-    assert "to see more: ansible-inventory -i " in error
+    assert "printed no JSON, but '3 machines found" in error
+    assert "for details: ansible-inventory -i " in error
 
 
 def test_of_several_the_wrong_one_is_named(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_what_never_answers_is_ended_with_what_it_started(
     script.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     script.chmod(0o755)
     monkeypatch.setattr("ftcluster.ansible.inventory.TIME_LIMIT_SECONDS", 1.5)
-    assert "cloud.sh: ansible-inventory has not read it in 1.5 s" in error_of(script)
+    assert "cloud.sh: ansible-inventory did not finish reading it within 1.5 s" in error_of(script)
     pid = tmp_path / "pid"
     assert not pid.exists() or not is_running(int(pid.read_text()))
 
@@ -375,7 +375,7 @@ def test_a_locale_that_ansible_does_not_run_in(
 
 
 def test_a_list_of_hosts_is_no_file() -> None:
-    assert "write them into a file, one a line" in error_of(Path("m1,m2,"))
+    assert "write them into a file, one per line" in error_of(Path("m1,m2,"))
 
 
 @pytest.mark.parametrize(
@@ -393,10 +393,10 @@ def test_marks_that_windows_editors_write(tmp_path: Path, name: str, encoding: s
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("--limit", "@gone.retry", "--limit @gone.retry: there is no such file"),
-        ("--extra-vars", "@gone.yml", "--extra-vars @gone.yml: there is no such file"),
-        ("--extra-vars", "{secret: 1", "--extra-vars: this is no JSON: "),
-        ("--extra-vars", '["secret"', "--extra-vars: this is no JSON: "),
+        ("--limit", "@gone.retry", "--limit @gone.retry: no such file"),
+        ("--extra-vars", "@gone.yml", "--extra-vars @gone.yml: no such file"),
+        ("--extra-vars", "{secret: 1", "--extra-vars: invalid JSON: "),
+        ("--extra-vars", '["secret"', "--extra-vars: invalid JSON: "),
         ("--forks", "0", "--forks: '0' is not a whole number of at least 1"),
         ("--forks", "many", "--forks: 'many' is not a whole number of at least 1"),
     ],
@@ -418,7 +418,7 @@ def test_values_of_options_as_ansible_takes_them(company: Path, tmp_path: Path) 
 
 
 def test_what_is_no_inventory(tmp_path: Path) -> None:
-    assert "nothing in it is what Ansible takes for an inventory" in error_of(tmp_path)
+    assert "Ansible recognizes no inventory in it" in error_of(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     assert f"{tmp_path}/pipe is a pipe, which cannot be read several times" in error_of(
         tmp_path / "pipe"
@@ -428,7 +428,7 @@ def test_what_is_no_inventory(tmp_path: Path) -> None:
 def test_what_a_folder_of_playbooks_has_beside_its_inventory(tmp_path: Path) -> None:
     (tmp_path / "site.yml").write_text("- hosts: all\n  tasks: []\n")
     found = error_of(tmp_path)
-    assert found.startswith(f"{tmp_path}/site.yml is no inventory, which has groups by name")
+    assert found.startswith(f"{tmp_path}/site.yml is not an inventory: it must have groups by name")
     assert "_Ansible" not in found
 
 
@@ -436,22 +436,22 @@ def test_scripts_that_may_not_be_executed_or_give_no_host(tmp_path: Path) -> Non
     script = tmp_path / "cloud"
     script.write_text("#!/bin/sh\necho '{}'\n")
     script.chmod(0o644)
-    assert f"{script} is a script that may not be executed\n  chmod +x" in error_of(script)
+    assert f"{script} is a script that is not executable\n  chmod +x" in error_of(script)
     script.chmod(0o755)
-    assert f"has no host\n  look at the script's output: {script} --list" in error_of(script)
+    assert f"has no host\n  check the script's output: {script} --list" in error_of(script)
 
 
 def test_groups_of_no_hosts(tmp_path: Path) -> None:
     path = tmp_path / "groups.yml"
     path.write_text("plugin: ansible.builtin.constructed\ngroups: {a: true}\n")
-    assert "constructed groups the hosts of others: name these before it" in error_of(path)
+    assert "constructed groups hosts of other inventories: name those first" in error_of(path)
 
 
 def test_a_group_without_its_bracket(tmp_path: Path) -> None:
     path = tmp_path / "inventory.ini"
     path.write_text("a\n[web\nnode1\n")
     found = error_of(path)
-    assert f"{path}:2: the name of a group lacks its ]\n  the line is: [web" in found
+    assert f"{path}:2: the name of a group has no closing ]\n  the line is: [web" in found
 
 
 def test_variables_by_which_host_keys_are_not_checked_are_named(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_predictions_that_are_no_rows_are_refused(
     words = ["predict", "classify", "--model", "model", "--data", "new.csv", "-o", "out.csv"]
     assert main(words) == (1 if sent else 0)
     assert Path("out.csv").exists() == (sent is None)
-    assert sent is None or "node0: a row of the run is no JSON object" in capsys.readouterr().err
+    assert sent is None or "node0: a row of the run is not JSON" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -40,7 +40,10 @@ def test_python_runs_the_package_as_the_command() -> None:
     stopped = subprocess.run(
         command, env={**os.environ, **sources}, capture_output=True, text=True, check=False
     )
-    assert (stopped.returncode, stopped.stderr.splitlines()[0]) == (2, "error: name the run")
+    assert (stopped.returncode, stopped.stderr.splitlines()[0]) == (
+        2,
+        "error: stop needs the id of a run, or how it begins",
+    )
 
 
 def test_options_of_ansible_go_through_unchanged() -> None:

@@ -121,7 +121,7 @@ def test_a_recipe_of_another_task_is_refused(shell: Shell) -> None:
 def test_flags_with_a_name_are_fields_as_before(shell: Shell) -> None:
     options = "data classify --here --data reviews.jsonl --model model"
     assert shell(f"{options} --task text-classification --metrics f1_macro --json").document
-    assert "not 'translation'" in shell(f"{options} --task translation", 2).err
+    assert "got 'translation'" in shell(f"{options} --task translation", 2).err
 
 
 @pytest.mark.parametrize(

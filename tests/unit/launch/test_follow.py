@@ -277,13 +277,13 @@ def test_what_only_follows_a_run_never_stops_it(
     if slurm:  # as in a shell of salloc
         monkeypatch.setenv(follow.SLURM_VARIABLE, "1")
     played = signalled(monkeypatch, number, seen)
-    with pytest.raises(Detached, match=f"the run goes on: ftcluster attach {RUN}") as error:
+    with pytest.raises(Detached, match=f"the run continues: ftcluster attach {RUN}") as error:
         follow.attach(RUN_HOSTS, RUN, Said())
     assert played == ["attach"]
     assert error.value.exit_code == 128 + number
     document = error.value.to_dict()
     assert (document["run"], document["state"]) == (RUN, "running")
-    assert document["hint"] == f"to end it: ftcluster stop {RUN}"
+    assert document["hint"] == f"to stop it: ftcluster stop {RUN}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -108,8 +108,8 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
             {"head": {"r-1": {**JOB, "recipe": {**JOB["recipe"], "batch_size": "x"}}}},
             "no training.*batch_size",
         ),
-        ({"head": {"../r": JOB}}, "head answered what is refused: the id of a run is '../r'"),
-        ({"head": {"r-1": []}}, "head answered what is refused: the job of r-1"),
+        ({"head": {"../r": JOB}}, "head: invalid answer: the id of a run is '../r'"),
+        ({"head": {"r-1": []}}, "head: invalid answer: the job of r-1"),
         ({"head": {"r-1": {**JOB, "purpose": "evaluate"}}}, "r-1 has trained nothing"),
     ],
 )
@@ -146,8 +146,8 @@ def test_runs_of_this_machine_are_listed_without_ansible(tmp_path: Path) -> None
     ("python", "said"),
     [
         ("echo no such module >&2; exit 1", "localhost: no such module"),
-        ('echo \'{"runs": 5, "left": 0}\'', "localhost answered what is refused"),
-        ("echo oh", "localhost answered what is refused"),
+        ('echo \'{"runs": 5, "left": 0}\'', "localhost: invalid answer"),
+        ("echo oh", "localhost: invalid answer"),
     ],
 )
 def test_what_its_stack_says_wrongly_is_an_error(tmp_path: Path, python: str, said: str) -> None:

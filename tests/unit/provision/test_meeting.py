@@ -63,8 +63,8 @@ def test_no_is_the_default_and_all_there_is_without_a_terminal(
 def test_a_changed_key_keeps_the_others_from_being_stored(
     monkeypatch: pytest.MonkeyPatch, known: Path, accept: bool
 ) -> None:
-    keys = Keys([met("a", known)], {"b": "its host key is not the one that is known here"})
-    with pytest.raises(FtclusterError, match=r"\n  b: its host key is not the one") as caught:
+    keys = Keys([met("a", known)], {"b": "its host key differs from the key known here"})
+    with pytest.raises(FtclusterError, match=r"\n  b: its host key differs from") as caught:
         meet(monkeypatch, keys, "y", accept)
     assert "a: its host key is not known here: 10.0.0.97, ED25519 SHA256:a" in str(caught.value)
     assert not known.exists()
