@@ -11,9 +11,9 @@ On the head, for mpirun (`ftcluster_train.supervisor`):
 3. `head_variables`: PATH, beginning with the stack, and MASTER_PORT, a free port of the head.
 4. `Launch.env`, made here: `all_rank_variables`, then `script_variables`, then
    `with_user_variables`, which refuses what the launch sets.
-5. `mpirun_command`: FTCLUSTER_PLACEMENT, with `RankHost.env` of every host inside.
 5. `mpirun_command`: FTCLUSTER_PLACEMENT, which contains `RankHost.env` of every host.
 6. `Launch.supervised_variables`: the timeouts, and HF_HUB_OFFLINE for a training.
+7. `rank_launch`: the number of restarts, and the address for the guardians' heartbeats.
 
 Hydra sends this to the other hosts, except the head's credentials (`without_credentials`). There
 it overrides the environment of the host's SSH session.

@@ -1,4 +1,4 @@
-"""The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
+"""List the runs on a cluster, copy their logs and models, and remove ended runs."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence

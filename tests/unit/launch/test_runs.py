@@ -102,11 +102,14 @@ def test_a_password_that_sudo_asks_for_is_hinted_at(monkeypatch: pytest.MonkeyPa
         ({"head": {}}, "there is no run 'r' on head"),
         ({"head": {"r-1": JOB}, "node1": {"r-2": JOB}}, "several runs begin with 'r': r-1, r-2"),
         ({"head": {"r-1": {"script": {}}}}, "r-1 on head is not a resumable training"),
-        ({"head": {"r-1": {**JOB, "nodes": "2"}}}, "r-1 on head is not a resumable training.*nodes is '2'"),
-        ({"head": {"r-1": {**JOB, "resume": ["/etc"]}}}, "no training.*is '/etc'"),
+        (
+            {"head": {"r-1": {**JOB, "nodes": "2"}}},
+            "r-1 on head is not a resumable training.*nodes is '2'",
+        ),
+        ({"head": {"r-1": {**JOB, "resume": ["/etc"]}}}, "not a resumable training.*is '/etc'"),
         (
             {"head": {"r-1": {**JOB, "recipe": {**JOB["recipe"], "batch_size": "x"}}}},
-            "no training.*batch_size",
+            "not a resumable training.*batch_size",
         ),
         ({"head": {"../r": JOB}}, "head: invalid answer: the id of a run is '../r'"),
         ({"head": {"r-1": []}}, "head: invalid answer: the job of r-1"),

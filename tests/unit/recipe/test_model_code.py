@@ -148,10 +148,10 @@ ATTACKS: dict[str, tuple[dict[str, Any], str]] = {
         {"adapter_config.json": {"base_model_name_or_path": "../gone"}}, "'../gone', neither",
     ),
     "adapters of a name that is too long": (
-        {"adapter_config.json": {"base_model_name_or_path": "/x" + "x" * 300}}, "neither a folder here",
+        {"adapter_config.json": {"base_model_name_or_path": "/x" + "x" * 300}}, "neither a folder",
     ),
     "adapters of a package": (
-        {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "nor a name on the Hub",
+        {"adapter_config.json": {"base_model_name_or_path": "pypi:evil==1"}}, "nor a name on the",
     ),
     "adapters with a module of Python": (
         {"adapter_config.json": {

@@ -247,7 +247,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
 
 
 def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
-    """Let the head of a run start ranks on its other hosts, where setup has not done so."""
+    """Let the head of a run start ranks on its other hosts, if setup has not done so."""
     run, cluster = attempt.run, attempt.cluster
     names = [host.name for host in run.plan.prepared]
     usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
