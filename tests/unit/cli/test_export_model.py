@@ -150,7 +150,7 @@ def test_a_language_model_is_measured_by_its_loss(shell: Shell) -> None:
         ("text-classification", "gguf model", 2, "llama.cpp"),
         ("text-classification", "tflite model", 2, "openvino or onnx"),
         ("text-classification", "openvino", 2, "name a format"),
-        ("instruction-tuning", "onnx model", 2, "OpenVINO only"),
+        ("instruction-tuning", "onnx model", 2, "only be exported to OpenVINO"),
         ("seq2seq-lm", "onnx model", 2, "cannot be exported"),
         ("token-classification", "onnx model --data rows", 2, "cannot be read here"),
         ("text-classification", "onnx model --data missing.csv", 1, "missing.csv"),
