@@ -1,1 +1,1 @@
-"""The facts of a cluster's hosts, and the file that setup saves them in."""
+"""The facts of a cluster's hosts, and the file in which setup saves them."""

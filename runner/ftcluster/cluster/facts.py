@@ -1,4 +1,4 @@
-"""The facts of each host, which preflight gathers and plan() decides by. Plain data."""
+"""The facts of each host, which preflight gathers and plan() uses. Plain data."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -9,20 +9,21 @@ from ansible_collections.ftcluster.cluster.plugins.plugin_utils.host_answer impo
 
 from ftcluster_common.protocol.network import AUTO, HostNetwork, RdmaDevice
 
-MOST_SAID = 3  # of what is wrong with a host
+MOST_SAID = 3  # maximum number of problems to show of a host
 SETUP, BENCH = "setup", "bench"  # the commands that measure an all-reduce
 
 
 @dataclass(frozen=True)
 class NumaNode:
-    """One NUMA node that may be used.
+    """A NUMA node that ranks may use.
 
     Attributes:
-        cores: physical cores within the host's CPU set; 0 for a node of memory only.
+        cores: number of physical cores within the host's CPU set; 0 for a node with only memory.
         cpus: CPU numbers of the cores' first usable hardware threads, such as "0-15,32".
-        near: the nearest node with cores, for a node without; or with memory, for one without.
-        socket_cpus: all its usable hardware threads by socket; none in facts of an older setup.
-        distances: to each node of the host; none where they are not known.
+        near: nearest node with cores, if this node has none; nearest node with memory, if this node
+            has none.
+        socket_cpus: all usable hardware threads by socket; empty in facts of older setups.
+        distances: distance to each node of the host; empty if not known.
     """
 
     node: int
@@ -36,23 +37,23 @@ class NumaNode:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "NumaNode":
-        """Read a node as the module returned it; unknown keys are ignored."""
+        """Read a node from the module's result; unknown keys are ignored."""
         values = {key.name: data[key.name] for key in fields(cls) if key.name in data}
         return cls(**{**values, "distances": tuple(values.get("distances", ()))})
 
 
 @dataclass(frozen=True)
 class HostFacts:
-    """One host: facts that the module `ftcluster.cluster.host_facts` documents, and these.
+    """The facts of a host: those of the module `ftcluster.cluster.host_facts`, and the following.
 
     Attributes:
-        name: the inventory's name for the host.
+        name: name of the host in the inventory.
         connection: Ansible's connection plugin (local, ssh, ...).
-        can_become_root: whether `become` works there.
+        can_become_root: True if `become` works on the host.
         rank_user: the account that ranks run as, or "" for the login user.
-        stack: name of the stack in use there.
-        network_provider: libfabric's provider that the inventory asks for, or "auto".
-        price_per_hour: as the inventory has it, such as "4.08 USD"; "" where it has none.
+        stack: name of the host's active stack.
+        network_provider: libfabric's provider that the inventory sets, or "auto".
+        price_per_hour: price in the inventory's form, such as "4.08 USD"; "" if there is none.
     """
 
     name: str
@@ -96,10 +97,10 @@ class HostFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostFacts":
-        """Read facts as the module returned them; unknown keys are ignored.
+        """Read facts from the module's result; unknown keys are ignored.
 
         Raises:
-            KeyError, TypeError, ValueError: these are no facts.
+            KeyError, TypeError, ValueError: the facts are not valid.
         """
         said = known_facts(data, cls)[1]
         if wrong := [one for one in said if not one.endswith(" is missing")]:
@@ -114,7 +115,7 @@ class HostFacts:
 
 
 def stack_name(folder: str) -> str:
-    """The stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
+    """Return the stack of a folder such as /opt/ftcluster/stacks/native-1b2c3d4e5f60.
 
     >>> stack_name("/opt/ftcluster/stacks/intel-2.8-1b2c3d4e5f60")
     'intel-2.8'
@@ -127,9 +128,9 @@ class AllReduce:
     """The measured time of an all-reduce in fp32 over the hosts of a cluster.
 
     Attributes:
-        ms: by backend of torch.distributed.
-        hosts: how many took part.
-        by: SETUP or BENCH.
+        ms: milliseconds by backend of torch.distributed.
+        hosts: number of hosts that took part.
+        by: the command that has measured it, SETUP or BENCH.
         sizes: milliseconds by backend for other sizes, which are bytes as text.
     """
 
@@ -140,7 +141,7 @@ class AllReduce:
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def nearest(self, size: int) -> "AllReduce":
-        """The measurement of the size that is nearest to so many bytes, by their ratio."""
+        """Return the measurement of the size whose ratio to `size` bytes is nearest to 1."""
         rows = {self.bytes: self.ms} | {int(text): ms for text, ms in self.sizes.items()}
         best = min(rows, key=lambda measured: abs(math.log(measured / max(size, 1))))
         return replace(self, bytes=best, ms=rows[best])
@@ -151,7 +152,7 @@ class ClusterFacts:
     """All hosts of a cluster, the head first.
 
     Attributes:
-        all_reduce: None where it was not measured.
+        all_reduce: the measurement over these hosts; None if there is none.
     """
 
     hosts: tuple[HostFacts, ...]
@@ -164,7 +165,7 @@ class ClusterFacts:
 
     @property
     def known_all_reduce(self) -> AllReduce | None:
-        """The measurement, unless it was within a host and these are several, or the reverse."""
+        """The measurement; None if it was within a host but there are several, or the reverse."""
         measured = self.all_reduce
         return measured if measured and (measured.hosts > 1) == (len(self.hosts) > 1) else None
 
@@ -174,7 +175,7 @@ class ClusterFacts:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "ClusterFacts":
-        """Read what `to_dict` returns."""
+        """Read the result of `to_dict`."""
         hosts = tuple(HostFacts.from_dict(host) for host in data["hosts"])
         measured = data.get("all_reduce")
         return cls(hosts, AllReduce(**measured) if measured else None)

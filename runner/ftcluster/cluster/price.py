@@ -1,10 +1,10 @@
-"""Prices of hosts and the costs that follow. Pure functions only."""
+"""Compute the price and cost of hosts. Pure functions only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-VARIABLE = "ftcluster_price_per_hour"  # of the inventory
+VARIABLE = "ftcluster_price_per_hour"  # variable of the inventory
 HOUR = 3600.0  # seconds
 
 
@@ -13,19 +13,19 @@ class Price:
     """The price of some hosts together.
 
     Attributes:
-        per_hour: in the inventory's currency.
-        currency: as the inventory has it, or "".
+        per_hour: price per hour in the inventory's currency.
+        currency: currency in the inventory's spelling, or "".
     """
 
     per_hour: float
     currency: str = ""
 
     def cost(self, seconds: float) -> float:
-        """Return the cost of so many seconds."""
+        """Return the cost of `seconds` seconds."""
         return self.per_hour * seconds / HOUR
 
     def shown(self, amount: float) -> str:
-        """An amount of money with two digits after the point, or more where it is small.
+        """Return an amount of money with two decimals, or more if it is small.
 
         >>> Price(4.08, "USD").shown(4.081), Price(4.08).shown(0.00123)
         ('4.08 USD', '0.0012')
@@ -35,10 +35,10 @@ class Price:
 
 
 def read_price(text: str) -> Price:
-    """The price of a host, as the inventory has it: a number, and a currency if there is one.
+    """Read the price of a host from the inventory: a number, optionally followed by a currency.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not a price.
 
     >>> read_price("4.08 USD")
     Price(per_hour=4.08, currency='USD')
@@ -46,15 +46,16 @@ def read_price(text: str) -> Price:
     number, _, currency = text.partition(" ")
     per_hour = float(number)
     if not 0 <= per_hour < float("inf"):
-        raise ValueError(f"{number} is no price")
+        raise ValueError(f"{number} is not a price")
     return Price(per_hour, currency.strip())
 
 
 def price_of(hosts: Sequence[tuple[str, str]]) -> tuple[Price | None, str]:
-    """Sum the prices of hosts; None with the reason where that is not possible.
+    """Return the sum of the prices of hosts; None and the reason if it cannot be computed.
 
     Args:
-        hosts: name and price of each, "" where it has none. The reason is "" if none of them has.
+        hosts: name and price of each host, "" without a price. If no host has a price, the reason
+            is "".
     """
     given = {name: text for name, text in hosts if text}
     if not given:
@@ -78,7 +79,7 @@ def price_document(price: Price | None) -> dict[str, Any] | None:
 
 
 def epoch_document(seconds: float | None, price: Price | None) -> dict[str, Any]:
-    """Time and cost of an epoch, for `--json`; None where it is not known."""
+    """Return time and cost of an epoch for `--json`; unknown values are None."""
     return {
         "seconds": None if seconds is None else round(seconds, 3),
         "cost": round(price.cost(seconds), 6) if price and seconds is not None else None,

@@ -1,7 +1,7 @@
-"""The cluster's record, PREFIX/cluster.json on the head: what all its control nodes share.
+"""The cluster's record, PREFIX/cluster.json on the head, which all its control nodes share.
 
-The module `ftcluster.cluster.cluster_record` changes it. What a host answers could be anything, so
-its form is checked here, once for all that reads it.
+The module `ftcluster.cluster.cluster_record` changes it. A host could respond with anything, so the
+form is checked here, once for all readers.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from ftcluster_common.given_files import FormatError
 from ftcluster_common.protocol.formats import RECORD, opened
 
 One = TypeVar("One")
-_MOST_SHOWN = 60  # characters of a value
+_MOST_SHOWN = 60  # maximum number of characters of a value to show
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @dataclass(frozen=True)
 class Drained:
-    """Why new runs leave a host out, and since when, such as 2026-11-23."""
+    """The reason why a host is drained, and the date, such as 2026-11-23."""
 
     why: str
     since: str
@@ -34,11 +34,11 @@ class Drained:
 
 @dataclass(frozen=True)
 class MeasuredOn:
-    """The times of an all-reduce in fp32, with its size, hosts and stack, and what they are worth.
+    """The times of an all-reduce in fp32, with its size, hosts and stack, and its reliability.
 
     Attributes:
-        spread: between the quartiles, as a part of the median.
-        load: processes a CPU of the busiest host, before.
+        spread: distance between the quartiles, relative to the median.
+        load: processes per CPU of the busiest host before the measurement.
         sizes: times for other sizes, which are bytes as text.
     """
 
@@ -56,9 +56,9 @@ class ClusterRecord:
     """The content of the record.
 
     Attributes:
-        drained: by host.
-        all_reduce: by the command that measured it, SETUP or BENCH.
-        tunings: the newest last.
+        drained: drained hosts, by name.
+        all_reduce: measurements by the command that made them, SETUP or BENCH.
+        tunings: the tunings, the newest last.
     """
 
     drained: Mapping[str, Drained] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class ClusterRecord:
     tunings: tuple[Tuning, ...] = ()
 
     def measured(self, facts: ClusterFacts) -> AllReduce | None:
-        """The measurement for these hosts: bench's if it was on the same, as it takes longer."""
+        """Return the measurement for these hosts: bench's if its hosts are equal, else setup's."""
         names, stack = tuple(host.name for host in facts.hosts), facts.head.stack
         bench, setup = (self.all_reduce.get(by) for by in (BENCH, SETUP))
         if bench and (bench.hosts, bench.stack) == (names, stack):
@@ -80,20 +80,20 @@ def _as_fact(measured: MeasuredOn, by: str) -> AllReduce:
 
 
 def record_of(text: object) -> ClusterRecord:
-    """The record of a file's text; an empty one of an empty text.
+    """Return the record in a file's text; empty for an empty text.
 
     Raises:
-        ValueError: it is none, or of another format; says which part.
+        ValueError: the text is not a record, or has another format; says which part.
     """
     if not isinstance(text, str) or len(text) > MOST:
-        raise ValueError(f"it is no text of at most {MOST} characters")
+        raise ValueError(f"it is not a text of at most {MOST} characters")
     if not text:
         return ClusterRecord()
     try:
         document = json.loads(text)
     except RecursionError:
-        raise ValueError("it is too deep") from None
-    _check(isinstance(document, dict), "it is no mapping")
+        raise ValueError("it is nested too deeply") from None
+    _check(isinstance(document, dict), "it is not a mapping")
     try:
         document = opened(RECORD, document)
     except FormatError as error:
@@ -105,28 +105,28 @@ def record_of(text: object) -> ClusterRecord:
 
 
 def key_of(tuning: Tuning) -> str:
-    """The name of a tuning in the record: one for each recipe on each hosts."""
+    """Return the name of a tuning in the record, unique for each recipe and hosts."""
     what = json.dumps([tuning.recipe, tuning.hosts], sort_keys=True)
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def with_drained(names: Mapping[str, Drained | None]) -> dict[str, Any]:
-    """The change that drains hosts, or with None takes them back."""
+    """Return the change that drains hosts, or takes them back if the value is None."""
     return {"drained": {name: asdict(host) if host else None for name, host in names.items()}}
 
 
 def with_bench(measured: MeasuredOn) -> dict[str, Any]:
-    """The change that keeps a measurement of bench."""
+    """Return the change that stores a measurement of bench."""
     return {"all_reduce": {BENCH: {**asdict(measured), "hosts": list(measured.hosts)}}}
 
 
 def with_tuning(tuning: Tuning) -> dict[str, Any]:
-    """The change that keeps a tuning in place of that of the same recipe and hosts."""
+    """Return the change that stores a tuning, replacing the tuning of the same recipe and hosts."""
     return {"tunings": {key_of(tuning): asdict(tuning)}}
 
 
 def without_tunings(gone: tuple[Tuning, ...]) -> dict[str, Any]:
-    """The change that removes tunings."""
+    """Return the change that removes tunings."""
     return {"tunings": {key_of(tuning): None for tuning in gone}}
 
 
@@ -139,11 +139,11 @@ def _section(
     document: Mapping[str, Any], name: str, read: Callable[[Mapping[str, Any]], One]
 ) -> dict[str, One]:
     section = document.get(name, {})
-    _check(isinstance(section, dict), f"its {name} is no mapping")
+    _check(isinstance(section, dict), f"its {name} is not a mapping")
     entries = {}
     for key, entry in section.items():
         try:
-            _check(isinstance(entry, dict), "it is no mapping")
+            _check(isinstance(entry, dict), "it is not a mapping")
             entries[key] = read(entry)
         except (ValueError, KeyError, OverflowError) as error:
             raise ValueError(f"{name}: {_shown(key)}: {error}") from None
@@ -151,26 +151,26 @@ def _section(
 
 
 def _drained(entry: Mapping[str, Any]) -> Drained:
-    _check(isinstance(entry["why"], str), "its why is no text")
+    _check(isinstance(entry["why"], str), "its why is not a text")
     return Drained(entry["why"], _date(entry["since"]))
 
 
 def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
-    _check(isinstance(entry["ms"], dict), "its ms is no mapping")
-    _check(isinstance(entry["hosts"], list), "its hosts are no list")
-    _check(isinstance(entry.get("spread", {}), dict), "its spread is no mapping")
+    _check(isinstance(entry["ms"], dict), "its ms is not a mapping")
+    _check(isinstance(entry["hosts"], list), "its hosts are not a list")
+    _check(isinstance(entry.get("spread", {}), dict), "its spread is not a mapping")
     ms, spread = (
         {name: _number(value) for name, value in entry.get(key, {}).items()}
         for key in ("ms", "spread")
     )
     hosts = tuple(_text(name) for name in entry["hosts"])
     size, load = int(_number(entry["bytes"])), _number(entry.get("load", 0.0))
-    _check(size > 0, "its bytes are none")
+    _check(size > 0, "its bytes are not positive")
     sizes = entry.get("sizes", {})
-    _check(isinstance(sizes, dict), "its sizes are no mapping")
+    _check(isinstance(sizes, dict), "its sizes are not a mapping")
     for text, times in sizes.items():
-        _check(text.isascii() and text.isdigit() and int(text) > 0, f"no size: {_shown(text)}")
-        _check(isinstance(times, dict) and bool(times), f"its times of {text} are no mapping")
+        _check(text.isascii() and text.isdigit() and int(text) > 0, f"not a size: {_shown(text)}")
+        _check(isinstance(times, dict) and bool(times), f"its times of {text} are not a mapping")
     of_sizes = {
         text: {name: _number(value) for name, value in times.items()}
         for text, times in sizes.items()
@@ -178,7 +178,7 @@ def _measured(entry: Mapping[str, Any]) -> MeasuredOn:
     return MeasuredOn(ms, size, hosts, _text(entry["stack"]), spread, load, of_sizes)
 
 
-# the fields of a recipe that a search tries, see search/candidates.py, and what they may be
+# the fields of a recipe that a search tries, see search/candidates.py, and their types
 _SETTINGS: Mapping[str, tuple[type, ...]] = {
     "ranks_per_host": (int,),
     "communication_cores": (int,),
@@ -192,9 +192,11 @@ _SETTINGS: Mapping[str, tuple[type, ...]] = {
 
 def _tuning(entry: Mapping[str, Any]) -> Tuning:
     settings = entry["settings"]
-    _check(isinstance(entry["recipe"], dict) and isinstance(settings, dict), "it is no tuning")
+    _check(isinstance(entry["recipe"], dict) and isinstance(settings, dict), "it is not a tuning")
     hosts = entry["hosts"]
-    _check(isinstance(hosts, list) and all(isinstance(host, dict) for host in hosts), "no hosts")
+    _check(
+        isinstance(hosts, list) and all(isinstance(host, dict) for host in hosts), "it has no hosts"
+    )
     for host in hosts:
         _text(host["name"])
     for name, value in settings.items():
@@ -219,16 +221,16 @@ def _shown(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    _check(isinstance(value, str), f"{_shown(value)} is no text")
+    _check(isinstance(value, str), f"{_shown(value)} is not a text")
     return str(value)
 
 
 def _date(value: object) -> str:
-    _check(bool(_DATE.fullmatch(_text(value))), f"{_shown(value)} is no date")
+    _check(bool(_DATE.fullmatch(_text(value))), f"{_shown(value)} is not a date")
     return str(value)
 
 
 def _number(value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    _check(is_number and math.isfinite(float(str(value))), f"{_shown(value)} is no number")
+    _check(is_number and math.isfinite(float(str(value))), f"{_shown(value)} is not a number")
     return float(str(value))

@@ -1,5 +1,6 @@
-"""The cluster of the last setup, saved on the control node: how it is reached, and a copy of what
-its head knows.
+"""The cluster of the last setup, saved on the control node.
+
+It has what later commands need to reach the hosts, and a copy of the head's record.
 """
 
 import hashlib
@@ -23,23 +24,23 @@ _WRONG = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionErr
 
 
 class NoCluster(FtclusterError):
-    """None has been set up from this control node."""
+    """No cluster has been set up from this control node."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was set up, as this control node knows it.
+    """A cluster that was set up, as far as this control node knows it.
 
     Attributes:
-        inventories: what it was made from.
-        options: arguments of ansible-playbook that say how to reach them.
-        pattern: which hosts of the inventories it has, or "" for all.
-        slurm_job: the Slurm job that has the hosts, or ""; all see the head's folders, and
-            the inventory has the head alone.
-        drained: hosts that are set up, but that new runs leave out.
-        tunings: what `tune` has found on it, the newest last.
-        record: the text of the head's record, of which these three are, as it was last read.
-        as_of: when that was, such as 2026-11-23 14:05 UTC; "" for what no head was asked for.
+        inventories: the inventories that it was made from.
+        options: arguments of ansible-playbook for reaching the hosts.
+        pattern: pattern of the inventories' hosts that belong to it, or "" for all.
+        slurm_job: the Slurm job that has the hosts, or ""; all of them see the head's folders, and
+            the inventory has only the head.
+        drained: hosts that are set up, but that new runs skip.
+        tunings: results of `tune` on the cluster, the newest last.
+        record: the text of the head's record, the source of these three, as it was last read.
+        as_of: time of that reading, such as 2026-11-23 14:05 UTC; "" if no head was asked.
     """
 
     inventories: tuple[Path, ...]
@@ -54,7 +55,7 @@ class Cluster:
 
     @property
     def usable(self) -> ClusterFacts:
-        """The hosts that new runs may have; the head is one of them."""
+        """The hosts that new runs may use; the head is always among them."""
         hosts = tuple(host for host in self.facts.hosts if host.name not in self.drained)
         return replace(self.facts, hosts=hosts)
 
@@ -65,14 +66,14 @@ class Cluster:
         return {"stack": self.facts.head.stack, "record": digest}
 
     def addressed(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The inventory's hosts through which these hosts of the cluster are reached."""
+        """Return the inventory's hosts through which these hosts of the cluster are reached."""
         return (LOCALHOST,) if self.slurm_job else tuple(names)
 
     def with_record(self, text: object) -> "Cluster":
-        """The cluster with a record that its head has just answered.
+        """Return the cluster with a record that its head has just sent.
 
         Raises:
-            FtclusterError: it is none; names the head and the file.
+            FtclusterError: the record is not valid; names the head and the file.
         """
         now = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         try:
@@ -97,9 +98,9 @@ def _with_record(cluster: Cluster, text: object, as_of: str) -> Cluster:
 
 
 def remember(cluster: Cluster) -> None:
-    """Save the cluster, for later commands; a file that cannot be read is kept as .damaged."""
+    """Save the cluster for later commands; an unreadable older file is kept as .damaged."""
     document = {
-        # the bundled one by its name: another installation has it elsewhere
+        # the bundled inventory by its name: its path differs between installations
         "inventories": [
             LOCALHOST if p == BUNDLED_LOCALHOST else str(p) for p in cluster.inventories
         ],
@@ -117,7 +118,7 @@ def remember(cluster: Cluster) -> None:
 
 
 def recall() -> Cluster:
-    """The cluster of the last setup.
+    """Return the cluster of the last setup.
 
     Raises:
         NoCluster: there is none.
@@ -141,7 +142,7 @@ def recall() -> Cluster:
 
 
 def damage() -> str:
-    """Return why the saved cluster cannot be read; "" where it can, or there is none."""
+    """Return why the saved cluster cannot be read; "" if it can, or if there is none."""
     try:
         recall()
     except NoCluster:
@@ -152,7 +153,7 @@ def damage() -> str:
 
 
 def recall_of(inventories: Sequence[Path]) -> Cluster | None:
-    """The cluster of the last setup, if it can be read and was made from these inventories."""
+    """Return the cluster of the last setup, if it is readable and has these inventories."""
     try:
         cluster = recall()
     except FtclusterError:
@@ -164,12 +165,12 @@ def recall_of(inventories: Sequence[Path]) -> Cluster | None:
 def change(
     inventories: Sequence[Path], changed: Callable[[Cluster | None], Cluster | None]
 ) -> None:
-    """Save what a function makes of the saved cluster; None changes nothing.
+    """Save the result of a function of the saved cluster; None changes nothing.
 
-    No other command changes it meanwhile.
+    No other command can change the cluster meanwhile.
 
     Args:
-        changed: gets the cluster of the last setup, if it was made from these inventories.
+        changed: function of the cluster of the last setup; gets None for other inventories.
     """
     with locked_state():
         cluster = changed(recall_of(inventories))
@@ -178,14 +179,14 @@ def change(
 
 
 def learn(inventories: Sequence[Path], stack: str, record: object) -> None:
-    """Save what the head of a cluster has said of it, if it is the one of the last setup.
+    """Save what a cluster's head has sent, if it is the cluster of the last setup.
 
     Args:
-        stack: that all its hosts have now.
-        record: the text of the head's record.
+        stack: name of the stack that all its hosts have now.
+        record: text of the head's record.
 
     Raises:
-        FtclusterError: it is none.
+        FtclusterError: the record is not valid.
     """
 
     def learned(before: Cluster | None) -> Cluster | None:
@@ -215,13 +216,13 @@ def _read() -> Cluster:
     )
     options, pattern = _texts(document["options"]), str(document["hosts"])
     cluster = Cluster(inventories, facts, options, pattern)
-    # before the head had a record the file had none: the next command that asks the head reads it
+    # files from before the record existed have none: the next command that asks the head adds it
     return _with_record(cluster, document.get("record", ""), str(document.get("as_of", "")))
 
 
 def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(text, str) for text in values):
-        raise ValueError(f"{values!a} is no list of texts")
+        raise ValueError(f"{values!a} is not a list of texts")
     return tuple(values)
 
 

@@ -1,7 +1,7 @@
-"""The hosts that a Slurm job has: which, how many of their CPUs, and what they are.
+"""The hosts of a Slurm job: their names, the job's CPUs on each of them, and their facts.
 
-Slurm's environment variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES. All nodes have to see the
-same ftcluster and the same prefix; srun reaches them, no SSH is needed.
+Slurm's environment variables: sbatch(1), OUTPUT ENVIRONMENT VARIABLES. All nodes must see the same
+ftcluster and the same prefix. srun reaches the nodes, so no SSH is needed.
 """
 
 import json
@@ -26,36 +26,36 @@ from ftcluster_common.given_files import parse_json
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, SRUN_OPTIONS
 
 NODES, CPUS = "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE"
-# they become arguments of srun, lines of a hostfile and commands that messages show
+# the names become arguments of srun, lines of a hostfile and commands in messages
 JOB = re.compile(r"\d{1,10}", re.ASCII)
 NODE = re.compile(r"[A-Za-z0-9_][\w.-]{0,252}", re.ASCII)  # slurm.conf(5): NodeName
 REPEATED = re.compile(r"(\d{1,7})(?:\(x(\d{1,6})\))?", re.ASCII)
-MOST_NODES = 65533  # of a job (MAX_SLURM_NODES)
+MOST_NODES = 65533  # maximum number of nodes of a job (MAX_SLURM_NODES)
 AT_ONCE = 32
-SECONDS = 120  # for srun to start a step on a node that is busy
+SECONDS = 120  # time for srun to start a step on a busy node
 MODULE = "ansible_collections.ftcluster.cluster.plugins.modules.host_facts"
-CLOCK = ("clock_offset_seconds", "clock_error_seconds")  # which an action plugin measures
+CLOCK = ("clock_offset_seconds", "clock_error_seconds")  # facts that an action plugin measures
 SHARED = (
     "set it up in a folder that all nodes see: ftcluster setup localhost -e ftcluster_root=false "
     "-e ftcluster_prefix=DIR"
 )
-# the file that the first node has written, then the command
+# arguments: the file that the first node has written, then the command
 SEES_FILE = '[ -e "$1" ] || exit 3; shift; exec "$@"'
-UNSEEN = 3  # its exit code where the node does not see the file
+UNSEEN = 3  # exit code if the node does not see the file
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """The nodes and CPUs that a Slurm job has.
+    """The nodes and CPUs of a Slurm job.
 
     Attributes:
-        job: its id.
-        nodes: Slurm's names of its nodes, this one first.
-        cpus: how many CPUs it has of each node.
-        memory: how much memory it has of each, in bytes; empty where that is not known.
-        here: Slurm's name of this node; "" on a machine that is none of them.
-        copies: how many tasks of the job's step run this command.
-        restarts: how often Slurm has requeued the job.
+        job: id of the job.
+        nodes: Slurm's names of the nodes, this node first.
+        cpus: number of the job's CPUs on each node.
+        memory: the job's memory on each node in bytes; empty if not known.
+        here: Slurm's name of this node; "" if this machine is not one of the nodes.
+        copies: number of tasks of the job's step that run this command.
+        restarts: number of times that Slurm has requeued the job.
     """
 
     job: str
@@ -84,8 +84,8 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
     """Read an allocation from a job's environment and its nodes in Slurm's order.
 
     Raises:
-        UsageError: the job is heterogeneous, which names the nodes of its parts; or variables do
-            not fit each other, or are not of the form in which Slurm sets them.
+        UsageError: the job is heterogeneous (the message lists the nodes of its parts), or its
+            variables are inconsistent or not in Slurm's form.
     """
     if not JOB.fullmatch(environment[SLURM_VARIABLE]):
         raise _not_slurms(environment, SLURM_VARIABLE)
@@ -97,7 +97,7 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
         ]
         raise UsageError(
             f"job {environment[SLURM_VARIABLE]} is heterogeneous ({' : '.join(parts)}); the ranks "
-            "of a training have the nodes of one part",
+            "of a training can only have the nodes of one part",
             "ask for all nodes at once, without `:` between options and without `#SBATCH hetjob`",
         )
     here = environment.get("SLURMD_NODENAME", "")
@@ -126,16 +126,16 @@ def allocated(environment: Mapping[str, str], nodes: Sequence[str]) -> Allocatio
 
 
 def _bytes(text: str) -> int:
-    """Memory as sbatch(1) has it for --mem, in MB without a unit; 0 where there is none."""
+    """Return memory in the form of sbatch's --mem, in MB without a unit; 0 if there is none."""
     found = re.fullmatch(r"(\d{1,12})([KMGT]?)", text)
     return int(found[1]) << 10 * (1 + "KMGT".index(found[2] or "M")) if found else 0
 
 
 def _number(environment: Mapping[str, str], name: str, default: int) -> int:
-    """A whole number that Slurm has set.
+    """Return a whole number that Slurm has set.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is not a whole number.
     """
     text = environment.get(name, str(default))
     if not JOB.fullmatch(text):
@@ -152,10 +152,10 @@ def _not_slurms(environment: Mapping[str, str], *names: str) -> UsageError:
 
 
 def repeated(text: str) -> tuple[int, ...]:
-    """Expand numbers as Slurm writes them to one a node.
+    """Expand Slurm's compressed list of numbers to a number per node.
 
     Raises:
-        ValueError: it is something else, or for more nodes than a job of Slurm can have.
+        ValueError: the text is not such a list, or exceeds the maximum number of nodes.
 
     >>> repeated("4(x2),2")
     (4, 4, 2)
@@ -170,17 +170,17 @@ def repeated(text: str) -> tuple[int, ...]:
 
 
 def on_first_node(job: Allocation, terminal: bool, command: Sequence[str]) -> list[str]:
-    """The command that runs another one on the first node of a job, as after `salloc`."""
+    """Return the command that runs a command on the first node of a job, as after `salloc`."""
     pty = ["--pty"] if terminal else []
     return [*_srun(job.job, job.nodes[0]), *pty, *command]
 
 
 def cluster_of_job(job: Allocation) -> Cluster:
-    """The nodes of a job as a cluster, with the prefix of the last setup.
+    """Return the nodes of a job as a cluster, with the prefix of the last setup.
 
     Raises:
         UsageError: several tasks of a step run this command.
-        FtclusterError: a node cannot be used; names each with its reason.
+        FtclusterError: nodes cannot be used; lists each with its reason.
     """
     if job.copies > 1:
         raise UsageError(
@@ -202,20 +202,20 @@ def cluster_of_job(job: Allocation) -> Cluster:
 
 
 def requeue(name: str) -> None:
-    """Have Slurm end a job, or a task of an array, and start it again.
+    """Have Slurm end a job, or a task of a job array, and start it again.
 
     Raises:
-        FtclusterError: it may not, as without sbatch's --requeue where jobs are not by default.
+        FtclusterError: Slurm refuses, for example without sbatch's --requeue if that is required.
     """
     _output(["scontrol", "requeue", name])
 
 
 def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
-    """The facts of a job's nodes, as preflight gathers them.
+    """Return the facts of a job's nodes, in the form in which preflight gathers them.
 
     Raises:
-        FtclusterError: a node does not answer as it should, or it does not see the same prefix;
-            names all of them.
+        FtclusterError: nodes do not respond properly, or do not see the same prefix; lists all of
+            them.
     """
     if not Path(prefix, "current").exists():
         raise FtclusterError(f"{job.nodes[0]}: no stack is set up in {prefix}", SHARED)
@@ -242,15 +242,15 @@ def gather(job: Allocation, prefix: str) -> tuple[HostFacts, ...]:
 
 
 def host_facts(node: str, facts: Mapping[str, Any], cpus: int, memory: int = 0) -> HostFacts:
-    """The facts of a node, limited to the CPUs and memory that the job has there.
+    """Return the facts of a node, limited to the CPUs and memory that the job has there.
 
-    Where Slurm does not confine a job to its CPUs, these are a share of the node's time, like the
-    quota of a container.
+    If Slurm does not confine a job to its CPUs, they are a share of the node's time, like the quota
+    of a container.
 
     Args:
         facts: see `ftcluster.cluster.host_facts`.
-        cpus: how many; 0 where it is not known.
-        memory: in bytes; 0 where it is not known.
+        cpus: number of the job's CPUs on the node; 0 if not known.
+        memory: the job's memory on the node in bytes; 0 if not known.
     """
     values = {
         **facts,
@@ -277,7 +277,7 @@ def _srun(job: str, node: str) -> list[str]:
 
 
 def _facts(srun: list[str], seen: str, command: list[str], prefix: str) -> dict[str, Any] | str:
-    """The facts of a node, or why there are none."""
+    """Return the facts of a node, or the reason why there are none."""
     argv = [*srun, "sh", "-c", SEES_FILE, "sh", seen, *command]
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""Results of `ftcluster tune`, which the cluster's record on the head keeps.
+"""Results of `ftcluster tune`, which the cluster's record on the head stores.
 
-A tuning is for all recipes whose steps take the same time, and for hosts that are the same: what
-either of them is decides whether it is used.
+A tuning applies to all recipes whose steps take the same time, and to equal hosts. The fields and
+facts listed here decide what is equal.
 """
 
 import json
@@ -13,7 +13,7 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster_common import RELEASE
 from ftcluster_common.recipe import Recipe
 
-# fields of a recipe that the time of a step does not depend on
+# fields of a recipe that do not influence the time of a step
 FIELDS_WITHOUT_EFFECT = ("name", "options", "training")
 TRAINING_FIELDS_WITHOUT_EFFECT = (
     "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps",
@@ -24,7 +24,7 @@ TRAINING_FIELDS_WITHOUT_EFFECT = (
     "metric_for_best_model", "greater_is_better", "seed", "data_seed", "report_to", "run_name",
     "outer_learning_rate", "outer_momentum",
 )  # fmt: skip
-# facts of a host that it does depend on
+# facts of a host that influence it
 HOST_FACTS = (
     "name", "cpu_model", "amx", "cores", "threads", "cpu_quota", "stack", "tcmalloc", "openmp",
     "network_interface", "network_provider",
@@ -36,14 +36,14 @@ class Tuning:
     """The fastest settings of a recipe on hosts.
 
     Attributes:
-        name: the recipe's, for messages.
+        name: name of the recipe, for messages.
         recipe: see `recipe_of`.
         hosts: see `hosts_of`.
-        date: the day of the measurement, such as 2026-11-23.
-        settings: fields of the recipe, see Tuned; none: the plan's default is the fastest.
-        speed_up: the speed with these settings relative to the plan's default.
-        spread: how far the repeated trials that decided differ, a part of their mean.
-        trials: how many there were.
+        date: day of the measurement, such as 2026-11-23.
+        settings: fields of the recipe, see Tuned; empty if the plan's default is the fastest.
+        speed_up: speed with these settings relative to the plan's default.
+        spread: largest difference between the deciding repeated trials, relative to their mean.
+        trials: number of trials.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Tuning:
 
 
 def recipe_of(recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of a recipe, and the release, that the time of a step depends on."""
+    """Return the fields of a recipe, and the release, that influence the time of a step."""
     data = asdict(recipe)
     training = {
         key: value
@@ -70,7 +70,7 @@ def recipe_of(recipe: Recipe) -> dict[str, Any]:
 
 
 def hosts_of(hosts: Sequence[HostFacts]) -> list[dict[str, Any]]:
-    """Return the facts of hosts that the time of a step depends on, in the order of their ranks."""
+    """Return the facts of hosts that influence the time of a step, in the order of their ranks."""
     return [
         {
             **{key: getattr(host, key) for key in HOST_FACTS},

@@ -1,1 +1,1 @@
-"""Launches a LaunchPlan and follows its events."""
+"""Launch a LaunchPlan and follow its events."""

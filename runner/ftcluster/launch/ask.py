@@ -1,4 +1,4 @@
-"""What `ftcluster run` asks the hosts before a launch."""
+"""Ask the hosts about their stack and a script before `ftcluster run` launches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class HostStack:
     """The stack of a cluster's hosts.
 
     Attributes:
-        name: its folder's name.
-        target: what packages must be compatible with to run on all hosts.
+        name: name of the stack's folder.
+        target: the platform that packages must be compatible with on all hosts.
         packages: versions by normalized name.
-        extras: by name, the requirements of the package's extras.
+        extras: requirements of the package's extras, by the extra's name.
     """
 
     name: str
@@ -34,20 +34,20 @@ class HostStack:
 
 
 def find_script(run_hosts: RunHosts, look: Sequence[str]) -> list[str]:
-    """Check that hosts have a script, a path or -m and a module; returns those that do not answer.
+    """Check that hosts have a script, a path or -m and a module; return hosts that are silent.
 
     Raises:
-        FtclusterError: a host does not have it.
+        FtclusterError: a host does not have the script.
     """
     answered = _ask(run_hosts, look, False, SCRIPT_FOUND)
     return [host for host in run_hosts.hosts if host not in answered]
 
 
 def read_stack(run_hosts: RunHosts) -> HostStack:
-    """What the hosts' stack has.
+    """Return the stack of the hosts.
 
     Raises:
-        FtclusterError: a host does not answer, or not as it should, or they differ.
+        FtclusterError: a host does not respond, its response is not valid, or the hosts differ.
     """
     described = _ask(run_hosts, (), True, STACK_DESCRIBED)
     silent = [host for host in run_hosts.hosts if host not in described]
@@ -59,16 +59,16 @@ def read_stack(run_hosts: RunHosts) -> HostStack:
         return common_stack({host: described[host] for host in run_hosts.hosts})
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise FtclusterError(
-            f"a host does not describe its stack as it should: {error!r}", "run ftcluster setup"
+            f"a host's description of its stack is not valid: {error!r}", "run ftcluster setup"
         ) from error
 
 
 def common_stack(described: dict[str, dict[str, Any]]) -> HostStack:
-    """The stack that hosts have described, the head first.
+    """Return the stack that all hosts have described, the head first.
 
     Raises:
-        FtclusterError: they differ.
-        LookupError, TypeError, AttributeError, ValueError: an answer has another form.
+        FtclusterError: the hosts differ.
+        LookupError, TypeError, AttributeError, ValueError: a response has another form.
     """
     for key in ("stack", "python", "machine"):
         values = {host: one[key] for host, one in described.items()}

@@ -1,19 +1,19 @@
-"""The environment of a run's ranks: everything that the control node decides about it.
+"""Build the environment of a run's ranks: everything that the control node decides about it.
 
 The functions here make `Launch.env`, which all ranks get, and `RankHost.env` of one host. Only a
-host knows the rest, so it is added there, in this order. A later stage overrides an earlier one,
-except where it says that it only adds.
+host knows the rest, so the rest is added there, in this order. A later stage overrides an earlier
+stage, unless it is described as only adding variables.
 
 On the head, for mpirun (`ftcluster_train.supervisor`):
 
-1. `rank_environment`: what the head's own environment has of INHERITED and INHERITED_PREFIXES.
-2. What the scripts of oneCCL have set (`comm.torch_backends.variables_for`).
-3. `head_variables`: PATH with the stack first, and MASTER_PORT, which is free on the head.
+1. `rank_environment`: the variables INHERITED and INHERITED_PREFIXES of the head's environment.
+2. The variables that oneCCL's scripts set (`comm.torch_backends.variables_for`).
+3. `head_variables`: PATH, beginning with the stack, and MASTER_PORT, a free port of the head.
 4. `Launch.env`, made here: `all_rank_variables`, then `script_variables`, then
    `with_user_variables`, which refuses what the launch sets.
-5. `mpirun_command`: FTCLUSTER_PLACEMENT, with `RankHost.env` of every host inside.
+5. `mpirun_command`: FTCLUSTER_PLACEMENT, which contains `RankHost.env` of every host.
 6. `Launch.supervised_variables`: the timeouts, and HF_HUB_OFFLINE for a training.
-7. `rank_launch`: the number of restarts, and where the guardians send their heartbeats.
+7. `rank_launch`: the number of restarts, and the address for the guardians' heartbeats.
 
 Hydra sends this to the other hosts, except the head's credentials (`without_credentials`). There
 it overrides the environment of the host's SSH session.
@@ -23,8 +23,8 @@ On each host, for one rank (`ftcluster_train.rank.bind`):
 8. The user's secret variables, from the file that FTCLUSTER_SECRET_ENV names.
 9. `RankHost.env` of its host, OMP_NUM_THREADS by the CPUs that the host allows, and RANK,
    WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK.
-10. Only where they are not set yet: PYTHONUTF8 and TORCHINDUCTOR_CACHE_DIR.
-11. The guardian takes its variables away and names the rank's progress file
+10. Unless they are set already: PYTHONUTF8 and TORCHINDUCTOR_CACHE_DIR.
+11. The guardian removes its own variables and names the rank's progress file
     (`rank.guardian`); a script also gets PYTHONPATH with the startup hooks, and after a restart the
     last checkpoint (`rank.script`).
 """
@@ -78,7 +78,7 @@ def all_rank_variables(
         **mesh_variables(ssh_config, plan.interface),
         **slurm_variables(slurm_job, plan.interface),
     }
-    if plan.rank_user:  # the stack is not the account's to write
+    if plan.rank_user:  # the rank's account cannot write to the stack
         env["PYTHONPYCACHEPREFIX"] = f"{plan.prefix}/cache"
     if plan.provider:
         env[PROVIDER_VARIABLE] = plan.provider
@@ -88,21 +88,21 @@ def all_rank_variables(
 
 
 def host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
-    """Return the further variables of the ranks of one host."""
+    """Return the additional variables of the ranks of one host."""
     variables = {}
     if host.allocator:
-        # the default, 1, gives free memory back to the kernel, all of it whenever the heap grows
+        # the default, 1, returns free memory to the kernel, all of it whenever the heap grows
         # (PageHeap::New in gperftools), and the next step has to fault it in again
         variables["TCMALLOC_RELEASE_RATE"] = "0"
     if host.openmp:
-        # the default is to poll for 200 ms after each product (OpenMP run-time's manual), which
-        # keeps communication threads from the cores
+        # the default is to poll for 200 ms after each parallel region (OpenMP run-time's manual),
+        # which keeps communication threads off the cores
         variables["KMP_BLOCKTIME"] = "1"
     if host.interface:
         variables["GLOO_SOCKET_IFNAME"] = host.interface
     variables |= network_variables(plan.provider, host.network)
     if plan.backend == CCL:
-        # each rank needs to know those of all ranks (oneCCL Developer Guide, Environment Variables)
+        # each rank needs the workers of all ranks (oneCCL Developer Guide, Environment Variables)
         variables["CCL_WORKER_AFFINITY"] = ",".join(rank.workers for rank in host.placement)
     return variables
 
@@ -110,19 +110,19 @@ def host_variables(plan: LaunchPlan, host: HostPlan) -> dict[str, str]:
 def script_variables(
     plan: LaunchPlan, run_dir: str, hub_token: bool, packages: str, fast: bool
 ) -> dict[str, str]:
-    """Return the further variables of the ranks of a user's script.
+    """Return the additional variables of the ranks of a user's script.
 
     Args:
         run_dir: the run's folder on the hosts.
-        hub_token: whether the ranks have a token for the Hub.
+        hub_token: True if the ranks have a token for the Hub.
         packages: folder of the packages of the script's own requirements; "" without any.
-        fast: whether ftcluster's kernels train the script's model.
+        fast: True if the script uses ftcluster's kernels.
     """
     variables = {
         "FTCLUSTER_PRECISION": plan.precision,
         # Accelerate and Trainer then use CPUs, RANK and WORLD_SIZE
         ACCELERATE_CPU_VARIABLE: "true",
-        "PYTHONUNBUFFERED": "1",  # output is shown at once, and is complete when a rank is killed
+        "PYTHONUNBUFFERED": "1",  # output appears at once, and is complete when a rank is killed
     }
     if hub_token:
         # a host's own HF_TOKEN would override the file; an empty one does not
@@ -137,11 +137,11 @@ def script_variables(
 def with_user_variables(
     launch: Launch, plain: Mapping[str, str], secret: Iterable[str], tags: str
 ) -> dict[str, str]:
-    """Return the launch's variables with those of `--env` and `--tag`.
+    """Return the launch's variables with the user's variables (`--env`) and tags (`--tag`).
 
     Args:
         plain: the user's variables with their values.
-        secret: names of the user's variables whose values only a file on the hosts has.
+        secret: names of the user's variables whose values are only in a file on the hosts.
         tags: tags in one line; "" without any.
 
     Raises:
@@ -161,10 +161,10 @@ def with_user_variables(
 def shell_assignments(launch: Launch, prepared: bool) -> list[str]:
     """Return arguments of env(1) that give mpirun its variables in a shell on the head.
 
-    They are stages 3 to 6 as shell words; the shell's variable `port` has the rendezvous's port.
+    They are stages 3 to 6 as shell arguments; the shell variable `port` is the rendezvous port.
 
     Args:
-        prepared: whether model and data are on the hosts.
+        prepared: True if model and data are on the hosts.
     """
     on_head = head_variables(shell_word(launch.stack), "$PATH", "$port")
     variables = mpirun_command(launch).env | (launch.supervised_variables if prepared else {})

@@ -1,4 +1,4 @@
-"""Reads a run's events.jsonl, which the head writes: each line is checked before it is used."""
+"""Read a run's events.jsonl, which the head writes; each line is checked before use."""
 
 import contextlib
 import fcntl
@@ -16,19 +16,19 @@ from ftcluster_common.protocol.events import EVENTS, is_event
 from ftcluster_common.protocol.formats import EVENTS as EVENTS_KIND
 from ftcluster_common.protocol.formats import opened
 
-MOST_BYTES = 4 << 20  # of a line; an event is shorter
+MOST_BYTES = 4 << 20  # longest accepted line; events are shorter
 PIPE_BYTES = 1 << 20
 LAST_SECOND = 1e11  # in the year 5138
-# what a training that diverges makes infinite or NaN
+# values that become infinite or NaN if a training diverges
 MAY_DIVERGE = ("grad_norm", "loss", "metrics")
-MAY_HAVE_LINES = ("hint", "message", "text")  # text: what a language model writes
+MAY_HAVE_LINES = ("hint", "message", "text")  # text: output of a language model
 
 
 def read_event_line(line: bytes) -> dict[str, Any] | None:
-    """One event, or None where it is not one of its kind; those of a later version are passed on.
+    """Return an event, or None for an invalid line; events of later versions are passed on.
 
-    Text is made safe for a terminal, but for what a user's own script prints. A folder, a host or
-    what a run does is one line: further ones would look as if they were this program's own.
+    Text is made safe for a terminal, except the output of a user's own script. A folder, a host or
+    an activity is limited to one line, because further lines would look like ftcluster's output.
     """
     try:
         event: dict[str, Any] = json.loads(line)
@@ -68,26 +68,26 @@ def _is_one_line(item: tuple[str, Any]) -> bool:
 
 
 class EventReader:
-    """Returns each event of a file that grows once.
+    """A reader that returns each event of a growing file once.
 
-    Damaged lines are left out. A notice among the events says so, once. Of a long file that is
-    there already, or one with a hole, parts are read, which a notice says as well.
+    Damaged lines are skipped, and a notice among the events reports this once. Of a long file that
+    exists already, or a file with a hole, only parts are read; a notice reports this, too.
 
     Attributes:
-        offset: how many bytes have been read.
+        offset: number of bytes that have been read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.offset = 0
-        self._line = 0  # the number of the last whole one
+        self._line = 0  # number of the last complete line
         self._time = 0.0
-        self._too_long = False  # the line at `offset` began before it
+        self._too_long = False  # the line at `offset` began earlier and is too long
         self._said = False
         self._refused = False  # a newer ftcluster has written the file
 
     def new_events(self) -> list[dict[str, Any]]:
-        """Those whose lines were completed since the last call."""
+        """Return the events whose lines were completed since the last call."""
         events: list[dict[str, Any]] = []
         with self._path.open("rb") as file:
             parts = list(_parts(file, self.offset))
@@ -118,7 +118,8 @@ class EventReader:
 
     def _events(self, whole: bytes) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
-        for line in (one.strip(b"\0") for one in whole.split(b"\n")[:-1]):  # of a hole's end
+        # a hole in the file is read as zeros
+        for line in (one.strip(b"\0") for one in whole.split(b"\n")[:-1]):
             self._line += 1
             event = None if self._too_long else read_event_line(line)
             damaged = bool(line) or self._too_long
@@ -135,21 +136,21 @@ class EventReader:
             elif damaged and not self._said:
                 self._said = True
                 message = (
-                    f"line {self._line} of {self._path.name} of the head is damaged and left out, "
-                    f"as are further ones: {line[:100]!a}"
+                    f"line {self._line} of {self._path.name} of the head is damaged and skipped, "
+                    f"as are further damaged lines: {line[:100]!a}"
                 )
                 events.append({"event": "notice", "time": self._time, "message": message})
         return events
 
 
 def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
-    """Where each part of a file begins and ends that is read from `offset` on."""
+    """Yield the beginning and end of each part of a file that is read from `offset` on."""
     end = os.fstat(file.fileno()).st_size
     while offset < end:
         try:
             start = os.lseek(file.fileno(), offset, os.SEEK_DATA)
             offset = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-        except OSError:  # nothing but a hole follows, or the file system knows none
+        except OSError:  # only a hole follows, or the file system does not report holes
             start, offset = offset, end
         if offset - start > WHOLE_BYTES:
             yield from ((start + at, start + at + count) for at, count in samples(offset - start))
@@ -158,21 +159,21 @@ def _parts(file: BinaryIO, offset: int) -> Iterator[tuple[int, int]]:
 
 
 class OutputPipe:
-    """What a script prints, through a named pipe in a folder, which `follow` writes to."""
+    """The output of a script, from a named pipe in a folder, which `follow` writes to."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "output"
         os.mkfifo(self.path, 0o600)
-        # for writing as well: it never ends
+        # opened for writing too, so that reading never meets the end of the file
         self._pipe = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
-        with contextlib.suppress(OSError):  # the user has too much of them
+        with contextlib.suppress(OSError):  # the user's limit for pipes is reached
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._rest = b""
 
     def new_events(self) -> list[dict[str, Any]]:
-        """Those whose lines were completed since the last call."""
+        """Return the output events whose lines were completed since the last call."""
         events: list[dict[str, Any]] = []
-        with contextlib.suppress(BlockingIOError):  # nothing more has come
+        with contextlib.suppress(BlockingIOError):  # the pipe is empty
             while data := os.read(self._pipe, PIPE_BYTES):
                 *lines, self._rest = (self._rest + data).split(b"\n")
                 events += filter(None, map(read_event_line, lines))
@@ -181,9 +182,9 @@ class OutputPipe:
         return [event for event in events if event["event"] == "output"]
 
     def begin(self) -> None:
-        """Have all output come, and not only what comes and the end of what is there."""
+        """Request all output from the beginning, instead of only new output and the last part."""
         self.path.with_name(f"{self.path.name}.at").write_text('[0, "0"]')
 
     def close(self) -> None:
-        """Nothing more is wanted."""
+        """Close the pipe."""
         os.close(self._pipe)

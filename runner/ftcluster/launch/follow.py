@@ -1,7 +1,7 @@
-"""Launches a run, follows it to its end, and stops it.
+"""Launch a run, follow it to its end, and stop it.
 
-The head's supervisor runs it. The control node only has its events.jsonl, which the playbook copies
-while it grows.
+The head's supervisor runs it. The control node only gets its events.jsonl, which the playbook
+copies while it grows.
 """
 
 import contextlib
@@ -58,16 +58,16 @@ from ftcluster_common.protocol.formats import JOB, LAUNCH, RUN_FORMAT, later_fie
 from ftcluster_common.protocol.launch import SLURM_VARIABLE, pack_env
 from ftcluster_common.protocol.run_state import RunState
 
-STOP_LIMIT_SECONDS = 3600  # the supervisor has its own, by the grace time of the run
-RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not answer; the run continues meanwhile
+STOP_LIMIT_SECONDS = 3600  # the supervisor has its own limit, from the run's grace time
+RECONNECT_LIMIT_SECONDS = 900.0  # for a head that does not respond; the run continues meanwhile
 RECONNECT_PAUSE_SECONDS = 5.0
-# what does nothing on a host; of a run that follows, its events say more
+# actions that change nothing on a host; the events of a followed run are more precise
 NO_WORK = (FOLLOW, REFUSE, "ansible.builtin.debug", SET_FACT)
 SHOWN_SECONDS = 1.0  # a task that takes longer is shown
 
 
 def new_run_id(name: str) -> str:
-    """An id with name, time and a random part, because a cluster may have several control nodes.
+    """Return an id of name, time and a random part; a cluster may have several control nodes.
 
     For example quickstart-20260131-101500-7f3a.
     """
@@ -89,22 +89,21 @@ def launch_and_follow(
 ) -> Followed:
     """Launch a run and follow it to its end; Ctrl-C stops it, or detaches from it.
 
-    SIGTERM and SIGHUP detach once it is launched: a control node that restarts, or a connection
-    that is lost, ends no training. In a Slurm job they stop it, as Slurm means them.
+    SIGTERM and SIGHUP detach once the run is launched: a restart of the control node, or a lost
+    connection, must not end a training. In a Slurm job they stop the run, as Slurm intends.
 
     Args:
-        connection_options: arguments of ansible-playbook that say how to reach the hosts.
+        connection_options: arguments of ansible-playbook for reaching the hosts.
         on_event: called for each of the run's events.
-        cancelled: called several times a second; true ends the run as Ctrl-C does.
-        detach: whether to return once it is launched.
-        head_seconds: how long a head that does not answer is waited for.
-        may_detach: whether Ctrl-C asks, and other signals detach; else each stops the run.
+        cancelled: called several times a second; True ends the run as Ctrl-C does.
+        detach: True to return once the run is launched.
+        head_seconds: time in seconds to wait for a head that does not respond.
+        may_detach: True if Ctrl-C asks and other signals detach; False if all of them stop the run.
 
     Raises:
-        ClusterChanged: the head has another stack or record than the plan was made of, so nothing
-            was started.
+        ClusterChanged: the head's stack or record differs from the plan's, so nothing was started.
         Detached: a signal has ended this command only.
-        FtclusterError: it was to be stopped, and may still be running.
+        FtclusterError: the run could not be stopped, and may still be running.
     """
     begin_record(run.id, _record(run))
     hosts = run.cluster.addressed([host.name for host in run.plan.prepared])
@@ -133,17 +132,17 @@ def launch_and_follow(
         )
         followed = follower.follow(playbook)
     if followed.changed:
-        shutil.rmtree(record_dir(run.id))  # it was not started
+        shutil.rmtree(record_dir(run.id))  # the run was not started
         raise _changed(run.cluster, followed.changed)
     launched = detach and followed.outcome.state == "done"
     return replace(followed, detached=followed.detached or launched)
 
 
 def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
-    """The error that says what has changed, which is saved for the next plan.
+    """Return the error that describes the change, and save the change for the next plan.
 
     Raises:
-        FtclusterError: the head's answer is none.
+        FtclusterError: the head's response is not valid.
     """
     from ftcluster.stacks.catalog import load_stacks  # as below
 
@@ -167,10 +166,10 @@ def _changed(before: Cluster, answer: Mapping[str, Any]) -> ClusterChanged:
 
 
 def this_user() -> str:
-    """Who runs this command, and where: `ops on bastion`."""
+    """Return the user and host of this command: `ops on bastion`."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # an account without a name
+    except (KeyError, OSError):  # the account has no name
         name = str(os.getuid())
     return f"{name} on {platform.node()}"
 
@@ -184,7 +183,7 @@ def attach(
     """Follow a run that was launched before, from its first event to its end; never stops it.
 
     Raises:
-        Detached: a signal, such as that of Ctrl-C, has ended this command only.
+        Detached: a signal, such as Ctrl-C, has ended this command only.
     """
     with _output() as output:
         follower = Follower(run_hosts, run, output, view, on_event)
@@ -206,11 +205,11 @@ def _events_of(run_hosts: RunHosts, run: str, output: OutputPipe | None = None) 
 
 
 class Follower:
-    """Follows one run: plays playbooks, shows its events, and does what `follow_states` decides.
+    """A follower of one run: plays playbooks, shows events, and does what `follow_states` decides.
 
     Attributes:
         state: see `follow_states`.
-        progress: the run, by its events so far.
+        progress: the state of the run, from its events so far.
     """
 
     def __init__(
@@ -233,14 +232,14 @@ class Follower:
         self._reader = EventReader(events_file(run))
         self._interrupts = Interrupts()
         self._changed: Mapping[str, Any] | None = None
-        self._task, self._task_began = "", 0.0  # that is not shown yet: it may take no time
+        self._task, self._task_began = "", 0.0  # not shown yet: the task may be short
 
     def follow(self, playbook: Playbook) -> Followed:
-        """Play what launches the run, or attaches to it, and follow the run to a final state.
+        """Play the playbook that launches or attaches to the run, and follow it to a final state.
 
         Raises:
             Detached: a signal has ended this command only.
-            FtclusterError: the run was to be stopped, and may still be running.
+            FtclusterError: the run could not be stopped, and may still be running.
         """
         attaches = isinstance(playbook, Attach)
         if attaches:
@@ -269,7 +268,7 @@ class Follower:
         self.state = after(self.state, event)
 
     def _play_to_its_end(self, playbook: Playbook, attaches: bool) -> tuple[PlaybookOutcome, Event]:
-        """Play the playbook, and attach to the run again as long as that is worth it."""
+        """Play the playbook, and attach to the run again while that may succeed."""
         outcome, event = self._play(playbook, attaches)
         came, deadline = self._reader.offset, time.monotonic() + self._head_seconds
         while self.state in RECONNECTS:
@@ -304,7 +303,7 @@ class Follower:
             ),
             supervisor_gone=any(
                 (failure.action, failure.host) == (FOLLOW, self._run_hosts.head)
-                and SUPERVISOR_GONE in failure.message  # else it is this machine's trouble
+                and SUPERVISOR_GONE in failure.message  # otherwise the problem is on this machine
                 for failure in outcome.failures
             ),
             signalled=self._interrupts.count > 0,
@@ -333,7 +332,7 @@ class Follower:
         self._view.task_event(event)
 
     def _on_tick(self) -> None:
-        events = self._reader.new_events()  # what a script has printed before is in the pipe
+        events = self._reader.new_events()  # a script's earlier output is already in the pipe
         for event in (*self._output.new_events(), *events):
             self._add(event)
             if self.state in PLAYS:
@@ -370,7 +369,7 @@ def _reconnect_line(state: FollowState, head: str) -> str:
 
 
 def _wants_to_detach(run: str, view: View) -> bool:
-    """Ask whether a run continues; without an answer it does not."""
+    """Return True if the user lets a run continue; without an answer it is stopped."""
     question = f"run {run} is still running: [d]etach from it, or [s]top it? "
     try:
         return view.ask(question).lower() in ("d", "detach")
@@ -386,19 +385,19 @@ def stop(
     force: bool = False,
     output: OutputPipe | None = None,
 ) -> RunState | None:
-    """End a run on its head, and what is left of it on the other hosts.
+    """End a run on its head, and its remaining processes on the other hosts.
 
-    Returns what the head says of it then, if it knows of it.
+    Returns:
+        The head's state of the run afterwards, if the head knows the run.
 
     Args:
-        force: whether to end the supervisor as well, without waiting for it or for hosts that do
-            not answer.
+        force: True to end the supervisor too, without waiting for it or for silent hosts.
         on_tick: called several times a second.
-        cancelled: called several times a second; true returns before it has ended.
-        output: gets what a script prints at its end.
+        cancelled: called several times a second; True returns before the run has ended.
+        output: pipe that gets a script's output at its end.
 
     Raises:
-        FtclusterError: it may still be running; says how to end it.
+        FtclusterError: the run may still be running; says how to end it.
     """
     begin_events(run)
     playbook = Stop(_events_of(run_hosts, run, output), force)
@@ -426,8 +425,8 @@ def stop(
 
 
 def _record(run: ClusterRun) -> dict[str, Any]:
-    """Everything that is known before the launch."""
-    from ftcluster.planning.backends import stack_of  # what follows a run needs no plan of one
+    """Return everything that is known before the launch, for the record."""
+    from ftcluster.planning.backends import stack_of  # slow to import, and only launches need it
     from ftcluster.stacks.catalog import load_stacks
 
     names = {host.name for host in run.plan.prepared}

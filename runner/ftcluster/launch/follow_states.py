@@ -1,6 +1,6 @@
-"""The states in which this command follows a run, and what leads from one to the next.
+"""The states in which this command follows a run, and the events that lead from state to state.
 
-A pure table: `follow` plays playbooks, reads events and asks the user; `after` decides what follows.
+A pure table: `follow` plays playbooks, reads events and asks the user; `after` decides the rest.
 
     state      | followed   news    end   | done     failed   away     gone     timeout  | unwatch  leave    ask      stop
     launching  | supervised running ended | finished finished finished finished finished | left     stopping stopping stopping
@@ -24,22 +24,22 @@ from ftcluster.ansible.playbook import PlaybookOutcome
 
 
 class FollowState(Enum):
-    """A state of following a run: what this command knows of the run, and what it does about it.
+    """A state of following a run: the known state of the run, and the command's activity.
 
     Attributes:
-        LAUNCHING: its playbook runs; the run has no supervisor yet.
-        SUPERVISED: the run has a supervisor, for which this command is dispensable.
+        LAUNCHING: the run's playbook is active; the run has no supervisor yet.
+        SUPERVISED: the run has a supervisor, so it no longer needs this command.
         RUNNING: the head has sent an event of the run.
-        ENDED: the head has sent the event of its end.
-        AWAY: the head does not answer; the command waits to connect again.
+        ENDED: the head has sent the event of the run's end.
+        AWAY: the head does not respond; the command waits to connect again.
         GONE: the head's supervisor is gone; the command waits to start it again.
         ASKING: the user is asked whether the run continues.
         STOPPING: the playbook `stop` ends the run.
-        FINISHED: the playbook's outcome is the run's.
-        LOST: the head did not answer for too long.
+        FINISHED: the run's outcome is the playbook's outcome.
+        LOST: the head did not respond for too long.
         LEFT: a signal ends this command only.
         DETACHED: the user lets the run continue.
-        STOPPED: no rank is left running.
+        STOPPED: no rank is running any more.
     """
 
     LAUNCHING = "launching"
@@ -64,15 +64,15 @@ class Event(Enum):
         FOLLOWED: the playbook has reached the task that follows the supervisor.
         NEWS: the head has sent an event of the run.
         END: the head has sent the event of the run's end.
-        DONE, FAILED, TIMEOUT: how the playbook ended by itself.
-        AWAY: it failed because the head does not answer.
-        GONE: it failed because the supervisor on the head is gone.
+        DONE, FAILED, TIMEOUT: the playbook has ended by itself, with this outcome.
+        AWAY: the playbook has failed because the head does not respond.
+        GONE: the playbook has failed because the supervisor on the head is gone.
         UNWATCH: the user ends a command that only follows.
         LEAVE: a signal ends the command that launched the run, but not the run.
-        ASK: Ctrl-C: the user is asked, if somebody can answer.
-        STOP: the run is to be stopped.
+        ASK: the user has pressed Ctrl-C, and is asked if somebody can answer.
+        STOP: the run must be stopped.
         AGAIN: the pause before the next connection is over.
-        GIVEN_UP: the head has had its time.
+        GIVEN_UP: the time to wait for the head is over.
         DETACH, REFUSED: the user's answer.
         STOPPED: the playbook `stop` is done.
     """
@@ -108,7 +108,7 @@ FINAL = frozenset(
 PLAYS = (FollowState.LAUNCHING, FollowState.SUPERVISED, FollowState.RUNNING, FollowState.ENDED)
 RECONNECTS = (FollowState.AWAY, FollowState.GONE)
 
-# while a playbook runs; where a state differs, `_NEXT` says so
+# the next state while a playbook runs; `_NEXT` has the exceptions
 _WHILE_PLAYING = {
     Event.FOLLOWED: FollowState.SUPERVISED,
     Event.NEWS: FollowState.RUNNING,
@@ -127,7 +127,7 @@ _NEXT = {(state, event): then for state in PLAYS for event, then in _WHILE_PLAYI
     (
         FollowState.LAUNCHING,
         Event.LEAVE,
-    ): FollowState.STOPPING,  # nothing would end ranks that start now
+    ): FollowState.STOPPING,  # otherwise nothing would end ranks that start now
     (FollowState.RUNNING, Event.FOLLOWED): FollowState.RUNNING,
     (FollowState.RUNNING, Event.AWAY): FollowState.AWAY,
     (FollowState.RUNNING, Event.GONE): FollowState.GONE,
@@ -160,14 +160,14 @@ def after(state: FollowState, event: Event) -> FollowState:
 def request_of(
     number: int, attaches: bool, may_detach: bool, cancelled: bool, in_slurm: bool
 ) -> Event:
-    """Return what the end of a playbook that was cancelled asks for.
+    """Return the event of a playbook that was cancelled.
 
     Args:
         number: number of the first signal.
-        attaches: whether the command only follows a run that was launched before.
-        may_detach: whether the launched run may continue without the command.
-        cancelled: whether the caller has cancelled the run, rather than a signal.
-        in_slurm: whether the command runs in a Slurm job, whose signals announce the job's end.
+        attaches: True if the command only follows a run that was launched before.
+        may_detach: True if the launched run may continue without the command.
+        cancelled: True if the caller has cancelled the run, rather than a signal.
+        in_slurm: True if the command runs in a Slurm job, whose signals announce the job's end.
     """
     if attaches:
         return Event.UNWATCH
@@ -183,13 +183,13 @@ def outcome_event(
     supervisor_gone: bool,
     signalled: bool,
 ) -> Event | None:
-    """Return how the playbook ended by itself; None if the user has ended it.
+    """Return the event of a playbook that has ended by itself; None if the user has ended it.
 
     Args:
-        head_off: whether the head is among the hosts that do not answer.
-        supervisor_gone: whether following failed because the supervisor is gone.
-        signalled: whether this command has received a signal. The terminal sends it to Ansible's
-            processes too, so that a playbook may fail of it.
+        head_off: True if the head is among the hosts that do not respond.
+        supervisor_gone: True if following failed because the supervisor is gone.
+        signalled: True if this command has received a signal. The terminal sends it to Ansible's
+            processes too, and the playbook may fail because of it.
     """
     if outcome.state == "stopped":
         return None

@@ -1,4 +1,4 @@
-"""The user's token for the Hugging Face Hub, which `--hf-token` gives a run's hosts."""
+"""Find the user's token for the Hugging Face Hub, which `--hf-token` gives to a run's hosts."""
 
 import os
 import re
@@ -9,13 +9,13 @@ from ftcluster.errors import UsageError
 
 
 def find_token(environ: Mapping[str, str] = os.environ, option: str = "--hf-token") -> str:
-    """The token, from the same places as huggingface_hub.
+    """Return the token from the places where huggingface_hub looks for it.
 
     Args:
-        option: that asks for it, for messages.
+        option: the option that needs the token, for messages.
 
     Raises:
-        UsageError: there is none, or it is malformed.
+        UsageError: there is no token, or it is malformed.
     """
     token = environ.get("HF_TOKEN") or environ.get("HUGGING_FACE_HUB_TOKEN")
     where = "HF_TOKEN"

@@ -1,4 +1,4 @@
-"""The packages of a script's own requirements, chosen and downloaded once for all hosts."""
+"""Choose and download the packages of a script's own requirements, once for all hosts."""
 
 import fcntl
 import hashlib
@@ -44,25 +44,25 @@ from ftcluster.launch.ask import HostStack
 from ftcluster.launch.source_build import build_wheel
 from ftcluster.user_script.requirements import Requirements
 
-LOCK = "requirements.txt"  # in the folder with the wheels
-BESIDE_TORCH = ("torchvision", "torchaudio")  # they have code that is linked with torch
+LOCK = "requirements.txt"  # file name in the folder with the wheels
+BESIDE_TORCH = ("torchvision", "torchaudio")  # their compiled code is linked with torch
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)")
 OLDEST_PIP = Version("23.1")  # as in pyproject.toml
-PINNED = "ftcluster"  # of the versions that pip is told for the stack's packages: 2.13.0+ftcluster
+PINNED = "ftcluster"  # local version of the stack's packages in pip's input: 2.13.0+ftcluster
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Packages that come behind those of a stack.
+    """An overlay of packages that extends a stack.
 
     Attributes:
-        name: its folder's name on the hosts; changes with the stack and with any of the files.
-        stack: the name of the stack.
-        folder: with the wheels, and with their list LOCK, on this machine.
+        name: name of the overlay's folder on the hosts; changes with the stack and with any file.
+        stack: name of the stack.
+        folder: local folder with the wheels and their list, LOCK.
         packages: versions by normalized name.
         size_bytes: size of all wheels.
-        notes: what the user should know of them.
+        notes: facts about the packages that the user should know.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Layer:
     notes: tuple[str, ...] = ()
 
     def has_module(self, module: str) -> bool:
-        """Whether one of the packages has what a module is in."""
+        """Return True if one of the packages contains a module's top-level package."""
         top = module.partition(".")[0]
         return any(name.startswith((f"{top}/", f"{top}.")) for name in self._files())
 
@@ -83,24 +83,24 @@ class Layer:
                 yield from wheel.namelist()
 
     def document(self) -> dict[str, Any]:
-        """What `--json` and a run's record say of it."""
+        """Return the overlay for `--json` and for a run's record."""
         return {"name": self.name, "packages": self.packages, "bytes": self.size_bytes}
 
 
 def make_layer(
     requirements: Requirements, wheels: Path | None, stack: HostStack, cache: Path | None = None
 ) -> Layer | None:
-    """The packages of a requirements file that a stack does not have; None for none.
+    """Return an overlay of the packages of a requirements file that a stack lacks; None for none.
 
-    The same file gives the same packages again, from `cache`, as long as the stack is the same.
+    For an unchanged file and stack the packages come from `cache` again.
 
     Args:
-        wheels: a folder with all of them, or None to download them.
-        cache: left out, the cache of all downloads.
+        wheels: folder with all wheels, or None to download them.
+        cache: folder of the cache; None for the cache of all downloads.
 
     Raises:
-        UsageError: a package of the stack would have to be another one; names all.
-        FtclusterError: pip finds no versions that match, or no source has them.
+        UsageError: a package of the stack would need another version; lists all such packages.
+        FtclusterError: pip finds no matching versions, or a package is not available.
     """
     cache = cache or cache_dir()
     python = stack.target.python
@@ -128,7 +128,7 @@ def make_layer(
 
 
 def _key(requirements: Requirements, wheels: Path | None, stack: HostStack) -> str:
-    """Changes with everything that packages are chosen by, besides what an index has."""
+    """Return a key of everything that decides the choice of packages, except an index's content."""
     what = [
         *(requirements.for_pip(stack.packages, constraints) for constraints in (False, True)),
         requirements.options,
@@ -169,9 +169,10 @@ def _fill(
 def _download(
     scratch: Path, requirements: Requirements, wheels: Path | None, stack: HostStack
 ) -> tuple[DownloadOutcome, list[Requirement]]:
-    """Download into scratch/new, and build what has no wheel.
+    """Download into scratch/new, and build the packages without a wheel.
 
-    Returns what pip saw, and what exists as sources only and may not be built.
+    Returns:
+        pip's outcome, and the packages that exist only as sources and may not be built.
     """
     if not (wheels or requirements.wheels_only):
         _refuse_old_pip()
@@ -201,14 +202,14 @@ def _download(
         for one in left:
             tried.add(str(one))
             _build(one, requirements, scratch, stack)
-        for path in new.iterdir():  # chosen without these
+        for path in new.iterdir():  # pip chose them without the built wheels
             path.unlink()
 
 
 def _refuse_old_pip() -> None:
-    """Refuse a pip that does not report which package needs what exists as sources only.
+    """Refuse a pip that does not report which packages need a package that exists only as sources.
 
-    It would take an older version of the package that needs it.
+    Such a pip would choose an older version of the package that needs it.
     """
     version = pip_version()
     if version < OLDEST_PIP:
@@ -223,10 +224,10 @@ def _refuse_old_pip() -> None:
 def _only_sources(
     outcome: DownloadOutcome, folder: Path, requirements: Requirements, stack: HostStack
 ) -> list[Requirement]:
-    """What pip would take if it were allowed to build it.
+    """Return the packages that pip would choose if it were allowed to build them.
 
-    Without that it fails, or takes older versions of the packages that need it, or a development
-    version where all releases are sources.
+    Otherwise pip fails, or chooses older versions of the packages that need them, or a development
+    version if all releases are sources.
     """
     lacking = [one for one in outcome.lacking if canonicalize_name(one.name) not in stack.packages]
     asked = _prereleases_asked_for(folder, requirements, stack)
@@ -243,16 +244,16 @@ def _chosen(folder: Path) -> list[tuple[NormalizedName, Version]]:
 
 
 def _has_release(versions: Mapping[str, Collection[Version]], name: str) -> bool:
-    """Return True if one of a package's versions is no pre-release."""
+    """Return True if a package has a version that is not a pre-release."""
     return any(not version.is_prerelease for version in versions.get(name, ()))
 
 
 def _prereleases_asked_for(
     folder: Path, requirements: Requirements, stack: HostStack
 ) -> set[NormalizedName]:
-    """Return the packages of which the file or a wheel of a folder asks for a pre-release.
+    """Return the packages for which the file or a wheel of a folder asks for a pre-release.
 
-    As pip does: a range such as ">=2.0b1" or a pin such as "==0.66b2" asks for one.
+    This follows pip: a range such as ">=2.0b1" or a pin such as "==0.66b2" asks for a pre-release.
     """
     return {
         canonicalize_name(needed.name)
@@ -262,7 +263,7 @@ def _prereleases_asked_for(
 
 
 def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: HostStack) -> None:
-    """Build a wheel of a package into the folder of those that were built."""
+    """Build a wheel of a package into the folder for built wheels."""
     name, python = str(canonicalize_name(one.name)), stack.target.python
     hashes = requirements.hashes(python)
     if hashes and name not in hashes:
@@ -272,12 +273,12 @@ def _build(one: Requirement, requirements: Requirements, scratch: Path, stack: H
 
 
 def _notes(made_here: Collection[str], not_built: Collection[Requirement]) -> tuple[str, ...]:
-    """What the user should know, given wheels that were built and what was not allowed to be."""
+    """Return notes about wheels that were built, and about packages that may not be built."""
     built = sorted(parse_wheel_filename(name)[:2] for name in made_here)
     return (
         *(f"{name} {version} was built here from its sources" for name, version in built),
         *(
-            f"{one} is there as sources only; what needs it is older than it could be"
+            f"{one} exists only as sources; packages that need it are older than they could be"
             for one in not_built
         ),
     )
@@ -295,11 +296,11 @@ def _version_notes(
     asked = _prereleases_asked_for(folder, requirements, stack)
     for name, version in _chosen(folder):
         if version.is_prerelease and name not in asked:
-            yield f"{name} {version} is a pre-release, as all versions of it that pip was offered"
+            yield f"{name} {version} is a pre-release, like all versions that pip found"
         specifiers = ranges.get(name, SpecifierSet())
         for offered, why in (
-            (outcome.wheels, "what it needs does not go together with the rest"),
-            (outcome.sources, f"it exists as sources only; to build it, ask for {name}==NEWEST"),
+            (outcome.wheels, "its requirements conflict with the rest"),
+            (outcome.sources, f"it exists only as sources; to build it, ask for {name}==NEWEST"),
         ):
             newer = [
                 other
@@ -315,10 +316,10 @@ def _version_notes(
 
 
 def _write_stub(folder: Path, name: str, stack: HostStack) -> str:
-    """Write a wheel that stands for a package of the stack; returns its pin.
+    """Write a wheel that stands for a package of the stack; return its pin.
 
-    It has the package's extras, but no other requirements, because the stack is complete. Its
-    version is one that no index has.
+    It has the package's extras, but no other requirements, because the stack is complete. No index
+    has its version.
     """
     version = stack.packages[name]
     version += f"{'.' if '+' in version else '+'}{PINNED}"
@@ -338,11 +339,11 @@ def _lock(
     folder: Path, made_here: Collection[str], requirements: Requirements, stack: HostStack,
     outcome: DownloadOutcome,
 ) -> str:  # fmt: skip
-    """The list of the downloaded wheels, and of those that were made of sources here.
+    """Return the list of the downloaded wheels, and of the wheels that were built here.
 
     Raises:
-        WheelhouseError: a wheel is not what the file allows, is a pre-release that nobody asked for
-            although there are releases, or is made for CUDA; names all.
+        WheelhouseError: a wheel has a hash that the file does not allow, is an unrequested
+            pre-release although there are releases, or is made for CUDA; lists all of them.
     """
     asked = _prereleases_asked_for(folder, requirements, stack)
     lines, problems = [], []
@@ -386,9 +387,9 @@ def _layer(house: Wheelhouse, stack: HostStack) -> Layer:
 
 
 def _failure(file: Path, words: str, python: str) -> FtclusterError:
-    """What pip has said, by the names that the user knows, and what to do."""
+    """Return the error for pip's output, with the names that the user knows and with advice."""
     _, conflict, lines = words.partition(CONFLICT)
-    hint = "ask for versions that go together with the stack's"
+    hint = "ask for versions that are compatible with the stack's"
     if not conflict:
         lines = words
         hint = (

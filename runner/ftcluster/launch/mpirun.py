@@ -1,4 +1,4 @@
-"""From a LaunchPlan to the launch that the head gets, and its commands. Pure functions only."""
+"""Make the launch of a plan, and its commands for a shell. Pure functions only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,25 +11,25 @@ from ftcluster.text.shell_words import shell_line, shell_word
 from ftcluster_common.protocol.launch import CCL, Launch, RankCores, RankHost, mpirun_command
 
 FREE_PORT = "from ftcluster_train.host.supervisor import free_port; print(free_port())"
-SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # what oneccl_bind_pt's libraries need
+SETVARS = "oneccl_bindings_for_pytorch/env/setvars.sh"  # sets oneccl_bind_pt's variables
 
 
 def stack_link(plan: LaunchPlan) -> str:
-    """The link to the stack in use, the same on every host."""
+    """Return the path of the link to the active stack, the same on every host."""
     return f"{plan.prefix}/current"
 
 
 def run_dir(plan: LaunchPlan, run: str) -> str:
-    """The run's folder on the head."""
+    """Return the run's folder on the head."""
     return f"{plan.prefix}/runs/{run}"
 
 
 def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: str = "") -> Launch:
-    """The launch of a run.
+    """Return the launch of a run.
 
     Args:
-        program: arguments of the stack's Python for each rank; left out, those of a training.
-        slurm_job: the Slurm job that has the hosts; "" for none.
+        program: arguments of the stack's Python for each rank; if empty, those of a training.
+        slurm_job: the Slurm job that has the hosts; "" without Slurm.
     """
     folder = run_dir(plan, run)
     several = len(plan.hosts) > 1
@@ -48,22 +48,22 @@ def render(plan: LaunchPlan, run: str, program: Sequence[str] = (), slurm_job: s
 
 
 def launch_host(plan: LaunchPlan, host: HostPlan) -> RankHost:
-    """One host of a launch, with its ranks."""
+    """Return one host of a launch, with its ranks."""
     return RankHost(
         host.name,
         host.address,
         tuple(RankCores(rank.cpus, rank.threads, tuple(rank.memory)) for rank in host.placement),
-        # relative, because a launch keeps to the stack that the link leads to when it starts
+        # relative, because a launch keeps using the stack that the link leads to when it starts
         tuple(library.removeprefix(f"{stack_link(plan)}/") for library in host.preload),
         host_variables(plan, host),
     )
 
 
 def as_shell(launch: Launch, plan: LaunchPlan, job: Mapping[str, Any] | None = None) -> str:
-    """The launch as a person would paste it into a shell on the head.
+    """Return the launch as commands to paste into a shell on the head.
 
     Args:
-        job: the content of job.json; left out, nothing is prepared for the ranks.
+        job: content of job.json; if None, nothing is prepared for the ranks.
     """
     command = mpirun_command(launch)
     folder, hostfile = shell_word(launch.run_dir), shell_word(launch.hostfile_path)

@@ -1,4 +1,4 @@
-"""A plan as text and as JSON. Pure functions only."""
+"""Show a plan as text and as JSON. Pure functions only."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ from ftcluster_common.protocol.launch import Launch
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe
 
 HEAD = ("host", "rank", "CPUs", "threads", "memory", "samples")
-SHOWN = ("name", "task", "model", "data", "batch_size")  # of a recipe, for `--json`
+SHOWN = ("name", "task", "model", "data", "batch_size")  # fields of a recipe for `--json`
 SHOWN_TRAINING = ("learning_rate", "num_train_epochs", "max_steps", "seed")
 HUB = "Hugging Face Hub"
 COMMANDS_HINT = "the shell commands: --commands"
@@ -33,10 +33,10 @@ def headline(
     folders: Sequence[tuple[str, str]],
     columns: Columns,
 ) -> list[str]:
-    """What is trained, on which columns if they are known, how, and where, a line each.
+    """Return lines that describe the model, data, columns, settings and hosts of a run.
 
     Args:
-        folders: files and folders of the control node and where they are copied to on the hosts.
+        folders: local files and folders, and their paths on the hosts.
     """
     training = recipe.training
     model, data = (origin(value, folders) for value in (recipe.model, recipe.data))
@@ -66,7 +66,7 @@ def headline(
 
 
 def counted_epochs(epochs: float) -> str:
-    """A number of epochs, which may be broken.
+    """Return a number of epochs, which may be a fraction, as text.
 
     >>> counted_epochs(1.0), counted_epochs(2.5)
     ('1 epoch', '2.5 epochs')
@@ -75,7 +75,7 @@ def counted_epochs(epochs: float) -> str:
 
 
 def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
-    """A model or data as a user knows it, and where it comes from; paths are absolute.
+    """Return a model or data in the user's terms, with its origin; paths are absolute.
 
     >>> origin("nyu-mll/glue"), origin("/opt/d/a.csv", [("/home/me/a.csv", "/opt/d")])
     ('nyu-mll/glue (Hugging Face Hub)', '/home/me/a.csv')
@@ -93,7 +93,7 @@ def origin(value: str, folders: Sequence[tuple[str, str]] = ()) -> str:
 
 
 def table(plan: LaunchPlan) -> list[str]:
-    """Who runs where: a line for each rank of a host; equal hosts share their lines."""
+    """Return a line for each rank of a host; equal hosts share their lines."""
     alike: dict[tuple[Any, ...], list[HostPlan]] = {}
     for host in plan.hosts:
         alike.setdefault((host.placement, host.preload, host.interface), []).append(host)
@@ -115,12 +115,12 @@ def _rows(hosts: Sequence[HostPlan]) -> Iterator[tuple[str, ...]]:
 
 
 def reasons(plan: LaunchPlan) -> list[Text]:
-    """A line for each decision with its reason."""
+    """Return a line for each decision with its reason."""
     return [reason(decision.subject, decision.value, decision.why) for decision in plan.decisions]
 
 
 def reason(subject: str, value: str, why: str) -> Text:
-    """A line with a value and its reason."""
+    """Return a line with a value and its reason."""
     return Text.assemble((subject, "bold"), f": {value} ", (f"({why})", "dim"))
 
 
@@ -130,12 +130,12 @@ def as_lines(
     folders: Sequence[tuple[str, str]] = (),
     more: Iterable[tuple[str, str, str]] = (),
 ) -> list[Text | str]:
-    """What a plan says, without the commands.
+    """Return the plan as lines of text, without the commands.
 
     Args:
         head: see `headline`.
-        folders: files and folders of the control node and where they are copied to on the hosts.
-        more: subject, value and reason of what is known beside the plan.
+        folders: local files and folders, and their paths on the hosts.
+        more: subject, value and reason of facts in addition to the plan.
     """
     columns, *ranks = table(plan)
     copies = [f"copied before: {source} to {path} on every host" for source, path in folders]
@@ -150,13 +150,13 @@ def as_lines(
 def as_commands(
     lines: Sequence[Text | str], launch: Launch, plan: LaunchPlan, job: Mapping[str, Any]
 ) -> str:
-    """Everything, to be pasted into a shell; all but the commands are comments."""
+    """Return the plan as text for a shell; everything except the commands is a comment."""
     head = comments(line for line in lines if line != COMMANDS_HINT)
     return "\n".join([*head, as_shell(launch, plan, job)])
 
 
 def host_document(host: HostPlan) -> dict[str, Any]:
-    """A host for `--json`."""
+    """Return a host for `--json`."""
     return {
         "name": host.name,
         "address": host.address,
@@ -175,11 +175,11 @@ def as_document(
     facts: ClusterFacts,
     more: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything for `--json`; `ftcluster plan --facts` reads its `facts`.
+    """Return the plan for `--json`; `ftcluster plan --facts` reads its `facts`.
 
     Args:
-        columns: those of the data by what they are for; the document has null where nobody knows.
-        more: what is known beside the plan.
+        columns: columns of the data by their use; the document has null if they are not known.
+        more: facts in addition to the plan.
     """
     return {
         "run": run,

@@ -27,10 +27,10 @@ from ftcluster_common.protocol.run_state import RunState, is_run_id
 
 LOG = logging.getLogger(__name__)
 
-END_LINE = b'\n "end": {'  # as `_write` writes it
-LOOKED_AT = 500  # records, for heads of other runs
+END_LINE = b'\n "end": {'  # in the form in which `_write` writes it
+LOOKED_AT = 500  # number of records to read for the heads of other runs
 
-FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
+FORMS: dict[str, type | tuple[type, ...]] = {  # JSON types of a record's fields
     "run": str, "ftcluster": str, "command": list, "started": (int, float), "kind": str,
     "inventories": list, "options": list, "slurm_job": str, "facts": list, "stack": dict,
     "plan": dict, "launch": dict, "recipe": dict, "end": dict,
@@ -39,10 +39,10 @@ FORMS: dict[str, type | tuple[type, ...]] = {  # of what a record has, as JSON
 
 
 def record_dir(run: str) -> Path:
-    """The folder of a run's record.
+    """Return the folder of a run's record.
 
     Raises:
-        FtclusterError: the id is no plain name.
+        FtclusterError: the id is not a plain name.
     """
     if not is_run_id(run):
         raise FtclusterError(f"{run!a} is not the id of a run", "list them: ftcluster ps")
@@ -50,18 +50,18 @@ def record_dir(run: str) -> Path:
 
 
 def events_file(run: str) -> Path:
-    """The copy of a run's events.jsonl."""
+    """Return the copy of a run's events.jsonl."""
     return record_dir(run) / "events.jsonl"
 
 
 def begin_events(run: str) -> None:
-    """Make the copy of a run's events, for what follows it."""
+    """Create the copy of a run's events, before something follows it."""
     make_state_dir(record_dir(run))
     events_file(run).touch(mode=PRIVATE_FILE)
 
 
 def begin_record(run: str, content: Mapping[str, Any]) -> None:
-    """Write run.json: what is known of a run before its launch."""
+    """Write run.json, with everything known about a run before its launch."""
     document = {
         "run": run,
         "ftcluster": __version__,
@@ -72,7 +72,7 @@ def begin_record(run: str, content: Mapping[str, Any]) -> None:
 
 
 def complete_record(run: str, end: Mapping[str, Any]) -> None:
-    """Add a run's end to its run.json; nothing where this control node has none."""
+    """Add a run's end to its run.json, if this control node has one."""
     with locked_state():
         document = read_record(run)
         if document is not None and document.get("end") != end:
@@ -80,7 +80,7 @@ def complete_record(run: str, end: Mapping[str, Any]) -> None:
 
 
 def complete_from(listed: RunState) -> None:
-    """Add what the head says of the end of a run that nobody here has followed to it."""
+    """Add the head's report of a run's end, if nobody here has followed the run to its end."""
     if listed.state == "running" or _has_end(listed.run):
         return
     record = read_record(listed.run)
@@ -92,7 +92,7 @@ def complete_from(listed: RunState) -> None:
 
 
 def end_of(progress: RunProgress) -> dict[str, Any]:
-    """What a record says of the end of a run that was followed."""
+    """Return the fields of a record about the end of a run that was followed."""
     return {
         **progress.document(),
         "exit_code": progress.end.get("exit_code"),
@@ -102,21 +102,21 @@ def end_of(progress: RunProgress) -> dict[str, Any]:
 
 
 def recorded_runs(beginning: str = "", newest: int = 0) -> list[str]:
-    """The ids of this control node's runs that begin like that; of all or of the newest ones."""
+    """Return ids of this control node's runs by their beginning; of all or of the newest runs."""
     found: dict[str, float] = {}
     with contextlib.suppress(FileNotFoundError), os.scandir(state_dir() / "runs") as folders:
         for folder in folders:
             if folder.name.startswith(beginning):
                 with contextlib.suppress(OSError):
-                    # a Path of each of thousands would take as long as all else
+                    # making a Path for each of thousands would double the time
                     found[folder.name] = os.stat(f"{folder.path}/run.json").st_mtime  # noqa: PTH116
     return sorted(sorted(found, key=lambda run: found[run])[-newest:])
 
 
 def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
-    """Where this control node's runs are whose head is another of the cluster's hosts.
+    """Return where this control node's runs are whose head is another host of the cluster.
 
-    The first host is not the head of a run that continues another one after that host was lost.
+    The first host is not the head of a run that continues another run after that host was lost.
     Only the newest LOOKED_AT runs are read.
     """
     heads = {}
@@ -128,22 +128,22 @@ def other_heads(run_hosts: RunHosts) -> list[RunHosts]:
 
 
 def read_record(run: str) -> dict[str, Any] | None:
-    """Return the run.json of a run; None if this control node has none that it can read."""
+    """Return the run.json of a run; None if there is none that can be read here."""
     try:
         return read_state(_file(run), _record)
-    except FtclusterError as error:  # of another version: the other runs are still listed
+    except FtclusterError as error:  # written by another version: the other runs are still listed
         LOG.warning("note: %s", error.message)
         return None
 
 
 def recorded_digests(run: str) -> set[str]:
-    """Return the SHA-256 of the user's own files that this control node started a run with."""
+    """Return the SHA-256 of the user's own files with which this control node started a run."""
     files = (read_record(run) or {}).get("code", [])
     return {str(file.get("sha256")) for file in files if isinstance(file, dict)}
 
 
 def recorded_run_hosts(run: str) -> RunHosts | None:
-    """Where a run of this control node is; None where there is no record of it."""
+    """Return the hosts of a run of this control node; None if it has no record."""
     record = read_record(run) or {}
     plan = record.get("plan")
     if not plan or "inventories" not in record:
@@ -159,7 +159,7 @@ def recorded_run_hosts(run: str) -> RunHosts | None:
 
 
 def _has_end(run: str) -> bool:
-    """Whether a record, or none, needs no end: of thousands, few are read as JSON."""
+    """Return True if a record needs no end added; does not parse it, as there may be thousands."""
     try:
         return END_LINE in _file(run).read_bytes()
     except OSError:
@@ -171,7 +171,7 @@ def _file(run: str) -> Path:
 
 
 def _record(document: Any) -> dict[str, Any]:
-    """A record whose parts have the forms that all that reads it relies on.
+    """Return a record after checking the forms of all parts that its readers rely on.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError: it has another form.

@@ -1,4 +1,4 @@
-"""A run: what is launched, how it ended, and why it failed."""
+"""The common parts of all runs: launch, outcome and reasons for a failure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ftcluster.progress.view import below
 from ftcluster.text.plural import counted
 from ftcluster_common.protocol.launch import Launch
 
-if TYPE_CHECKING:  # what follows a run needs no plan of one
+if TYPE_CHECKING:  # following a run needs no plan
     from ftcluster.planning.plan import LaunchPlan
 
 RUN_LIMIT_SECONDS = 30 * 24 * 3600  # a run may take long; the playbook only follows it
@@ -27,10 +27,10 @@ class ClusterRun(ABC):
     """A training or a user's script that runs on the hosts of a cluster.
 
     Attributes:
-        id: its name, see `new_run_id`.
+        id: id of the run, see `new_run_id`.
         kind: "train" or "run".
-        command: what asks for it, for its record.
-        secrets: the user's variables for the ranks that no record has.
+        command: command line that started the run, for its record.
+        secrets: the user's variables for the ranks that no record gets.
     """
 
     id: str
@@ -49,11 +49,11 @@ class ClusterRun(ABC):
 
     @abstractmethod
     def playbook(self, events: RunEvents, launch: Launched) -> Playbook:
-        """What launches and follows it."""
+        """Return the playbook that launches and follows the run."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """What run.json has besides what it has of all runs."""
+        """The fields of run.json for this kind of run."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Followed:
     """A run that has ended, or could not be started.
 
     Attributes:
-        progress: from its events.
-        outcome: how the playbook ended; "stopped" means that no rank is left running, unless it is
-            detached.
-        detached: whether the run continues without this command.
-        head_lost: whether the head has not answered for too long.
-        changed: what the head said of the cluster where it is not what the plan was made of.
+        progress: the state that the run's events describe.
+        outcome: outcome of the playbook; "stopped" means that no rank is running any more, unless
+            the run is detached.
+        detached: True if the run continues without this command.
+        head_lost: True if the head has not responded for too long.
+        changed: the head's description of the cluster, if it differs from the plan's.
     """
 
     progress: RunProgress
@@ -85,7 +85,7 @@ def raise_if_stopped(followed: Followed, details: dict[str, Any]) -> None:
 
 
 def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
-    """Why a run failed: the ranks' errors, else those of the playbook's tasks, else Ansible's."""
+    """Return why a run failed: the ranks' errors, else the failed tasks, else Ansible's output."""
     progress, outcome = followed.progress, followed.outcome
     failed = f"run {run.id} failed"
     if progress.errors:
@@ -106,10 +106,10 @@ def failure(run: ClusterRun, followed: Followed) -> FtclusterError:
 
 
 def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
-    """Why a run failed, by its errors, and what to do.
+    """Return why a run failed, from its errors, and what to do.
 
     Args:
-        host: the inventory's name of the first error's host; "": as the error has it.
+        host: the inventory's name of the first error's host; "" to show the name in the error.
     """
     first, *others = progress.errors
     number = first["rank"]
@@ -124,6 +124,6 @@ def why_failed(progress: RunProgress, host: str = "") -> tuple[str, str]:
 
 
 def host_of(plan: "LaunchPlan", rank: int) -> str:
-    """The inventory's name of a rank's host; ranks are numbered in the order of hosts."""
+    """Return the inventory's name of a rank's host; ranks are numbered in the order of hosts."""
     names = [host.name for host in plan.hosts for _ in range(host.ranks)]
     return names[rank] if 0 <= rank < len(names) else "an unknown host"

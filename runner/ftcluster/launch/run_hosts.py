@@ -1,4 +1,4 @@
-"""Where the runs of a cluster are, and how the control node reaches them."""
+"""The hosts of a cluster's runs, and the access of the control node to them."""
 
 import hashlib
 import re
@@ -19,7 +19,7 @@ ASKS_PASSWORD = re.compile(r"sudo.*password|password.*sudo", re.IGNORECASE | re.
 
 
 def sudo_hint(messages: Iterable[str]) -> str:
-    """What to do where a host's sudo asks for a password, by what it says; else "".
+    """Return what to do if a host's sudo asks for a password, from its messages; else "".
 
     >>> sudo_hint(["Task failed: Missing sudo password"])
     'sudo asks for a password there: give -K'
@@ -31,15 +31,15 @@ def sudo_hint(messages: Iterable[str]) -> str:
 
 
 def off_hint(hosts: Sequence[str], head: str) -> str:
-    """What to do about hosts that do not answer; without the head nothing can run.
+    """Return what to do about hosts that do not respond; without the head nothing can run.
 
     >>> off_hint(["node2"], "node0").partition("; ")[2]
-    'to go on without it: ftcluster hosts drain node2'
+    'to continue without it: ftcluster hosts drain node2'
     """
     if not hosts or head in hosts:
         return UNREACHABLE if hosts else ""
     without = f"without {'it' if len(hosts) == 1 else 'them'}"
-    return f"{UNREACHABLE}; to go on {without}: ftcluster hosts drain {' '.join(hosts)}"
+    return f"{UNREACHABLE}; to continue {without}: ftcluster hosts drain {' '.join(hosts)}"
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class RunHosts:
     """The hosts of a cluster's runs.
 
     Attributes:
-        inventories: any that Ansible takes.
-        hosts: the inventory's names, the head first.
+        inventories: paths of inventories, in any form that Ansible supports.
+        hosts: names in the inventory, the head first.
         rank_user: the account that ranks run as, or "" for the login user.
         prefix: the cluster's folder on the head.
-        options: arguments of ansible-playbook that say how to reach the hosts.
+        options: arguments of ansible-playbook for reaching the hosts.
     """
 
     inventories: tuple[Path, ...]
@@ -62,18 +62,18 @@ class RunHosts:
 
     @property
     def head(self) -> str:
-        """The inventory's name of the head."""
+        """The head's name in the inventory."""
         return self.hosts[0]
 
     @property
     def is_here(self) -> bool:
-        """Whether it is this machine, with this user's runs."""
+        """True if the head is this machine, with this user's runs."""
         return self.inventories == (BUNDLED_LOCALHOST,) and not self.rank_user
 
     def is_here_as(self, known: Mapping[str, str]) -> bool:
-        """Whether it is this machine, with the stack and record of `Cluster.known`.
+        """Return True if the head is this machine, with the stack and record of `Cluster.known`.
 
-        Where it is not, the head is asked, and says what it has (playbooks/tasks/same-cluster.yml).
+        Otherwise the head is asked, and reports its own (playbooks/tasks/same-cluster.yml).
         """
         if not self.is_here:
             return False
@@ -93,14 +93,14 @@ class RunHosts:
 
     @property
     def limit(self) -> tuple[str, str]:
-        """The option that keeps a playbook to these hosts."""
+        """The option that limits a playbook to these hosts."""
         return ("--limit", pattern_of(self.hosts))
 
     def at(self, run: str = "") -> RunFolder:
-        """What every playbook of runs is given.
+        """Return the variables that every playbook about runs gets.
 
         Args:
-            run: the run's id; left out where it is about all of them.
+            run: the run's id; "" if the playbook is about all runs.
         """
         return RunFolder(
             self.head,
@@ -121,7 +121,7 @@ def play_on(
     cancelled: Callable[[], bool] = lambda: False,
     time_limit_seconds: float,
 ) -> PlaybookOutcome:
-    """Play a playbook of runs on their hosts; the arguments are those of `run_playbook`."""
+    """Play a playbook of runs on their hosts; see `run_playbook` for the arguments."""
     return run_playbook(
         playbook.qualified,
         run_hosts.inventories,
@@ -136,12 +136,12 @@ def play_on(
 
 
 def head_lost_hint(run: str) -> str:
-    """What to do about a run whose head does not answer."""
+    """Return what to do about a run whose head does not respond."""
     return f"continue it on the hosts that answer: ftcluster train --resume {run}"
 
 
 def run_hosts_of(cluster: Cluster) -> RunHosts:
-    """Where a cluster's runs are."""
+    """Return the hosts of a cluster's runs."""
     head = cluster.facts.head
     hosts = cluster.addressed([host.name for host in cluster.facts.hosts])
     return RunHosts(cluster.inventories, hosts, head.rank_user, head.prefix, cluster.options)

@@ -1,4 +1,4 @@
-"""The runs on a cluster: list, copy a log, bring a model home, remove what has ended."""
+"""List the runs on a cluster, copy their logs and models, and remove ended runs."""
 
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -32,25 +32,25 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode, code_of, declared_metrics
 
 SHORT_SECONDS = 120
-MOST_RUNS = 100_000  # a head that never ends its list is hostile
+MOST_RUNS = 100_000  # a head that lists more is hostile
 LIST = "list them: ftcluster ps"
 OTHER_PACKAGE = "if the hosts' package is of another version: run ftcluster setup"
-MOST_ALIKE = 20  # runs whose ids begin alike: too many to tell which is meant
-CLEAN_RUNS = 1000  # whose ids one command line takes
-LONG_SECONDS = 24 * 3600  # a model over a slow line, a log that is followed
+MOST_ALIKE = 20  # runs whose ids begin alike: more are too ambiguous to list
+CLEAN_RUNS = 1000  # number of ids that one command line can hold
+LONG_SECONDS = 24 * 3600  # for a model over a slow connection, or a log being followed
 
 
 def list_runs(
     run_hosts: RunHosts, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """The runs that the head knows of, the newest first, and how many older ones were left out.
+    """Return the runs that the head knows, newest first, and the number of older runs omitted.
 
     Args:
-        beginnings: only runs whose ids begin with one of these; none: all.
-        most: how many runs at most; 0: all. Those that are running come before newer ones.
+        beginnings: beginnings of the ids to list; if empty, all runs.
+        most: maximum number of runs; 0 for all. Running ones come before newer ones.
 
     Raises:
-        FtclusterError: the head does not answer, or not as it should.
+        FtclusterError: the head does not respond, or its response is not valid.
     """
     runs: dict[str, RunState] = {}
     skip, left = 0, 1
@@ -64,8 +64,8 @@ def list_runs(
 
 
 def _page(run_hosts: RunHosts, page: Runs) -> tuple[tuple[RunState, ...], int]:
-    """A page of the runs, and how many are left for later ones; errors as of `list_runs`."""
-    if run_hosts.is_here:  # Ansible's start would take three times as long as all else
+    """Return a page of the runs, and how many remain; raises the errors of `list_runs`."""
+    if run_hosts.is_here:  # starting Ansible would take three times as long as the rest
         return _page_here(page)
     answered = play(page, run_hosts, SHORT_SECONDS, RUNS_LISTED)
     if run_hosts.head not in answered:
@@ -93,10 +93,10 @@ def _page_here(page: Runs) -> tuple[tuple[RunState, ...], int]:
 
 
 def find_run(run_hosts: RunHosts, run: str) -> RunState:
-    """One run by its id, or by the only one that begins like that.
+    """Return a run by its id, or by a beginning that only one id has.
 
     Raises:
-        FtclusterError: there is none, or there are several.
+        FtclusterError: there is no such run, or there are several.
     """
     runs = {one.run: one for one in list_runs(run_hosts, (run,), MOST_ALIKE)[0]}
     matching = [run] if run in runs else [name for name in runs if name.startswith(run)]
@@ -113,17 +113,17 @@ def _only(beginning: str, matching: Sequence[str], where: str) -> str:
 
 @dataclass(frozen=True)
 class FoundJob:
-    """A training, as the hosts know it.
+    """A training as the hosts know it.
 
     Attributes:
-        run: its id.
-        recipe: with folders as they are on the hosts.
-        hosts: names of the hosts that answer, those first that it was prepared on; else in the
-            cluster's order.
-        nodes: how many of these it had ranks on, or could have had.
-        resume: the runs that it has continued itself.
-        ipex: whether IPEX optimized its model.
-        saved: whether one of the hosts has a checkpoint or a snapshot of it.
+        run: id of the training.
+        recipe: the recipe, with folders on the hosts.
+        hosts: names of the hosts that respond: first the hosts that it was prepared on, otherwise
+            in the cluster's order.
+        nodes: number of these hosts that had ranks, or could have had ranks.
+        resume: ids of the runs that it has continued itself.
+        ipex: True if IPEX optimized its model.
+        saved: True if one of the hosts has a checkpoint or a snapshot.
         code: the user's own files that it executes.
     """
 
@@ -138,17 +138,17 @@ class FoundJob:
 
 
 def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJob:
-    """A training by its id or the beginning of it, on any of the hosts: the head may be lost.
+    """Find a training by its id or the beginning of it, on any host: the head may be lost.
 
-    The user's own files that it executes come from a host. They are used if they are the files
-    that this control node started the run with, or that the user names.
+    The user's own files that it executes come from a host. They are accepted if this control node
+    started the run with the same files, or if the user names them.
 
     Args:
         given: files that the user names.
 
     Raises:
-        FtclusterError: no host answers, there is no such run, it is a script's, or its files are
-            not known here.
+        FtclusterError: no host responds, there is no such run, it is a script's run, or its files
+            are not known here.
     """
     jobs = play(Jobs(run_hosts.at(run)), run_hosts, SHORT_SECONDS, JOBS_FOUND, unreachable=True)
     hosts = tuple(host for host in run_hosts.hosts if host in jobs)
@@ -173,7 +173,7 @@ def find_job(run_hosts: RunHosts, run: str, given: UserCode = NO_CODE) -> FoundJ
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise FtclusterError(
-            f"{name} on {hosts[0]} is no training that can be resumed: {ascii(str(error))[:200]}",
+            f"{name} on {hosts[0]} is not a resumable training: {ascii(str(error))[:200]}",
             LIST,
         ) from error
 
@@ -182,7 +182,7 @@ def _check_code(run: str, code: UserCode, given: UserCode) -> None:
     """Refuse files that neither this control node has recorded for a run nor the user names.
 
     Raises:
-        FtclusterError: a file is another one, or is not known here.
+        FtclusterError: a file differs, or is not known here.
     """
     recorded = recorded_digests(run)
     kinds = (("--task", code.task, given.task), ("--metrics", code.metrics, given.metrics))
@@ -214,14 +214,14 @@ def copy_logs(
     follow: bool = False,
     on_tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copy logs of a run to files here.
+    """Copy logs of a run to local files.
 
     Args:
-        copies: by each log's name in the run's folder, the file that what comes is appended to.
-        follow: whether until the run's end, as it grows; of a single one.
+        copies: the local file to append to, by the log's name in the run's folder.
+        follow: True to copy until the run's end; only for a single log.
 
     Raises:
-        FtclusterError: the head does not answer.
+        FtclusterError: the head does not respond.
         Interrupted: the user stopped it.
     """
     playbook = Logs(run_hosts.at(run), {name: str(copies[name]) for name in copies}, follow)
@@ -229,20 +229,20 @@ def copy_logs(
 
 
 def fetch_model(run_hosts: RunHosts, run: str, path: str, destination: Path) -> None:
-    """Copy a folder of a run to a new or empty folder here, which is there only once it is whole.
+    """Copy a folder of a run to a new or empty local folder, which appears only once complete.
 
     Raises:
-        FtclusterError: it cannot be copied; says why.
+        FtclusterError: the folder cannot be copied; says why.
         Interrupted: the user stopped it.
     """
     play(Fetch(run_hosts.at(run), path, str(destination.absolute())), run_hosts, LONG_SECONDS)
 
 
 def fetch_outputs(run_hosts: RunHosts, run: str, destination: Path) -> None:
-    """Copy what a script has written into its folder of the run on the head, as `fetch_model`.
+    """Copy the files that a script has written into its run's folder on the head.
 
     Raises:
-        FtclusterError: it has written nothing there, or it cannot be copied.
+        FtclusterError: the script has written nothing there, or the files cannot be copied.
         Interrupted: the user stopped it.
     """
     at = run_hosts.at(run)
@@ -253,14 +253,14 @@ def fetch_outputs(run_hosts: RunHosts, run: str, destination: Path) -> None:
 def read_data(
     run_hosts: RunHosts, job: Mapping[str, Any], folders: Sequence[tuple[str, str]], hub_token: str
 ) -> dict[str, Any]:
-    """What the head says of a training's data: `report` and `notices`.
+    """Return the head's report on a training's data: `report` and `notices`.
 
     Args:
-        job: the content of job.json.
-        folders: of this machine, and where they are copied to on the head.
+        job: content of job.json.
+        folders: local folders, and their paths on the head.
 
     Raises:
-        FtclusterError: the head does not answer, or model or data cannot be used; says why.
+        FtclusterError: the head does not respond, or model or data cannot be used; says why.
         Interrupted: the user stopped it.
     """
     copied = [{"source": source, "path": path} for source, path in folders]
@@ -268,27 +268,27 @@ def read_data(
     playbook = Data(head.at(), copied, hub_token, dict(job))
     found = play(playbook, head, LONG_SECONDS, DATA_READ)
     if head.head not in found:
-        raise FtclusterError(f"{head.head} said nothing of the data", "run ftcluster setup")
+        raise FtclusterError(f"{head.head} did not report on the data", "run ftcluster setup")
     return found[head.head]
 
 
 def clean_runs(
     run_hosts: RunHosts, runs: tuple[str, ...], on_removed: Callable[[str], None] = lambda _: None
 ) -> list[str]:
-    """Remove the folders of ended runs from all hosts; returns the ids of those removed.
+    """Remove the folders of ended runs from all hosts; return the ids of the removed runs.
 
     Args:
-        on_removed: gets each id as soon as it is known; a later part may fail.
+        on_removed: gets each id as soon as it is removed; a later part may fail.
 
     Raises:
-        FtclusterError: a host does not answer.
+        FtclusterError: a host does not respond.
         Interrupted: the user stopped it.
     """
     removed: list[str] = []
     for first in range(0, len(runs), CLEAN_RUNS):
         some = runs[first : first + CLEAN_RUNS]
         playbook = Clean(run_hosts.at(), list(some))
-        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # of slow disks
+        found = play(playbook, run_hosts, LONG_SECONDS, clean_removed(some))  # slow disks
         for run in found.get(run_hosts.head, []):
             on_removed(run)
             removed.append(run)
@@ -298,13 +298,13 @@ def clean_runs(
 def clear_caches(
     run_hosts: RunHosts, running: Sequence[str], clear: bool
 ) -> dict[str, dict[str, tuple[int, int]]]:
-    """By host and cache: its bytes, and those that no run uses, which `clear` removes.
+    """Return by host and cache: its bytes, and the bytes that no run uses, which `clear` removes.
 
     Args:
-        running: ids of runs that use theirs.
+        running: ids of the runs whose files are in use.
 
     Raises:
-        FtclusterError: a host does not answer.
+        FtclusterError: a host does not respond.
     """
     return play(Caches(run_hosts.at(), clear, list(running)), run_hosts, LONG_SECONDS, CACHES_FOUND)
 
@@ -317,14 +317,14 @@ def play(
     on_tick: Callable[[], None] = lambda: None,
     unreachable: bool = False,
 ) -> dict[str, Answered]:
-    """Run a playbook of runs; returns the answer of each host.
+    """Run a playbook of runs; return each host's response.
 
     Args:
-        answer: what is asked.
-        unreachable: whether hosts need not answer.
+        answer: the expected kind of response.
+        unreachable: True if hosts need not respond.
 
     Raises:
-        FtclusterError: a host failed, does not answer, or answers what is refused.
+        FtclusterError: a host failed, does not respond, or its response is refused.
         Interrupted: the user stopped it.
     """
     answered: dict[str, Answered] = {}
@@ -360,6 +360,6 @@ def play(
         raise FtclusterError("\n  ".join(words), hint)
     if outcome.state != "done":
         raise FtclusterError(
-            f"{playbook.name} {outcome.state}: ansible said\n{outcome.output.strip()}"
+            f"{playbook.name} {outcome.state}, output of ansible:\n{outcome.output.strip()}"
         )
     return answered

@@ -1,4 +1,4 @@
-"""A run of a user's own script: what is launched, and its result."""
+"""The run of a user's own script, and its result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -22,13 +22,13 @@ from ftcluster_common.protocol.launch import Launch
 
 @dataclass(frozen=True)
 class ScriptRun(ClusterRun):
-    """One run of a user's script.
+    """A run of a user's script.
 
     Attributes:
-        script: what every rank runs.
-        copied: the files of this machine that the ranks get a copy of, or None.
-        local_rank: the option that each rank is given with its local rank, or "".
-        layer: the packages of its own requirements, or None.
+        script: the script that every rank runs.
+        copied: local files that the ranks get a copy of, or None.
+        local_rank: the option that passes each rank its local rank, or "".
+        layer: overlay with the packages of the script's own requirements, or None.
         hub_token: the ranks' token for the Hugging Face Hub, or "".
     """
 
@@ -53,7 +53,7 @@ class ScriptRun(ClusterRun):
 
     @property
     def look(self) -> tuple[str, ...]:
-        """A path, or -m and a module, that has to be on the hosts; empty where it is copied."""
+        """A path, or -m and a module, that the hosts must have; empty if the script is copied."""
         program = self.script.program
         return () if self.copied else program[: 2 if program[0] == "-m" else 1]
 
@@ -82,17 +82,17 @@ class ScriptRun(ClusterRun):
 
 
 def script_folder(plan: LaunchPlan, copied: Copied | None) -> str:
-    """Where the copy of a script's folder is on the hosts; each run gets its own copy of that."""
+    """Return the copy of a script's folder on the hosts, which each run copies again."""
     return f"{plan.prefix}/scripts/{copied.name}" if copied else ""
 
 
 def layer_folder(plan: LaunchPlan, layer: Layer | None) -> str:
-    """Where the packages of a script's own requirements are on the hosts; "" without any."""
+    """Return the hosts' folder of the packages of a script's own requirements; "" without any."""
     return f"{plan.prefix}/layers/{layer.name}" if layer else ""
 
 
 class ScriptFailed(FtclusterError):
-    """The script ended with an error on some rank; its exit code is the command's."""
+    """A script has ended with an error on a rank; its exit code becomes the command's."""
 
     def __init__(self, error: FtclusterError, exit_code: int) -> None:
         super().__init__(error.message, error.hint)
@@ -106,12 +106,12 @@ def render_script(
     layer: Layer | None = None,
     fast: bool = False,
 ) -> Launch:
-    """The launch of a script's run.
+    """Return the launch of a script's run.
 
     Args:
-        hub_token: whether the ranks have a token for the Hub.
-        layer: the packages of the script's own requirements, or None.
-        fast: whether it is trained with our kernels.
+        hub_token: True if the ranks have a token for the Hub.
+        layer: overlay with the packages of the script's own requirements, or None.
+        fast: True if the script uses ftcluster's kernels.
     """
     program = ("-m", "ftcluster_train.host.script", "run", run_dir(plan, run))
     launch = render(plan, run, program)
@@ -121,7 +121,7 @@ def render_script(
 
 
 def start_folder(plan: LaunchPlan, run: str, script: Script) -> str:
-    """The folder that the ranks start in."""
+    """Return the folder that the ranks start in."""
     return script.start or f"{run_dir(plan, run)}/script"
 
 
@@ -133,20 +133,20 @@ def run_script(
     cancelled: Callable[[], bool],
     detach: bool = False,
 ) -> RunProgress:
-    """Launch a script and follow it to its end; with state running it is detached.
+    """Launch a script and follow it to its end; a result with state "running" is detached.
 
     Args:
-        connection_options: arguments of ansible-playbook that say how to reach the hosts.
-        show: called with stream and text of rank 0's output.
-        cancelled: called several times a second: whether nobody reads rank 0's output any more,
-            which ends the run as it would end a local program.
-        detach: whether to return once it is launched.
+        connection_options: arguments of ansible-playbook for reaching the hosts.
+        show: function that takes the stream and text of rank 0's output.
+        cancelled: function that returns True once nobody reads rank 0's output any more, which ends
+            the run as it would end a local program; called several times a second.
+        detach: True to return once the script is launched.
 
     Raises:
-        Detached: a signal has ended this command only; the script goes on.
-        ScriptFailed: it ended with an error on a rank; has that rank's exit code.
-        FtclusterError: it could not be run.
-        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
+        Detached: a signal has ended this command only; the script continues.
+        ScriptFailed: the script ended with an error on a rank; has that rank's exit code.
+        FtclusterError: the script could not be run.
+        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is running any more.
         BrokenPipeError: nobody reads rank 0's output any more.
     """
 
@@ -172,9 +172,9 @@ def run_script(
 
 
 def script_result(run: ScriptRun, progress: RunProgress) -> dict[str, Any]:
-    """The result of `run --json`.
+    """Return the result of `run --json`.
 
-    exit_code is None where no rank was started, backend where the script made no process group.
+    exit_code is None if no rank was started; backend is None if the script made no process group.
     """
     return {
         "run": run.id,

@@ -1,4 +1,4 @@
-"""Builds the wheels of a script's packages that package indexes have only as sources."""
+"""Build wheels of a script's packages that package indexes only have as sources."""
 
 import platform
 import subprocess
@@ -16,9 +16,9 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-LAST_LINES = 5  # of what a failed build says
-OUTPUT_END = "[end of output]"  # in pip's messages
-# the times of the files in a wheel, so that the same sources give the same wheel: 1980, zip's first
+LAST_LINES = 5  # lines of a failed build's output to show
+OUTPUT_END = "[end of output]"  # marker in pip's messages
+# the timestamp of files in a wheel, so that equal sources give equal wheels: 1980, zip's first
 BUILD_TIME = {"SOURCE_DATE_EPOCH": "315532800"}
 
 
@@ -28,19 +28,19 @@ def build_wheel(
 ) -> None:  # fmt: skip
     """Build the wheel of a package into a folder, which has a folder "built" for wheels.
 
-    pip makes an environment with what builds it, and removes it afterwards. The code of the package
-    is run by this user, as pip does where it installs a package from sources.
+    pip makes an environment with the build requirements, and removes it afterwards. The code of the
+    package runs as this user, as when pip installs a package from sources.
 
     Args:
-        hashes: the SHA-256 of the accepted sources; none: any.
+        hashes: SHA-256 of the accepted sources; if empty, any sources.
         options: lines for pip about indexes.
 
     Raises:
-        DownloadError: its sources cannot be built, or the wheel is not for the target.
+        DownloadError: the sources cannot be built, or the wheel is not for the target.
     """
     before = set((folder / "built").iterdir())
     line = " ".join([str(requirement), *(f"--hash=sha256:{digest}" for digest in sorted(hashes))])
-    # a file, because there may be credentials in it
+    # a file, because it may contain credentials
     (folder / "build").write_text("\n".join([*options, line]) + "\n", encoding="utf-8")
     done = subprocess.run(
         [
@@ -64,7 +64,7 @@ def build_wheel(
 
 
 def unsuited(name: str, target: Target) -> str:
-    """Why a wheel that was built here may not run on hosts; "" if it does."""
+    """Return why a wheel that was built here may not run on hosts; "" if it does."""
     own = platform.libc_ver()[1] or "0"
     wanted = f"cp{target.python.replace('.', '')}"
     for tag in parse_wheel_filename(name)[3]:

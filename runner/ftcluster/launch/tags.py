@@ -1,4 +1,4 @@
-"""Tags of a run, as its ranks, `ps`, reports and trackers have them: `team=nlp ticket=42`."""
+"""Tags of a run, as shown by ranks, `ps`, reports and trackers: `team=nlp ticket=42`."""
 
 import re
 from collections import Counter
@@ -15,14 +15,14 @@ def read_tags(words: Sequence[str]) -> str:
     """Return tags in one line; "" without any.
 
     Raises:
-        UsageError: some are no tags, a name is there twice, or there are too many; names all.
+        UsageError: tags are not valid (lists all), a name is used twice, or there are too many.
 
     >>> read_tags(["team=nlp", "ticket=42"])
     'team=nlp ticket=42'
     """
     if wrong := [word for word in words if not is_tag(word)]:
         raise UsageError(
-            f"no tag: {', '.join(map(ascii, wrong))}",
+            f"not a tag: {', '.join(map(ascii, wrong))}",
             "a tag is NAME=VALUE: a name of letters and digits, a value of up to 80 characters "
             "without blanks",
         )
@@ -36,5 +36,5 @@ def read_tags(words: Sequence[str]) -> str:
 
 
 def is_tag(word: str) -> bool:
-    """Whether a word is a tag."""
+    """Return True if a text is a valid tag."""
     return bool(TAG.fullmatch(word)) and word.isprintable()

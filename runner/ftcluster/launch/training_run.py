@@ -1,4 +1,4 @@
-"""A training: what is launched, and its result."""
+"""The run of a training, and its result."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -27,16 +27,16 @@ class TrainingRun(ClusterRun):
     """A training.
 
     Attributes:
-        recipe: what it trains.
-        folders: files and folders of this machine, and the folders on the hosts they are copied to.
-        columns: those of the data by what they are for, if they are known.
-        notes: what a user should know before it begins.
+        recipe: the recipe of the training.
+        folders: local files and folders, and their folders on the hosts.
+        columns: columns of the data by their use, if they are known.
+        notes: facts that the user should know before the run begins.
         purpose: see Job.
-        resume: the runs that it continues, see Job.
+        resume: ids of the runs that it continues, see Job.
         must_resume: see Job.
         generation: see Job.
-        prompts: a file of this machine that gets further prompts while it runs, or "".
-        hub_token: what each host downloads model and data with, or "".
+        prompts: local file that gets further prompts while the run is active, or "".
+        hub_token: token for downloading model and data on each host, or "".
         code: the user's own files that the hosts execute.
     """
 
@@ -72,7 +72,7 @@ class TrainingRun(ClusterRun):
 
     @property
     def prices(self) -> list[tuple[str, str]]:
-        """The hosts that it is prepared on, with their prices."""
+        """The hosts that the run is prepared on, with their prices."""
         names = {host.name for host in self.plan.prepared}
         hosts = self.cluster.facts.hosts
         return [(host.name, host.price_per_hour) for host in hosts if host.name in names]
@@ -94,7 +94,7 @@ class TrainingRun(ClusterRun):
 
 
 class HeadLost(FtclusterError):
-    """The head of a training has not answered for too long."""
+    """The head of a training has not responded for too long."""
 
 
 def train(
@@ -106,20 +106,20 @@ def train(
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
     may_detach: bool = True,
 ) -> RunProgress:
-    """Launch a training and follow it to its end; with state running it is detached.
+    """Launch a training and follow it to its end; a result with state "running" is detached.
 
     Args:
-        connection_options: arguments of ansible-playbook that say how to reach the hosts.
-        detach: whether to return once it is launched.
-        head_seconds: how long a head that does not answer is waited for.
+        connection_options: arguments of ansible-playbook for reaching the hosts.
+        detach: True to return once the training is launched.
+        head_seconds: time in seconds to wait for a head that does not respond.
         on_event: called for each of the run's events.
-        may_detach: whether Ctrl-C asks, and other signals detach; else each stops the run.
+        may_detach: True if Ctrl-C asks and other signals detach; False if all of them stop the run.
 
     Raises:
-        Detached: a signal has ended this command only; the training goes on.
-        HeadLost: the head was waited for in vain.
-        FtclusterError: it failed; has the ranks' or hosts' messages.
-        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is left running.
+        Detached: a signal has ended this command only; the training continues.
+        HeadLost: the head did not respond in time.
+        FtclusterError: the training failed; has the ranks' or hosts' messages.
+        Interrupted: the user stopped it, or it was stopped elsewhere; no rank is running any more.
     """
     followed = launch_and_follow(
         run, view, connection_options, on_event=on_event, detach=detach, head_seconds=head_seconds,
@@ -143,14 +143,14 @@ def train(
     if missing := [name for name, there in needed.items() if not there]:
         raise FtclusterError(
             f"run {run.id} is done, and its events have no {' and no '.join(missing)}",
-            f"look at what is installed on its head, and at ftcluster logs {run.id}",
+            f"check the installation on its head, and see ftcluster logs {run.id}",
             details=_known(run, progress),
         )
     return progress
 
 
 def _known(run: TrainingRun, progress: RunProgress) -> dict[str, Any]:
-    """What is known of a run that failed or was stopped."""
+    """Return the known details of a run that failed or was stopped."""
     evaluations = progress.evaluations
     return {
         **progress.document(),

@@ -1,7 +1,7 @@
-"""Variables of the user's own for the ranks: `--env NAME=VALUE`, or NAME with this machine's value.
+"""Read the user's variables for the ranks: `--env NAME=VALUE`, or NAME with the local value.
 
-A value that is taken from this machine goes the way of the Hub's token: into a file that only the
-ranks' account can read, never into a record, an argument or a log.
+A local value takes the same path as the Hub's token: into a file that only the ranks' account can
+read, never into a record, an argument or a log.
 """
 
 import os
@@ -12,10 +12,10 @@ from ftcluster.errors import UsageError
 from ftcluster_common.protocol.launch import may_hold_credentials
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-MOST_BYTES = 32 << 10  # of a value; the kernel takes 128 KiB of a variable
-# names that are refused, and why
+MOST_BYTES = 32 << 10  # longest accepted value; the kernel accepts 128 KiB
+# names that are refused, and the reasons
 REFUSED = {
-    r"FTCLUSTER_\w*": "ftcluster tells the ranks with these what they are",
+    r"FTCLUSTER_\w*": "ftcluster sets these for the ranks",
     r"I_MPI_\w*|HYDRA_\w*|PMI_\w*": "mpirun is started with these",
     r"LD_\w*|GLIBC_TUNABLES": "they change what each program loads; the allocator is the plan's",
     "PATH|PYTHON(PATH|HOME|STARTUP|USERBASE)": "these are the stack's",
@@ -29,10 +29,10 @@ REFUSED = {
 def read_env(
     words: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Variables by their names: those with a value in `words`, and those with this machine's.
+    """Return the variables with a value in `words`, and the variables with the local value.
 
     Raises:
-        UsageError: some are refused; names all, and no value.
+        UsageError: some variables are refused; lists all of them without their values.
     """
     plain: dict[str, str] = {}
     secret: dict[str, str] = {}
@@ -54,7 +54,7 @@ def read_env(
 
 
 def _problem(name: str, value: str, given: bool, known: bool) -> str:
-    """Why a variable is refused; "" where it is not."""
+    """Return why a variable is refused; "" if it is accepted."""
     if not NAME.fullmatch(name):
         return "a name has letters, digits and underscores: NAME=VALUE, or NAME"
     if why := next((why for names, why in REFUSED.items() if re.fullmatch(names, name)), ""):

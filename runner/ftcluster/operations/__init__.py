@@ -1,1 +1,1 @@
-"""What ftcluster does: each operation takes a request and returns a result. Prints nothing."""
+"""The operations of ftcluster: each takes a request, returns a result and prints nothing."""

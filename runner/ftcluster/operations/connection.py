@@ -1,4 +1,4 @@
-"""Which cluster and which of its runs an operation is about, and how the hosts are reached."""
+"""Choose the cluster and the run that an operation works on, and connect to the hosts."""
 
 import contextlib
 import json
@@ -25,32 +25,32 @@ WITHOUT_ROOT = (
     "there is no root here, so only a cluster of the login user is seen; for one that was set up "
     "with root, log in as a user with root, and give -K if sudo asks for a password"
 )
-# options of ansible-playbook that say how to reach the hosts: names and paths, no secrets, so they
-# are saved with the cluster
+# options of ansible-playbook that say how to reach the hosts. They are names and paths, never
+# secrets, so they are saved with the cluster
 CONNECTION = (
     "--user", "--private-key", "--become-password-file", "--connection-password-file",
     "--vault-password-file", "--vault-id",
 )  # fmt: skip
-# variables that say which cluster of the hosts is meant: later commands without them would be about
-# another one
+# variables that select one of several clusters on the same hosts: later commands need them to
+# select the same cluster
 PLACE = ("ftcluster_prefix", "ftcluster_root", "ftcluster_user")
 SETUP = ("--limit", "--tags", "--skip-tags", "--extra-vars", "--forks", *CONNECTION)
-NEWEST = 20  # runs of each head, to find the newest of all: running ones come first
-AGAIN = 2  # times that a plan is made anew, because the cluster was another one
+NEWEST = 20  # runs to list per head to find the newest; running ones come first
+AGAIN = 2  # number of times to plan again because the cluster has changed
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Connection:
-    """Which cluster is meant, and how its hosts are reached.
+    """The cluster that is meant, and how its hosts are reached.
 
     Attributes:
-        inventories: those of a cluster that was set up from another control node; none: the
-            one that was set up last from here.
-        options: arguments of ansible-playbook, by their long names, each value a word of its own;
-            `setup` saves those that say how to reach the hosts.
-        passwords: arguments of ansible-playbook that nothing saves.
-        cluster: the cluster itself, as `setup` has returned it, instead of its inventories.
+        inventories: inventories of a cluster that was set up from another control node; if empty,
+            the cluster that was set up last from this control node is used.
+        options: arguments of ansible-playbook, with long option names and each value as a separate
+            argument; `setup` saves those that say how to reach the hosts.
+        passwords: arguments of ansible-playbook that are never saved.
+        cluster: the cluster that `setup` has returned, used instead of `inventories`.
     """
 
     inventories: tuple[str, ...] = ()
@@ -64,16 +64,16 @@ class Connection:
         return (*self.options, *self.passwords)
 
     def to(self, cluster: Cluster) -> tuple[str, ...]:
-        """The arguments of ansible-playbook for a cluster: those of its setup, then these."""
+        """Return ansible-playbook's arguments for a cluster: its setup's arguments, then these."""
         return (*cluster.options, *self.arguments)
 
 
 def again(operation: Callable[[], Result], view: View) -> Result:
-    """Do something, again where it was planned for what the cluster was.
+    """Call an operation, and call it again if the cluster has changed since it was planned.
 
     Raises:
-        ClusterChanged: that was so each time.
-        FtclusterError: it failed.
+        ClusterChanged: the cluster has changed each time.
+        FtclusterError: the operation failed.
     """
     for _ in range(AGAIN):
         try:
@@ -84,12 +84,12 @@ def again(operation: Callable[[], Result], view: View) -> Result:
 
 
 def remembered(options: Sequence[str]) -> tuple[str, ...]:
-    """Those of CONNECTION among options, with paths made absolute, and variables of PLACE.
+    """Return the CONNECTION options with absolute paths, and the variables of PLACE.
 
     >>> remembered(("--check", "--user", "ops", "--extra-vars", "a=1 ftcluster_prefix=/data"))
     ('--user', 'ops', '--extra-vars', 'ftcluster_prefix=/data')
     """
-    by_name: dict[str, str] = {}  # the last of each counts
+    by_name: dict[str, str] = {}  # the last value of each option counts
     for name, value in pairwise(options):
         if name in CONNECTION:
             is_file = name != "--user" and Path(value).exists()
@@ -98,7 +98,7 @@ def remembered(options: Sequence[str]) -> tuple[str, ...]:
 
 
 def place_of(options: Sequence[str]) -> dict[str, str]:
-    """Variables of PLACE that options of ansible-playbook set; not those of files.
+    """Return the variables of PLACE that the options of ansible-playbook set, except by files.
 
     >>> place_of(("--extra-vars", '{"ftcluster_prefix": "/a", "x": 1}', "--extra-vars", "@file"))
     {'ftcluster_prefix': '/a'}
@@ -111,7 +111,7 @@ def place_of(options: Sequence[str]) -> dict[str, str]:
 
 
 def _variables(value: str) -> dict[str, str]:
-    with contextlib.suppress(ValueError):  # which Ansible says of it
+    with contextlib.suppress(ValueError):  # Ansible itself reports an invalid value
         if value.lstrip().startswith("{"):
             return {key: str(one) for key, one in json.loads(value).items()}
         pairs = (word.partition("=") for word in shlex.split(value))
@@ -125,10 +125,11 @@ def _words(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def cluster_of(connection: Connection, view: View) -> Cluster:
-    """The cluster that is meant; of one that is named, only the hosts that answer.
+    """Return the requested cluster; if inventories are given, with only the hosts that respond.
 
     Raises:
-        FtclusterError: no host answers or has a stack in use, or none has been set up from here.
+        FtclusterError: no host responds or has an active stack, or no cluster has been set up from
+            this control node.
     """
     if saved := connection.cluster:  # others may have changed it since
         return recall_of(saved.inventories) or saved
@@ -146,29 +147,29 @@ def cluster_of(connection: Connection, view: View) -> Cluster:
         )
     kept = remembered(connection.options)
     cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, inventory.pattern)
-    # a head that does not answer has the record
+    # the record is on the head, which may not respond
     return cluster.with_record(stages.records.get(inventory.head, ""))
 
 
 def cluster_run_hosts(connection: Connection, view: View) -> RunHosts:
-    """Where the runs of the cluster are that is meant; errors as of `cluster_of`."""
+    """Return where the runs of the requested cluster are. Raises the errors of `cluster_of`."""
     return reached(run_hosts_of(cluster_of(connection, view)), connection)
 
 
 def reached(run_hosts: RunHosts, connection: Connection) -> RunHosts:
-    """The hosts with further arguments of ansible-playbook."""
+    """Return the hosts with additional arguments of ansible-playbook."""
     return replace(run_hosts, options=(*run_hosts.options, *connection.arguments))
 
 
 def all_runs(
     run_hosts: RunHosts, view: View, beginnings: Sequence[str] = (), most: int = 0
 ) -> tuple[list[RunState], int]:
-    """The runs of a cluster's head, and of other heads that this control node has started.
+    """Return the runs on a cluster's head, and on other heads that this control node has used.
 
-    Args and result as of `list_runs`.
+    See `list_runs` for arguments and result.
 
     Raises:
-        FtclusterError: the first head does not answer.
+        FtclusterError: the cluster's head does not respond.
     """
     listed, left = list_runs(run_hosts, beginnings, most)
     runs = {one.run: one for one in listed}
@@ -184,13 +185,13 @@ def all_runs(
 
 
 def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
-    """The run that is meant: where it is, and its id.
+    """Return the hosts of the requested run, and the run's id.
 
     Args:
-        name: the run's id, or how it begins; "" for the newest run.
+        name: the run's id or the beginning of it; "" for the newest run.
 
     Raises:
-        FtclusterError: there is no such run, or its head does not answer.
+        FtclusterError: there is no such run, or its head does not respond.
     """
     recorded = recorded_runs(name) if name and not connection.inventories else []
     run = name if name in recorded else recorded[0] if len(recorded) == 1 else ""
@@ -206,7 +207,7 @@ def find(connection: Connection, name: str, view: View) -> tuple[RunHosts, str]:
         state = runs[0]
         at_launch = recorded_run_hosts(state.run)
         run_hosts = reached(at_launch, connection) if at_launch else run_hosts
-    if not state.hosts and state.state != "running":  # only the head of a run has its launch
+    if not state.hosts and state.state != "running":  # only the run's head has its launch
         at_launch = recorded_run_hosts(state.run)
         message = f"run {state.run} was not launched on {run_hosts.head}"
         if at_launch and at_launch.head not in run_hosts.hosts:

@@ -1,4 +1,4 @@
-"""The result of operations whose result is a document and a text, and no more."""
+"""The result of operations that return only a document and its text."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Result:
-    """What was done or found.
+    """A document and the same content as text.
 
     Attributes:
-        found: the document of `--json`.
-        text: the same as text, a line each.
+        found: the document that `--json` prints.
+        text: lines for a terminal.
     """
 
     found: Any
     text: tuple[str, ...]
 
     def document(self) -> Any:
-        """What `--json` prints."""
+        """Return the document that `--json` prints."""
         return self.found
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Return the result as text."""
         return list(self.text)

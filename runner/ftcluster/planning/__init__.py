@@ -1,1 +1,1 @@
-"""From facts and a recipe to a LaunchPlan. Pure functions."""
+"""Make a LaunchPlan from facts and a recipe. Pure functions."""

@@ -1,8 +1,8 @@
-"""The choice of IPEX and of a backend of torch.distributed. Pure functions only.
+"""Choose IPEX and the backend of torch.distributed. Pure functions only.
 
-oneCCL runs collectives in threads of its own, the workers, which poll all the time. Its guide asks
+oneCCL runs collectives in its own threads, the workers, which poll all the time. Its guide asks
 for cores that do not compute (oneCCL Developer Guide, Execution of Communication Operations). Each
-rank has one worker, as by default, on the last of its cores, where oneCCL itself would place it.
+rank has one worker, which is the default, on the last of its cores, where oneCCL would place it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ from ftcluster_common.protocol.launch import CCL, GLOO, IMPI
 from ftcluster_common.recipe import Recipe
 
 BITSANDBYTES = "bitsandbytes"
-IPEX_FLAG = "avx512f"  # IPEX's kernels for training need it
-WORKERS = 1  # of oneCCL, for each rank
+IPEX_FLAG = "avx512f"  # required by IPEX's training kernels
+WORKERS = 1  # oneCCL's workers of each rank
 NO_WORKER = "; not ccl: a rank with one core has none for oneCCL's worker"
 WHY = {
-    IMPI: "on one host Intel MPI sums gradients faster than gloo, see docs/speed.md",
+    IMPI: "on one host Intel MPI averages gradients faster than gloo, see docs/speed.md",
     GLOO: "the backend that every torch for CPUs has",
 }
 
 
 def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
-    """The stack that all hosts have.
+    """Return the stack that all hosts have.
 
     Raises:
-        PlanError: they have different ones, or one that this ftcluster does not know.
+        PlanError: the hosts have different stacks, or a stack that this ftcluster does not know.
     """
     name = facts.head.stack
     others = [f"{host.name} has {host.stack}" for host in facts.hosts if host.stack != name]
@@ -48,14 +48,14 @@ def stack_of(facts: ClusterFacts, stacks: Mapping[str, Stack]) -> Stack:
 def choose_ipex(
     recipe: Recipe | None, hosts: Sequence[HostFacts], stack: Stack, stacks: Mapping[str, Stack]
 ) -> tuple[bool, str]:
-    """Decide whether IPEX optimizes the model; return the reason, too.
+    """Decide whether IPEX optimizes the model; return the decision and its reason.
 
     Args:
         recipe: None for a user's own script.
 
     Raises:
-        PlanError: the recipe requires it, and the stack does not have it, or it is to resume, to
-            take local steps or to tune for instructions.
+        PlanError: the recipe requires IPEX, but the stack lacks it, or the recipe also resumes,
+            takes local steps or tunes for instructions.
     """
     if recipe is None:
         return False, "the script decides"
@@ -88,10 +88,10 @@ def choose_ipex(
 
 
 def check_quantization(recipe: Recipe, stack: Stack, stacks: Mapping[str, Stack]) -> None:
-    """Make sure that the stack has bitsandbytes, if the recipe needs it.
+    """Check that the stack has bitsandbytes, if the recipe needs it.
 
     Raises:
-        PlanError: it does not.
+        PlanError: the stack does not have it.
     """
     if recipe.load_in_4bit and not stack.version(BITSANDBYTES):
         raise PlanError(
@@ -110,16 +110,16 @@ def choose_backend(
     sent: int,
     tuned: Tuned = UNTUNED,
 ) -> tuple[str, str]:
-    """The torch.distributed backend, and why.
+    """Return the torch.distributed backend, and the reason.
 
     Args:
         recipe: None for a user's own script.
-        cores: how many the rank with the fewest has.
+        cores: number of cores of the rank with the fewest.
+        measured: measured all-reduce times of these hosts, or None.
         sent: bytes of the largest all-reduce of a step.
-        measured: over these hosts, or None.
 
     Raises:
-        PlanError: the recipe requires one that the stack does not have.
+        PlanError: the recipe requires a backend that the stack does not have.
     """
     asked = recipe.training.ddp_backend if recipe else "auto"
     if recipe and asked != "auto":

@@ -1,4 +1,4 @@
-"""The part of a batch that each rank computes, and the memory it needs. Pure functions only."""
+"""Divide a batch among ranks, and estimate the memory of a rank. Pure functions only."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.protocol.kernel_limits import EVAL_TOKENS
 from ftcluster_common.recipe import Recipe
 
-BUCKET = 25 << 20  # bytes that are sent at once, as by torch's DistributedDataParallel
+BUCKET = 25 << 20  # bytes of a gradient bucket, as in torch's DistributedDataParallel
 
 
 @dataclass(frozen=True)
@@ -31,23 +31,23 @@ class StepWorkload:
     """The samples of one optimizer step, and what determines their cost.
 
     Attributes:
-        samples: those of all ranks together; None for a user's own script.
-        each: samples of a rank and a part, instead of `samples`; 0: `samples` counts.
+        samples: number of samples of all ranks together; None for a user's own script.
+        each: number of samples of a rank and a part, instead of `samples`; 0 if `samples` counts.
         parts: number of gradient accumulation steps.
-        tokens: the most that a text has.
-        texts: how many a sample has, computed one by one.
-        predicts_tokens: whether the loss is over the vocabulary, at the tokens that are learned.
-        learned: the share of a text's tokens that are.
+        tokens: maximum number of tokens of a text.
+        texts: number of texts of a sample, computed one by one.
+        predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
+        learned: fraction of a text's tokens that are target tokens.
         precision: bf16 or fp32.
-        model: its size, if it is known.
-        sharded: whether the optimizer is sharded over the ranks.
-        local: whether hosts take local steps.
-        adapter_rank: that of low-rank adapters, if only those are trained.
-        checkpointing: whether activations are computed again in the backward pass.
-        in_4bit: whether weights that are not trained are in NF4.
-        merged: whether adapters are added to the weights at the end.
-        evaluated: tokens that a rank evaluates at once; 0: nothing is.
-        targets: the most that a text has which a decoder beside an encoder learns; 0: no decoder.
+        model: size of the model, if known.
+        sharded: True if the optimizer is sharded over the ranks.
+        local: True if hosts take local steps.
+        adapter_rank: rank of low-rank adapters, if only adapters are trained.
+        checkpointing: True if activations are recomputed in the backward pass.
+        in_4bit: True if frozen weights are in NF4.
+        merged: True if adapters are merged into the weights at the end.
+        evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
+        targets: maximum number of target tokens of an encoder-decoder model; 0 without decoder.
     """
 
     samples: int | None = None
@@ -75,9 +75,9 @@ class StepWorkload:
     ) -> "StepWorkload":
         """Return the workload of a recipe's optimizer steps."""
         longest = (model and model.positions) or recipe.max_length
-        tokens = min(recipe.max_length, longest)  # a longer one is cut, see tasks.base
+        tokens = min(recipe.max_length, longest)  # longer texts are truncated, see tasks.base
         training, spec = recipe.training, recipe.spec
-        # with the model before a step, or with a teacher
+        # compares with the model before a step, or with a teacher
         compared = spec.compares_with_start or recipe.teacher is not None
         evaluates = compared or training.eval_strategy != "no" or training.eval_on_start
         most = training.per_device_eval_batch_size
@@ -102,16 +102,16 @@ class StepWorkload:
         )
 
     def total(self, world: int) -> int | None:
-        """Samples of so many ranks together; None if they are not known."""
+        """Return the number of samples of all ranks together; None if it is not known."""
         return self.each * self.parts * world if self.each else self.samples
 
     def is_enough(self, world: int) -> bool:
-        """Return whether each of so many ranks has a sample; True where the batch is not known."""
+        """Return True if each of `world` ranks has a sample, or if the batch is not known."""
         samples = self.total(world)
         return samples is None or samples >= world
 
     def share(self, rank: int, world: int) -> int:
-        """Samples of a batch that a rank has; 0 if that is not known.
+        """Return the number of samples of a batch that a rank has; 0 if it is not known.
 
         The first ranks have one more if the batch is not divisible.
         """
@@ -119,11 +119,11 @@ class StepWorkload:
         return each + (rank < more)
 
     def at_once(self, world: int) -> int:
-        """The most samples that a rank computes at once."""
+        """Return the maximum number of samples that a rank computes at once."""
         return math.ceil(self.share(0, world) / self.parts)
 
     def need(self, world: int) -> Need | None:
-        """The memory of the rank with the most samples; None if it is not known."""
+        """Return the memory of the rank with the most samples; None if it is not known."""
         if self.model is None or self.samples is None:
             return None
         texts = self.at_once(world) * self.texts
@@ -135,7 +135,7 @@ class StepWorkload:
         )  # fmt: skip
 
     def sent_at_once(self, bucket_mib: int | None) -> int:
-        """Bytes of the largest all-reduce of gradients in fp32, a whole bucket at most."""
+        """Return the bytes of the largest all-reduce of fp32 gradients, at most a whole bucket."""
         most = bucket_mib << 20 if bucket_mib else BUCKET
         if self.model is None:
             return most
@@ -144,12 +144,12 @@ class StepWorkload:
         return min(most, FP32 * trained)
 
     def fits(self, host: HostFacts, ranks: int, world: int) -> bool:
-        """Return whether so many ranks fit into a host's memory; True where that is not known."""
+        """Return True if `ranks` ranks fit into a host's memory, or if the need is not known."""
         needed = self.need(world)
         return needed is None or ranks * needed.total <= USABLE * host.memory_bytes
 
     def check_samples(self, world: int, hosts: int) -> None:
-        """Make sure that every rank has a sample.
+        """Check that every rank has a sample.
 
         Raises:
             PlanError: there are more ranks than samples.
@@ -166,10 +166,10 @@ class StepWorkload:
         )
 
     def check_memory(self, facts: ClusterFacts, counts: dict[str, int]) -> None:
-        """Make sure that the model fits every host.
+        """Check that the model fits every host.
 
         Raises:
-            PlanError: it does not; has the memory of each host and what the ranks need.
+            PlanError: it does not; lists the memory of each host and the need of its ranks.
         """
         world = sum(counts.values())
         needed = self.need(world)
@@ -189,7 +189,7 @@ class StepWorkload:
         if not self.checkpointing:
             advice.append("no kept activations (training.gradient_checkpointing=true)")
         whole = self.ipex or self.adapter_rank is not None
-        shared = self.sharded or (world == 1 and not whole)  # or would be on more hosts
+        shared = self.sharded or (world == 1 and not whole)  # or it would be sharded on more hosts
         better = ["more hosts"] * shared + ["hosts with more memory"]
         if world > 1 and not (self.sharded or whole or self.local):
             better.insert(0, "a sharded optimizer (training.shard_optimizer=true)")
@@ -205,7 +205,7 @@ class StepWorkload:
         )
 
     def explain(self, needed: Need, world: int) -> str:
-        """The memory of a rank as text, with its parts."""
+        """Return the memory of a rank as text, with its parts."""
         assert self.model is not None
         each: float
         if self.adapter_rank is not None:
@@ -243,11 +243,11 @@ class StepWorkload:
             words += (
                 f", {gigabytes(needed.activations)} for the activations of "
                 f"{samples} of {self.tokens} tokens"
-            ) + (f" and {self.targets} to write" if self.targets else "")
+            ) + (f" and {self.targets} to generate" if self.targets else "")
         return words
 
     def decision(self, samples: int, world: int) -> tuple[str, str]:
-        """The samples of each rank, and why."""
+        """Return the samples of each rank, and the reason."""
         if self.each:
             parts = f" x {self.parts} accumulation steps" if self.parts > 1 else ""
             why = f"per_device_train_batch_size {self.each} x {counted(world, 'rank')}{parts}"
@@ -264,13 +264,13 @@ class StepWorkload:
         busy = samples / world / (each + 1)
         return (
             f"{each + 1} samples on {first}, {each} on {last}",
-            f"a batch of {samples} is not divisible by {world} ranks{in_parts}; samples count the "
-            f"same, but ranks wait about {1 - busy:.0%} of the time; not with "
-            f"batch_size={world * each} or {world * (each + 1)}",
+            f"a batch of {samples} is not divisible by {world} ranks{in_parts}; every sample "
+            f"counts equally, but ranks wait about {1 - busy:.0%} of the time; batch_size="
+            f"{world * each} or {world * (each + 1)} avoids this",
         )
 
     def memory_decision(self, world: int) -> tuple[str, str]:
-        """The memory of a rank, and its parts."""
+        """Return the memory of a rank, and its parts."""
         needed = self.need(world)
         if needed is None:
             a_parameter = BYTES_A_PARAMETER + (LOCAL if self.local and world > 1 else 0)
@@ -288,10 +288,10 @@ class StepWorkload:
 
 
 def _learned(recipe: Recipe, ipex: bool) -> float:
-    """The share of a text's tokens that have logits, at most.
+    """Return the largest fraction of a text's tokens that have logits.
 
-    Of a masked language model the masked ones, unless its last layer is not fused with the loss. Of
-    conversations the answers, which may be nearly all.
+    These are the masked tokens in masked language models, unless the last layer is not fused with
+    the loss. In conversations they are the answers, which may be nearly all tokens.
     """
     fused = not ipex and not recipe.training.label_smoothing_factor
     return recipe.spec.learned_share(recipe.options) if fused else 1.0

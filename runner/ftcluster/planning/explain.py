@@ -1,4 +1,4 @@
-"""The decisions for a host with their reasons, as texts. Pure functions only.
+"""Explain the decisions for a host as texts. Pure functions only.
 
 Each function returns the value of a decision and its reason.
 """
@@ -14,14 +14,14 @@ from ftcluster_common.protocol.network import TCP
 from ftcluster_common.recipe import Recipe
 
 Reason = tuple[str, str]
-WORTH_LEAVING_OUT = 1.2  # how much faster the run must be without small hosts to mention it
+WORTH_LEAVING_OUT = 1.2  # speed-up without small hosts from which it is mentioned
 
 
 def threads(host: HostFacts, layout: Layout, world: int, workers: int, asked: str) -> Reason:
-    """OpenMP threads of each rank.
+    """Explain the number of OpenMP threads of each rank.
 
     Args:
-        asked: why so many cores are reserved for communication, or "" where the plan has decided.
+        asked: reason for the number of cores reserved for communication, or "" if the plan chose.
     """
     counts = sorted({rank.threads for rank in layout.ranks})
     value = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
@@ -62,7 +62,7 @@ def _communication(layout: Layout, world: int, workers: int, asked: str) -> str:
 
 
 def system(host: HostFacts, layout: Layout) -> Reason:
-    """Cores without ranks, for the host's own services."""
+    """Explain the number of cores without ranks, for the host's own services."""
     if layout.system:
         return "1", "its services would slow down a thread that all others wait for"
     if layout.floating:
@@ -78,7 +78,7 @@ def system(host: HostFacts, layout: Layout) -> Reason:
 
 
 def memory(host: HostFacts, layout: Layout) -> Reason:
-    """The NUMA nodes that each rank's memory is allocated on first."""
+    """Explain on which NUMA nodes the memory of each rank is allocated first."""
     if len(host.numa) == 1:
         return "as the kernel does", "there is one NUMA node"
     having = any(node.memory_bytes for node in host.numa)
@@ -111,11 +111,11 @@ def _nodes(numbers: Sequence[int]) -> str:
 
 
 def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
-    """The allocator that is preloaded.
+    """Explain the choice of the preloaded allocator.
 
     Args:
-        preloaded: its library, or "".
-        asked: why it is this one, or "" where the plan has decided.
+        preloaded: the allocator's library, or "".
+        asked: reason for this allocator, or "" if the plan chose.
     """
     if asked:
         return preloaded or "libc's", asked
@@ -125,7 +125,7 @@ def allocator(host: HostFacts, preloaded: str, asked: str) -> Reason:
 
 
 def openmp(host: HostFacts) -> Reason:
-    """The OpenMP library."""
+    """Explain the choice of the OpenMP library."""
     if host.openmp:
         return host.openmp, (
             "Intel's is installed, up to 10 % faster; its threads sleep after 1 ms of waiting and "
@@ -135,7 +135,7 @@ def openmp(host: HostFacts) -> Reason:
 
 
 def interface(host: HostFacts, hosts: int) -> Reason:
-    """The network interface that ranks use."""
+    """Explain which network interface the ranks use."""
     if not host.network_interface:
         return "the ranks' own choice", "no interface is known to have its address; see ip address"
     if hosts > 1:
@@ -147,26 +147,26 @@ def interface(host: HostFacts, hosts: int) -> Reason:
 
 
 def provider(network: Reason, backend: str) -> Reason:
-    """libfabric's provider between hosts, which gloo does not use."""
+    """Explain libfabric's provider between hosts, which gloo does not use."""
     value, why = network
     only_mpi = "; for MPI only, gloo uses TCP" if backend == GLOO and value != TCP else ""
     return value, why + only_mpi
 
 
 def synchronization(recipe: Recipe, hosts: int, world: int) -> Reason:
-    """When ranks exchange what they have learned, with `sync: local`."""
+    """Explain when ranks exchange their updates with `sync: local`."""
     if world == 1:
         return "each step", "there is only one rank"
     training = recipe.training
     return (
         f"every {training.sync_steps} steps, in {training.sync_dtype}",
-        f"set in recipe {recipe.name}: {'hosts' if hosts > 1 else 'ranks'} take steps of their own "
-        "in between, so the model is another one than with an all-reduce in each step",
+        f"set in recipe {recipe.name}: {'hosts' if hosts > 1 else 'ranks'} take local steps "
+        "in between, so the model differs from training with an all-reduce in each step",
     )
 
 
 def rendezvous(facts: ClusterFacts) -> Reason:
-    """The address where ranks find each other."""
+    """Explain the address at which ranks find each other."""
     return (
         f"{facts.head.network_address}, a free port from {RENDEZVOUS_PORTS.start} on",
         f"{facts.head.name} is the head; the port is chosen at the launch",
@@ -174,16 +174,16 @@ def rendezvous(facts: ClusterFacts) -> Reason:
 
 
 def pace(hosts: Sequence[tuple[str, Sequence[int]]]) -> Reason | None:
-    """The ranks that slow down the others, and by how much; None if they hardly do.
+    """Return the ranks that slow down the others, and by how much; None if they hardly do.
 
-    Ranks have equal parts of a batch, so all are as fast as the one with the fewest threads.
+    Ranks have equal parts of a batch, so all are as slow as the rank with the fewest threads.
 
     Args:
-        hosts: the name of each, and the threads of each of its ranks.
+        hosts: name of each host, and the threads of each of its ranks.
     """
 
     def speed(least: int) -> int:
-        """Threads that are busy if only hosts with at least so many per rank take part."""
+        """Return the busy threads if only hosts with `least` threads per rank take part."""
         return least * sum(len(threads) for _, threads in hosts if min(threads) >= least)
 
     smallest = sorted({min(threads) for _, threads in hosts})

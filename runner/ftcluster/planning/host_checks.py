@@ -1,4 +1,4 @@
-"""Checks of hosts before a launch: addresses, allocator, bf16. Pure functions only."""
+"""Check hosts before a launch: addresses, allocator, bf16. Pure functions only."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,10 @@ LOOPBACKS = ("127.", "::1", "localhost")
 
 
 def check_addresses(facts: ClusterFacts) -> None:
-    """Make sure that several hosts can reach each other.
+    """Check that several hosts can reach each other.
 
     Raises:
-        PlanError: an address is a loopback address or IPv6, or two hosts have the same.
+        PlanError: an address is a loopback or IPv6 address, or two hosts have the same address.
     """
     if len(facts.hosts) == 1:
         return
@@ -51,10 +51,10 @@ def check_addresses(facts: ClusterFacts) -> None:
 
 
 def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
-    """Make sure that all hosts have the allocator that the recipe names.
+    """Check that all hosts have the allocator that the recipe names.
 
     Raises:
-        PlanError: some do not.
+        PlanError: some hosts do not have it.
     """
     without = [host.name for host in facts.hosts if not host.tcmalloc]
     if recipe and recipe.allocator == "tcmalloc" and without:
@@ -65,7 +65,7 @@ def check_allocator(facts: ClusterFacts, recipe: Recipe | None) -> None:
 
 
 def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    """Decide between bf16 and fp32; return the reason, too."""
+    """Choose bf16 or fp32; return the choice and its reason."""
     if recipe and recipe.precision != "auto":
         return recipe.precision, f"set in recipe {recipe.name}"
     without = [host.name for host in hosts if not _has_bf16(host)]
@@ -77,5 +77,5 @@ def choose_precision(recipe: Recipe | None, hosts: Sequence[HostFacts]) -> tuple
 
 
 def _has_bf16(host: HostFacts) -> bool:
-    """Return whether bf16 is faster than fp32; a kernel may refuse AMX, but not AVX512."""
+    """Return True if bf16 is faster than fp32; a kernel may refuse AMX, but not AVX512."""
     return BF16_FLAG in host.cpu_flags or (AMX_FLAG in host.cpu_flags and host.amx == "usable")

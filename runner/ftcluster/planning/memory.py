@@ -1,4 +1,4 @@
-"""An estimate of the memory of a rank. Pure functions only.
+"""Estimate the memory of a rank. Pure functions only.
 
 Measured with AdamW and dropout for BERT, DistilBERT, MiniLM and GPT-2 with 23 to 124 million
 parameters and 128 to 512 tokens per sample: the peak was within 10 % of the estimate.
@@ -10,28 +10,28 @@ from ftcluster_common.protocol.kernel_limits import ATTENTION_TOKENS, LOGITS
 
 # weights, gradients and AdamW's two states in fp32 (Rajbhandari et al. 2019, ZeRO, section 3.1)
 BYTES_A_PARAMETER = 16
-BF16_COPY = 2  # bytes of each weight that the model computes with
+BF16_COPY = 2  # bytes of each weight in bf16, for the forward and backward pass
 FP32 = 4  # bytes
 TRAINED_BYTES = {"bf16": BYTES_A_PARAMETER + BF16_COPY, "fp32": BYTES_A_PARAMETER}
 ADAPTED_WIDTHS = 26  # 4 matrices of 2 widths, 3 of 1 + 5
-# a weight in NF4: 4 bits, of 64 weights a byte, and of 256 such bytes a value in fp32
+# bytes of a weight in NF4: 4 bits, one byte per 64 weights, and an fp32 value per 256 such bytes
 NF4 = 0.5 + 1 / 64 + FP32 / (64 * 256)
-INNER = 5  # the widest layer of a model has this times features^2 weights, at most
-QUANTIZING = 20  # bytes a weight of the layer that bitsandbytes quantizes
-LOCAL = 4 * FP32  # with sync: local, of common weights, their momentum, what is sent and its mean
-# of a rank with a sharded optimizer, for gradients that are sent: a few buckets of 25 MB in fp32
+INNER = 5  # the widest layer of a model has at most this times features^2 weights
+QUANTIZING = 20  # bytes per weight of the layer that bitsandbytes quantizes
+LOCAL = 4 * FP32  # sync: local keeps common weights, momentum, the update and its mean
+# send buffers of a rank with a sharded optimizer: a few gradient buckets of 25 MB in fp32
 BUFFERS = 7 * 25 * 2**20
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes of a training besides its states.
+    """Bytes of a training other than weights, gradients and optimizer states.
 
     Attributes:
-        runtime: Python with torch and transformers, and temporary values of a layer.
-        activations: per token, layer and feature.
-        attention: per pair of tokens, layer and head.
-        logits: per token and word of the vocabulary.
+        runtime: bytes of Python with torch and transformers, and of temporary values of a layer.
+        activations: bytes per token, layer and feature.
+        attention: bytes per pair of tokens, layer and head.
+        logits: bytes per token and vocabulary entry.
     """
 
     runtime: int
@@ -42,26 +42,26 @@ class Costs:
 
 # torch 2.13 with glibc's malloc; with tcmalloc the peak is 7 to 20 % lower
 OURS = {"bf16": Costs(620 * 10**6, 50, 5, 3), "fp32": Costs(620 * 10**6, 85, 8, 7)}
-# with IPEX, residuals and loss are those of transformers; torch 2.8 in bf16, assumed for fp32
+# with IPEX, residuals and loss are transformers'; torch 2.8 in bf16, assumed for fp32
 WITH_IPEX = {"bf16": Costs(730 * 10**6, 37, 5, 16), "fp32": Costs(730 * 10**6, 70, 8, 16)}
-# of an encoder's layer with as many tokens: it has another attention and another norm
+# relative to an encoder's layer with as many tokens: it has another attention and another norm
 OF_A_DECODER_LAYER = 1.5
-OF_A_LAYER = 0.5  # what an evaluation has at once of what the backward pass needs of a layer
-USABLE = 0.9  # of a host's memory; the rest is for the system and its page cache
+OF_A_LAYER = 0.5  # fraction of a layer's backward-pass memory that an evaluation needs at once
+USABLE = 0.9  # usable fraction of a host's memory; the system and its page cache need the rest
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The size of a model; 0 for what is unknown.
+    """The size of a model; unknown values are 0.
 
     Attributes:
-        layers: how many the encoder or decoder has.
-        features: the width of a layer, hidden_size.
-        heads: how many the attention of a layer has.
-        positions: tokens that it takes at most.
-        embeddings: parameters with a row for each word of the vocabulary.
-        decoder_layers: beside those of an encoder.
-        teacher: parameters of the model that it learns from.
+        layers: number of layers of the encoder or decoder.
+        features: width of a layer, hidden_size.
+        heads: number of attention heads of a layer.
+        positions: maximum number of tokens of an input.
+        embeddings: number of parameters of the embedding matrix.
+        decoder_layers: number of layers of the decoder of an encoder-decoder model.
+        teacher: number of parameters of the teacher.
     """
 
     parameters: int
@@ -77,14 +77,14 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class Need:
-    """Memory of one rank in bytes.
+    """The memory of one rank in bytes.
 
     Attributes:
-        states: weights, gradients and optimizer.
-        activations: values of the forward pass that the backward pass needs, at most.
-        runtime: Python with its libraries.
-        saving: weights that are loaded or saved, when there are no activations.
-        evaluating: values of an evaluation, when there are none either.
+        states: bytes of weights, gradients and optimizer.
+        activations: maximum bytes that the forward pass keeps for the backward pass.
+        runtime: bytes of Python with its libraries.
+        saving: bytes of weights while they are loaded or saved, when there are no activations.
+        evaluating: bytes of an evaluation, when there are no activations.
     """
 
     states: int
@@ -95,7 +95,7 @@ class Need:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The peak memory."""
         return self.states + max(self.activations, self.saving, self.evaluating) + self.runtime
 
 
@@ -116,21 +116,21 @@ def need(
     targets: int = 0,
     learned: float = 1.0,
 ) -> Need:
-    """The memory for a forward and a backward pass, and for evaluating and saving between them.
+    """Return the memory for a forward and backward pass, and for evaluating and saving in between.
 
     Args:
-        shards: ranks that the optimizer is sharded over; None: each has all of it.
-        local: whether hosts take local steps.
-        samples: how many a rank computes at once.
-        tokens: the most that a sample has; others are padded to it.
-        predicts_tokens: whether the loss is over the vocabulary, at the tokens that are learned.
-        adapter_rank: that of low-rank adapters, which are trained instead of all weights.
-        checkpointing: whether of all layers but one only the input is kept.
-        in_4bit: whether weights that are not trained are in NF4, but for embeddings.
-        merged: whether adapters are added to the weights at the end.
-        evaluated: tokens that a rank evaluates at once; 0: nothing is.
-        targets: the most tokens of a text that a decoder beside an encoder learns; 0: no decoder.
-        learned: the share of tokens that are learned, of which alone there are logits.
+        shards: number of ranks that the optimizer is sharded over; None if each has all of it.
+        local: True if hosts take local steps.
+        samples: number of samples that a rank computes at once.
+        tokens: maximum number of tokens of a sample; shorter samples are padded to it.
+        predicts_tokens: True if the loss is over the vocabulary, at the target tokens.
+        adapter_rank: rank of low-rank adapters, which are trained instead of all weights.
+        checkpointing: True if only the inputs of all layers but one are kept.
+        in_4bit: True if frozen weights other than embeddings are in NF4.
+        merged: True if adapters are merged into the weights at the end.
+        evaluated: number of tokens that a rank evaluates at once; 0 without evaluation.
+        targets: maximum number of target tokens of an encoder-decoder model; 0 without decoder.
+        learned: fraction of tokens that are target tokens; only these have logits.
     """
     costs = (WITH_IPEX if ipex else OURS)[precision]
     attended = tokens if ipex else min(tokens, ATTENTION_TOKENS)
@@ -149,7 +149,7 @@ def need(
         activations += costs.logits * (logits if ipex else min(logits, LOGITS))
     evaluating = int(evaluated * a_layer * OF_A_LAYER) + FP32 * size.teacher
     each = BF16_COPY if precision == "bf16" else FP32
-    if targets:  # keys and values of both attentions, while a text is written
+    if targets:  # keys and values of both attentions during generation
         evaluating += 4 * evaluated * (size.decoder_layers or size.layers) * size.features * each
     if predicts_tokens:
         at_once = min(int(evaluated * learned) * size.vocabulary, LOGITS)
@@ -173,24 +173,24 @@ def need(
         return Need(whole, activations, costs.runtime, FP32 * size.parameters, evaluating)
     states = int(size.parameters * sharded_bytes(precision, shards))
     buffers = min(BUFFERS, 2 * FP32 * size.parameters)
-    # at the start each rank has all weights in fp32, for a checkpoint the first ones of two hosts
+    # at the start each rank has all fp32 weights; for a checkpoint, the first ranks of two hosts do
     return Need(states + buffers, activations, costs.runtime, FP32 * size.parameters, evaluating)
 
 
 def adapter_parameters(size: ModelSize, rank: int) -> int:
-    """Return the most parameters that low-rank adapters of all linear layers have.
+    """Return the largest number of parameters of low-rank adapters of all linear layers.
 
-    Inputs and outputs of a layer's seven matrices, with an inner width of up to five times its own:
-    55 million for rank 16 and Llama 3 with 8 billion, which has 42 million.
+    It counts the inputs and outputs of a layer's seven matrices, with an inner width of up to five
+    times the layer's: 55 million for rank 16 and Llama 3 with 8 billion, which has 42 million.
     """
     return size.layers * size.features * ADAPTED_WIDTHS * rank
 
 
 def sharded_bytes(precision: str, shards: int) -> float:
-    """Bytes a parameter of a rank with a sharded optimizer, without buffers.
+    """Return the bytes per parameter of a rank with a sharded optimizer, without buffers.
 
-    The weights that the model computes with, and this rank's part of gradients and AdamW's states;
-    of fp32 weights too, where the model computes with others.
+    These are the weights for the forward and backward pass, this rank's shard of gradients and
+    AdamW's states, and in bf16 also its shard of the fp32 weights.
     """
     if precision == "bf16":
         return BF16_COPY + BYTES_A_PARAMETER / shards

@@ -1,4 +1,4 @@
-"""The size of a model before it is loaded, from its files or its configuration."""
+"""Determine the size of a model before it is loaded, from its files or its configuration."""
 
 import math
 import os
@@ -13,9 +13,9 @@ from ftcluster_common.recipe import split_revision
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-MOST = 1 << 48  # of a size; more is no model's, and no float is too small for products of it
+MOST = 1 << 48  # largest accepted dimension; products of such values still fit a float
 MOST_HEADER_BYTES = 100 << 20  # the format's own limit (safetensors' README, Format)
-# the names of the same value in different types of models (transformers, attribute_map)
+# names of the same value in different model types (transformers, attribute_map)
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers")
 FEATURES = ("hidden_size", "n_embd", "dim", "d_model")
 HEADS = (
@@ -24,7 +24,7 @@ HEADS = (
 INNER = ("intermediate_size", "n_inner", "hidden_dim", "ffn_dim", "d_ff", "encoder_ffn_dim")
 DECODER_LAYERS = ("num_decoder_layers", "decoder_layers")
 POSITIONS = ("max_position_embeddings", "n_positions")
-# the defaults of transformers, 5.23, for types that are often trained from scratch
+# defaults of transformers 5.23 for model types that are often trained from scratch
 _BERT = {
     "num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12,
     "intermediate_size": 3072, "max_position_embeddings": 512, "vocab_size": 30522,
@@ -43,12 +43,12 @@ DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 def model_size(folder: Path) -> ModelSize | None:
-    """The size of a model, from its safetensors; None if they cannot be read."""
+    """Return the size of a model, from its safetensors; None if they cannot be read."""
     try:
         shapes = [shape for file in _weight_files(folder) for shape in _shapes(file)]
         config = read_json(folder / "config.json")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return None  # the ranks report what is wrong
+        return None  # the ranks report the problem
     if not shapes or not isinstance(config, dict):
         return None
     vocabulary = _first(config, ("vocab_size",))
@@ -67,7 +67,7 @@ def model_size(folder: Path) -> ModelSize | None:
 
 
 def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize | None:
-    """The size of a model of the Hub, if this machine's cache of huggingface_hub has it."""
+    """Return the size of a model on the Hub, if this machine's huggingface_hub cache has it."""
     home = environ.get("HF_HOME") or Path(
         environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"
     )
@@ -87,16 +87,16 @@ def cached_size(name: str, environ: Mapping[str, str] = os.environ) -> ModelSize
 def size_from_scratch(
     model: str, overrides: Mapping[str, Any], vocabulary: int | None = None
 ) -> ModelSize | None:
-    """The size that follows from a configuration; None without number and width of layers.
+    """Return the size that follows from a configuration; None without number and width of layers.
 
-    That of a transformer whose layers have four square matrices and two of the inner width: within
-    1 % for BERT and GPT-2, a first guess for others.
+    It assumes a transformer whose layers have four square matrices and two of the inner width.
+    That is within 1 % for BERT and GPT-2, and a first guess for other models.
 
     Args:
-        model: a folder with config.json, or `config:TYPE`; of a type that is not in DEFAULTS only
-            overrides are known.
-        overrides: the recipe's config_overrides.
-        vocabulary: tokens of a tokenizer that is trained on the data.
+        model: a folder with config.json, or `config:TYPE`; for a type that is not in DEFAULTS only
+            the overrides are known.
+        overrides: config_overrides of the recipe.
+        vocabulary: number of tokens of a tokenizer that is trained on the data.
     """
     try:
         config = read_json(Path(model) / "config.json")
@@ -109,7 +109,7 @@ def size_from_scratch(
     vocab_size = vocabulary or _first(merged, ("vocab_size",))
     inner = _first(merged, INNER) or 4 * features
     decoder_layers = _decoder_layers(merged)
-    # of a decoder beside an encoder each layer has another attention
+    # each layer of the decoder of an encoder-decoder model has a second attention
     squares = 4 * (layers + 2 * decoder_layers)
     of_layers = squares * features**2 + (layers + decoder_layers) * 2 * features * inner
     return ModelSize(
@@ -124,7 +124,7 @@ def size_from_scratch(
 
 
 def _decoder_layers(config: Mapping[str, Any]) -> int:
-    """Those of a decoder beside an encoder; T5 has as many of both where it does not say."""
+    """Return the decoder layers of an encoder-decoder model, by default the encoder's number."""
     if not config.get("is_encoder_decoder"):
         return 0
     return _first(config, DECODER_LAYERS) or _first(config, LAYERS)

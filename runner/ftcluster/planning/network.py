@@ -1,4 +1,4 @@
-"""libfabric's provider for MPI between hosts, and the reason. Pure functions only."""
+"""Choose libfabric's provider for MPI between hosts. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,14 +7,14 @@ from ftcluster.errors import PlanError
 from ftcluster.text.host_names import short_names
 from ftcluster_common.protocol.network import AUTO, TCP, best_device, choose_provider, provider_of
 
-ASKED = "ftcluster_network_provider"  # the inventory's variable
+ASKED = "ftcluster_network_provider"  # variable of the inventory
 
 
 def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
-    """The value of FI_PROVIDER, and why.
+    """Return the value of FI_PROVIDER, and the reason.
 
     Raises:
-        PlanError: the inventory asks for several providers.
+        PlanError: the inventory sets several providers.
     """
     asked = _by_value({host.name: host.network_provider for host in hosts})
     if len(asked) > 1:
@@ -40,9 +40,9 @@ def choose_network(hosts: Sequence[HostFacts]) -> tuple[str, str]:
 
 
 def network_mbits(facts: ClusterFacts) -> float | None:
-    """The speed of the network between hosts as it was measured, or else its nominal one.
+    """Return the measured speed of the network between hosts in Mbit/s, or else its nominal speed.
 
-    None if there is one host, or neither is known.
+    None if there is only one host, or if neither is known.
     """
     hosts = len(facts.hosts)
     if hosts == 1:
@@ -54,7 +54,7 @@ def network_mbits(facts: ClusterFacts) -> float | None:
 
 
 def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
-    """The speed of the slowest host's interface, of those that are known."""
+    """Return the nominal speed of the slowest host's interface, among the known speeds."""
     interfaces = [
         nic for host in hosts for nic in host.nics if nic["name"] == host.network_interface
     ]
@@ -62,7 +62,7 @@ def nominal_mbits(hosts: Sequence[HostFacts]) -> float | None:
 
 
 def host_bytes(size: int, hosts: int) -> float:
-    """Return the bytes that a host sends in an all-reduce at least: all but its own part, twice.
+    """Return the fewest bytes that a host sends in an all-reduce: all but its own part, twice.
 
     >>> host_bytes(100, 2)
     100.0
@@ -71,7 +71,7 @@ def host_bytes(size: int, hosts: int) -> float:
 
 
 def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names that have each value."""
+    """Return the names that have each value."""
     names: dict[str, list[str]] = {}
     for name, value in values.items():
         names.setdefault(value, []).append(name)
@@ -79,5 +79,5 @@ def _by_value(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def _shown(names_of: Mapping[str, Sequence[str]]) -> str:
-    """Values with the hosts that have them: "mlx5_0 on node1-node2, mlx5_1 on node3"."""
+    """Return values with the hosts that have them: "mlx5_0 on node1-node2, mlx5_1 on node3"."""
     return ", ".join(f"{value} on {short_names(names)}" for value, names in names_of.items())

@@ -1,4 +1,4 @@
-"""The cores and the local memory of each rank of a host. Pure functions only."""
+"""Assign cores and local memory to each rank of a host. Pure functions only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from ftcluster.planning.topology import Domain, Topology, near_groups
 from ftcluster_common.protocol.cpu_list import format_cpus
 
 # A rank with fewer cores reserves none for communication. gloo needs 0.07 core-seconds to
-# all-reduce 100 MB between two ranks, up to twice as much between many (measured); a step needs
-# 6 operations per parameter and token, of which a core with AMX does 0.3e12 a second. So for 2,000
-# tokens communication takes 7 to 13 % of the core-seconds of a step: about one core of 8 to 16.
+# all-reduce 100 MB between two ranks, up to twice as much between many (measured). A step needs
+# 6 operations per parameter and token, and a core with AMX performs 0.3e12 a second. For 2,000
+# tokens, communication therefore takes 7 to 13 % of a step: about one core in 8 to 16.
 COMMUNICATION_FROM = 8
 # A host with fewer cores reserves none for the system: one of 64 is 1.6 %.
 SYSTEM_FROM = 64
@@ -21,11 +21,11 @@ class RankPlan:
     """The cores, memory and samples of one rank.
 
     Attributes:
-        cpus: the CPUs it may run on, such as "0-15".
-        threads: OpenMP threads.
-        memory: the NUMA nodes that its memory is allocated on first; none: the kernel's default.
-        workers: with oneCCL, the CPUs of its workers, none of `cpus` if there are enough.
-        samples: its part of a batch; 0 if the batch is not known.
+        cpus: the rank's CPUs, such as "0-15".
+        threads: number of OpenMP threads.
+        memory: NUMA nodes to allocate memory on first; if empty, the kernel's default.
+        workers: CPUs of oneCCL's workers, outside `cpus` if there are enough; "" without oneCCL.
+        samples: number of the rank's samples of a batch; 0 if the batch is not known.
     """
 
     cpus: str
@@ -40,13 +40,13 @@ class Layout:
     """The cores of a host by rank.
 
     Attributes:
-        ranks: by local rank.
-        cores: how many the rank with the fewest has, with those reserved for communication.
-        kept: cores of each rank that are reserved for communication.
-        system: cores of the host that are reserved for its system.
-        spare: cores of the host that no rank has, because all ranks have equally many.
-        floating: whether the kernel chooses the cores, because a quota limits the time and not the
-            cores.
+        ranks: the plan of each rank, by local rank.
+        cores: number of cores of the rank with the fewest, including those for communication.
+        kept: number of cores of each rank that are reserved for communication.
+        system: number of cores of the host that are reserved for its system.
+        spare: number of cores without rank, because all ranks have equally many.
+        floating: True if the kernel chooses the cores, because a quota limits CPU time instead of
+            the set of cores.
     """
 
     ranks: tuple[RankPlan, ...]
@@ -58,14 +58,14 @@ class Layout:
 
 
 def rank_cores(topology: Topology, ranks: int) -> int:
-    """The cores of the rank with the fewest, of so many on a host."""
+    """Return the number of cores of the rank with the fewest, of `ranks` ranks on a host."""
     if topology.limited:
         return topology.host.cores // ranks
     return min(len(cpus) for cpus, _ in _shares(topology, topology.with_cores_for(ranks), ranks))
 
 
 def spanning(topology: Topology, ranks: int) -> bool:
-    """Whether a rank has cores of several NUMA nodes without having all of them."""
+    """Return True if a rank has cores of several NUMA nodes without having all of them."""
     shares = _shares(topology, topology.with_cores_for(ranks), ranks)
     return any({*cpus} < {*_all_of(near)[0]} and len(near) > 1 for cpus, near in shares)
 
@@ -80,12 +80,12 @@ def lay_out(
     """Divide a host's cores among its ranks.
 
     Args:
-        topology: of a host with at least as many cores as ranks.
-        communicates: whether there are other ranks, on this host or another.
-        workers: oneCCL's workers per rank, 0 without oneCCL; they poll, so each has a core of its
-            own if the rank has enough.
-        communication_cores: how many of each rank's, which leaves one for a thread; None: 1 from
-            COMMUNICATION_FROM cores on. Not with oneCCL's workers.
+        topology: topology of a host with at least as many cores as ranks.
+        communicates: True if there are other ranks, on this host or another.
+        workers: number of oneCCL's workers per rank, 0 without oneCCL; they poll, so each has its
+            own core if the rank has enough.
+        communication_cores: number of each rank's cores for communication, leaving at least one for
+            a thread; None: 1 from COMMUNICATION_FROM cores on. Ignored with oneCCL's workers.
     """
     host, floating = topology.host, topology.limited
     used = topology.with_cores_for(ranks)
@@ -107,7 +107,7 @@ def lay_out(
         memory = _memory(host, near)
         threads = max(1, (cores if floating else len(usable)) - kept)
         if workers:
-            # the workers of ranks that share CPUs have different ones
+            # the workers of ranks that share CPUs get different CPUs
             last = len(usable) - (index * workers % len(usable) if floating else 0)
             working = usable[last - workers : last]
             computing = tuple(cpu for cpu in usable if not kept or cpu not in working)
@@ -127,7 +127,7 @@ _Share = tuple[tuple[int, ...], tuple[Domain, ...]]  # the CPUs of a rank, and t
 
 
 def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """Whole domains for each rank, or several ranks in each, or else equal pieces of all cores."""
+    """Return whole domains for each rank, or shared domains, or else equal pieces of all cores."""
     if len(used) % ranks == 0:
         return [_all_of(group) for group in near_groups(topology.host, used, ranks)]
     inside = ranks // len(used)
@@ -146,7 +146,7 @@ def _shares(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Sha
 
 
 def _floating(topology: Topology, used: Sequence[Domain], ranks: int) -> list[_Share]:
-    """All hardware threads of whole domains, some for several ranks; or all for all."""
+    """Return all hardware threads of whole domains, some shared by ranks; or all for each rank."""
     groups: Sequence[Sequence[Domain]] = [used] * ranks
     if len(used) % ranks == 0:
         groups = near_groups(topology.host, used, ranks)
@@ -168,9 +168,10 @@ def _pieces(cpus: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _memory(host: HostFacts, near: Sequence[Domain]) -> tuple[int, ...]:
-    """The nodes that memory is allocated on first: high-bandwidth memory if the cores have some.
+    """Return the nodes to allocate memory on first: high-bandwidth memory, if the cores have some.
 
-    Those nearest to the cores where their own have no memory: preferring such a node is refused.
+    If a core's own node has no memory, the nearest node with memory replaces it, because the kernel
+    refuses to prefer a node without memory.
     """
     fast = tuple(node for domain in near for node in domain.hbm)
     own = {number for domain in near for number in domain.nodes}

@@ -1,4 +1,4 @@
-"""From the facts of a cluster and a recipe to one launch. Pure functions only."""
+"""Plan a launch from the facts of a cluster and a recipe. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,12 +38,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Decision:
-    """One choice of the plan and why it was made.
+    """A decision of the plan and its reason.
 
     Attributes:
-        what: its subject, e.g. "precision".
-        value: what was chosen, as text.
-        hosts: the hosts that it is about; none: the whole launch.
+        what: subject of the decision, e.g. "precision".
+        value: the decision, as text.
+        hosts: the hosts that the decision applies to; if empty, the whole launch.
     """
 
     what: str
@@ -53,7 +53,7 @@ class Decision:
 
     @property
     def subject(self) -> str:
-        """What it is about, with the hosts: "ranks on node1-node7"."""
+        """The subject of the decision, with its hosts: "ranks on node1-node7"."""
         return f"{self.what} on {short_names(self.hosts)}" if self.hosts else self.what
 
 
@@ -62,13 +62,13 @@ class HostPlan:
     """The ranks of one host.
 
     Attributes:
-        name: in the inventory.
-        address: for mpirun and the ranks.
-        interface: its network interface with that address, or "".
-        network: what it has for MPI.
-        placement: where each of its ranks is, by local rank.
-        allocator: the allocator's library for LD_PRELOAD, or "".
-        openmp: Intel's OpenMP library for LD_PRELOAD, or "".
+        name: the host's name in the inventory.
+        address: the host's address for mpirun and the ranks.
+        interface: the network interface with that address, or "".
+        network: the interfaces and devices of the host for MPI.
+        placement: the plan of each rank, by local rank.
+        allocator: path of the allocator's library for LD_PRELOAD, or "".
+        openmp: path of Intel's OpenMP library for LD_PRELOAD, or "".
     """
 
     name: str
@@ -81,32 +81,32 @@ class HostPlan:
 
     @property
     def ranks(self) -> int:
-        """The number of its ranks."""
+        """The number of ranks on the host."""
         return len(self.placement)
 
     @property
     def threads_per_rank(self) -> int:
-        """OpenMP threads of the rank with the fewest."""
+        """The number of OpenMP threads of the rank with the fewest."""
         return min(rank.threads for rank in self.placement)
 
     @property
     def preload(self) -> tuple[str, ...]:
-        """Libraries for LD_PRELOAD."""
+        """The libraries for LD_PRELOAD."""
         return tuple(library for library in (self.allocator, self.openmp) if library)
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """All that a launch is made of: hosts, ranks and settings, each with its reason.
+    """The content of a launch: hosts, ranks and settings, each with its reason.
 
     Attributes:
-        hosts: the head first, which runs rank 0.
+        hosts: the hosts with ranks; the first one is the head, which runs rank 0.
         prefix: the folder of the cluster on the head.
         precision: bf16 or fp32.
         rank_user: the account that ranks run as, or "" for the login user.
-        provider: libfabric's, for MPI between hosts; "" for one host.
-        shard_optimizer: whether each rank has only a part of the optimizer.
-        spares: hosts that may take the place of a lost one.
+        provider: libfabric's provider for MPI between hosts; "" for one host.
+        shard_optimizer: True if each rank has only a part of the optimizer.
+        spares: hosts that may replace a lost host.
     """
 
     hosts: tuple[HostPlan, ...]
@@ -131,7 +131,7 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts together."""
+        """The number of ranks on all hosts."""
         return sum(host.ranks for host in self.hosts)
 
     @property
@@ -141,7 +141,7 @@ class LaunchPlan:
 
 
 class Problems:
-    """Errors of several checks, each a `with` block, which ends at its first one."""
+    """The errors of several checks, each run in a `with` block that its first error ends."""
 
     def __init__(self) -> None:
         self._errors: list[PlanError] = []
@@ -159,7 +159,7 @@ class Problems:
         return False
 
     def together(self) -> PlanError:
-        """One error with all problems."""
+        """Return one error with all problems."""
         if len(self._errors) == 1:
             return self._errors[0]
         text = "\n".join(map(str, self._errors)).replace("\n", "\n  ")
@@ -167,10 +167,10 @@ class Problems:
 
 
 def first_hosts(facts: ClusterFacts, count: int | None) -> ClusterFacts:
-    """The head and the hosts after it, `count` in all; None for all hosts.
+    """Return the head and the hosts after it, `count` in all; None for all hosts.
 
     Raises:
-        PlanError: there are fewer.
+        PlanError: there are fewer hosts.
     """
     if count and count > len(facts.hosts):
         there = ", ".join(host.name for host in facts.hosts)
@@ -192,21 +192,21 @@ def plan(
 ) -> LaunchPlan:
     """Decide which host runs how many ranks, on which cores and with which settings.
 
-    The choices that all ranks share come first, then the placement on each host.
+    The decisions that all ranks share come first, then the placement on each host.
 
     Args:
         facts: the hosts; the first one is the head.
         recipe: None for a user's own script, whose batch and memory are not known.
-        tuned: which of the recipe's fields `ftcluster tune` has set.
-        ranks_per_host: overrides the recipe.
-        model: its size, if it is known; the plan then makes sure that it fits.
-        trains: whether the recipe's batch is computed; if not, any number of ranks will do.
+        tuned: the recipe's fields that `ftcluster tune` has set.
+        ranks_per_host: number of ranks on each host, which overrides the recipe.
+        model: size of the model, if known; the plan then checks that the model fits.
+        trains: True if the recipe's batch is computed; otherwise any number of ranks is valid.
 
     Raises:
         PlanError: hosts have different stacks or network providers, or addresses that others
             cannot use; a host has fewer cores than ranks, or too little memory; the batch has
             fewer samples than ranks; the stack or a host does not have what the recipe requires.
-            Names all problems with their hosts.
+            Lists all problems with their hosts.
     """
     inputs = _Inputs(_by_loopback(facts), recipe, stacks, ranks_per_host, model, trains, tuned)
     topologies = [Topology.of(host) for host in inputs.facts.hosts]
@@ -259,7 +259,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Choices:
-    """The choices that all ranks share, most as a value and its reason.
+    """The decisions that all ranks share, most as a value and its reason.
 
     Attributes:
         network: libfabric's provider; None for a single host.
@@ -277,20 +277,20 @@ class _Choices:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts together."""
+        """The number of ranks on all hosts."""
         return sum(count.ranks for count in self.counts.values())
 
     @property
     def workers(self) -> int:
-        """Worker threads of oneCCL on each rank."""
+        """The number of oneCCL worker threads on each rank."""
         return WORKERS if self.backend[0] == CCL else 0
 
 
 def _choose(inputs: _Inputs, topologies: Sequence[Topology]) -> _Choices:
-    """Make the choices that all ranks share.
+    """Make the decisions that all ranks share.
 
     Raises:
-        PlanError: see `plan`; has the problems of all checks.
+        PlanError: see `plan`; lists the problems of all checks.
     """
     facts, recipe, stacks = inputs.facts, inputs.recipe, inputs.stacks
     stack = ipex = network = None
@@ -371,7 +371,7 @@ def _choose_backend(
     counts: Mapping[str, Count],
     workload: StepWorkload,
 ) -> tuple[str, str]:
-    """Choose the backend of torch.distributed; return the reason, too.
+    """Choose the backend of torch.distributed; return the choice and its reason.
 
     Raises:
         PlanError: see `choose_backend`.
@@ -458,7 +458,7 @@ def _launch_reasons(
 
 
 def _by_loopback(facts: ClusterFacts) -> ClusterFacts:
-    """Return the facts; those of a single host with the loopback address for the rendezvous."""
+    """Return the facts; a single host gets the loopback address for the rendezvous."""
     if len(facts.hosts) > 1:
         return facts
     head = replace(facts.head, network_address=LOOPBACK, network_interface="lo")

@@ -1,4 +1,4 @@
-"""The number of ranks of each host, and why. Pure functions only."""
+"""Choose the number of ranks of each host. Pure functions only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
-# Ranks span neighbouring nodes for the sake of balance only if all hosts together get this much
-# faster, because remote memory takes some of it back.
+# Ranks span neighbouring nodes for balance only if this speeds up all hosts together by this
+# factor, because remote memory costs part of the gain.
 WORTH_SPANNING = 1.1
-ACROSS_SOCKETS = 0.7  # the speed of a core whose rank has memory on another socket as well
+ACROSS_SOCKETS = 0.7  # relative speed of a core whose rank also has memory on another socket
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Count:
     """The number of ranks of one host.
 
     Attributes:
-        at_most: whether a host with fewer cores has fewer ranks.
+        at_most: True if a host with fewer cores has fewer ranks.
     """
 
     ranks: int
@@ -33,7 +33,7 @@ class Count:
 def requested_count(
     recipe: Recipe | None, ranks_per_host: int | None, tuned: Tuned = UNTUNED
 ) -> Count | None:
-    """The number of the command line or else the recipe; None if neither has one."""
+    """Return the number set on the command line, or else in the recipe; None if neither is set."""
     if ranks_per_host is not None:
         return Count(ranks_per_host, "set with --ranks-per-host")
     if recipe is not None and recipe.ranks_per_host is not None:
@@ -45,14 +45,14 @@ def requested_count(
 def choose_counts(
     hosts: Sequence[Topology], requested: Count | None, batch: StepWorkload
 ) -> dict[str, Count]:
-    """The number of ranks on each host, by its name.
+    """Return the number of ranks on each host, by the host's name.
 
-    By default one for each NUMA node. Fewer, each with several whole nodes, if the batch has too
-    few samples, the host too little memory, or ranks of other hosts would wait for much smaller
-    ones. At least one.
+    The default is one rank for each NUMA node. There are fewer ranks, each with several whole
+    nodes, if the batch has too few samples, the host has too little memory, or ranks of other hosts
+    would wait for much smaller ranks. There is at least one rank.
 
     Raises:
-        PlanError: the command line requests more than a host has cores; names each such host.
+        PlanError: the command line requests more ranks than a host has cores; lists these hosts.
     """
     if requested:
         return _requested(hosts, requested)
@@ -99,7 +99,7 @@ def _requested(hosts: Sequence[Topology], requested: Count) -> dict[str, Count]:
 
 
 def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, int]:
-    """The most ranks with which each has a sample; one per host if there is no such number."""
+    """Return the most ranks with which each has a sample; 1 per host if there is no such number."""
     possible = {topology.host.name: topology.even_counts for topology in hosts}
     most = max(counts[0] for counts in possible.values())
     fitting: dict[str, int] = {}
@@ -111,7 +111,7 @@ def _for_the_batch(hosts: Sequence[Topology], batch: StepWorkload) -> dict[str, 
 
 
 def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]:
-    """The fastest counts for all hosts together, which wait for the smallest rank."""
+    """Return the counts that make all hosts together fastest; all wait for the smallest rank."""
 
     def cores_a_rank(one: Topology, ranks: int) -> float:
         return rank_cores(one, ranks) * (ACROSS_SOCKETS if ranks < one.host.sockets else 1)
@@ -131,7 +131,7 @@ def _balanced(hosts: Sequence[Topology], most: dict[str, int]) -> dict[str, int]
 def _in_memory(
     hosts: Sequence[Topology], most: dict[str, int], batch: StepWorkload
 ) -> dict[str, int]:
-    """The most ranks that fit into the memory of each host, as far as that is known."""
+    """Return the most ranks that fit into each host's memory, as far as the need is known."""
     world = 0
 
     def fits(topology: Topology, ranks: int) -> bool:
@@ -148,7 +148,7 @@ def _in_memory(
 def _most(
     hosts: Sequence[Topology], most: Mapping[str, int], good: Callable[[Topology, int], bool]
 ) -> dict[str, int]:
-    """The highest even count of each host that is not above its `most` and good, else one."""
+    """Return the highest good even count of each host up to its `most`, or 1."""
     highest = {}
     for topology in hosts:
         name = topology.host.name
@@ -158,7 +158,7 @@ def _most(
 
 
 def _reason(topology: Topology, ranks: int, why_fewer: str) -> str:
-    """Why a host has this number of ranks."""
+    """Return the reason why a host has this number of ranks."""
     used, unused = topology.used, topology.unused
     if topology.host.cores == 1:
         return "its CPU quota is too small for two" if topology.limited else "it has one core"

@@ -1,7 +1,7 @@
-"""The choice of sharding the optimizer over the ranks. Pure functions only.
+"""Decide whether the optimizer is sharded over the ranks. Pure functions only.
 
-With shards a step in bf16 sends fewer bytes, see `bytes_share`, and its own work is no more than
-without (bench/README.md), so it is faster where a step waits for the network.
+A step in bf16 sends fewer bytes with shards, see `bytes_share`, and computes no more than without
+(bench/README.md). It is therefore faster if a step waits for the network.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from ftcluster.planning.tuned import UNTUNED, Tuned
 from ftcluster.text.host_names import short_names
 from ftcluster_common.recipe import Recipe
 
-SLOW_MBITS = 2500  # up to this speed it was measured to be faster
-WORTH = 0.75  # of the bytes at most
+SLOW_MBITS = 2500  # sharding was measured to be faster up to this network speed
+WORTH = 0.75  # largest fraction of the unsharded traffic that is worth it
 
 
 def choose_sharding(
@@ -29,17 +29,17 @@ def choose_sharding(
     mbits: float | None,
     tuned: Tuned = UNTUNED,
 ) -> tuple[bool, str]:
-    """Decide whether each rank has only a part of the optimizer; return the reason, too.
+    """Decide whether each rank has only a part of the optimizer; return the choice and its reason.
 
     Args:
         recipe: None for a user's own script.
-        batch: without shards.
+        batch: the workload without shards.
         counts: the ranks of each host without shards.
-        sharded_counts: those with shards.
-        mbits: of the network between hosts, if that is known.
+        sharded_counts: the ranks of each host with shards.
+        mbits: speed of the network between hosts in Mbit/s, if known.
 
     Raises:
-        PlanError: the recipe requires it, and the run uses IPEX or takes local steps.
+        PlanError: the recipe requires sharding, but the run uses IPEX or takes local steps.
     """
     if recipe is None:
         return False, "the script decides"
@@ -72,7 +72,7 @@ def choose_sharding(
     ]
     if full:
         whole, part = batch.need(world_sharded), sharded.need(world_sharded)
-        assert whole  # else there would be no limit
+        assert whole  # otherwise there would be no limit
         assert part
         return True, (
             f"a rank needs {gigabytes(part.total)} instead of {gigabytes(whole.total)}, which "
@@ -89,12 +89,12 @@ def choose_sharding(
 
 
 def bytes_share(batch: StepWorkload) -> float:
-    """Return the bytes that a step in bf16 sends with shards, as a part of those without.
+    """Return the traffic of a step in bf16 with shards, relative to the traffic without shards.
 
-    Bytes a parameter, but for the rows of the batch: gradients and weights in bf16, embeddings'
-    gradients in fp32; without shards all gradients in fp32 twice, to be summed and back, and no
-    embeddings where they have gradients of rows only. A model that predicts tokens is taken as one
-    whose embeddings are its last layer too, and one that is not known as one without embeddings.
+    Bytes per parameter, ignoring the rows of the batch. With shards: gradients and weights in bf16,
+    and gradients of embeddings in fp32. Without: all gradients in fp32 twice, for the reduction and
+    back, except embeddings whose gradients only have rows. If a model predicts tokens, its
+    embeddings are assumed to be its last layer too. An unknown model is assumed to have none.
     """
     model = batch.model
     embeddings = model.vocabulary * model.features / model.parameters if model else 0.0

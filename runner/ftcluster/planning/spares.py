@@ -1,4 +1,4 @@
-"""Hosts that a plan has no ranks on: spares, which may replace a lost one, and drained ones.
+"""Plan the hosts without ranks: spares, which may replace a lost host, and drained hosts.
 
 Pure functions only.
 """
@@ -19,7 +19,7 @@ from ftcluster.text.plural import counted
 from ftcluster_common.recipe import Recipe
 
 BACK = "take one back: ftcluster hosts return HOST"
-# what all ranks have in common: attributes of a plan, and where they are set
+# attributes of a plan that all ranks share, and where they are set
 COMMON = {
     "precision": "precision in the recipe",
     "ipex": "training.use_ipex in the recipe",
@@ -30,10 +30,10 @@ COMMON = {
 
 
 def next_hosts(facts: ClusterFacts, nodes: int | None, count: int) -> tuple[HostFacts, ...]:
-    """The first `count` hosts after the first `nodes`; None for all hosts.
+    """Return the first `count` hosts after the first `nodes` hosts; None for all hosts.
 
     Raises:
-        UsageError: there are fewer, or only the head is before them, whose place none can take.
+        UsageError: there are fewer, or only the head precedes them, which no spare can replace.
     """
     nodes = nodes or len(facts.hosts)
     left = facts.hosts[nodes:]
@@ -59,18 +59,18 @@ def plan_with_spares(
     *,
     drained: Mapping[str, Drained],
 ) -> LaunchPlan:
-    """Decide who runs where, also on hosts that take the place of a lost one.
+    """Plan a launch, including the hosts that may replace a lost host.
 
     Each spare is planned in the place of the last host, with as many ranks.
 
     Args:
         facts: the hosts with ranks; the first one is the head.
-        spares: the others.
+        spares: the spare hosts.
         recipe, ranks_per_host, model, trains, tuned: see `plan`.
-        drained: hosts that have no ranks, by name.
+        drained: drained hosts, which have no ranks, by name.
 
     Raises:
-        PlanError: see `plan`; or the run would be another one with a spare.
+        PlanError: see `plan`; or a spare would change the run's settings.
     """
     decided = plan(facts, recipe, stacks, ranks_per_host, model, trains, tuned)
     without_ranks = [*_of_drained(drained)]
@@ -97,7 +97,7 @@ def plan_with_spares(
 
 
 def _of_drained(drained: Mapping[str, Drained]) -> Iterator[Decision]:
-    """Why hosts that are drained have no ranks."""
+    """Yield the reason why each drained host has no ranks."""
     for name, why in drained.items():
         words = f"{why.why}, since {why.since}; ftcluster hosts return {name} takes it back"
         yield Decision("drained", name, words)

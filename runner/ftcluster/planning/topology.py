@@ -1,4 +1,4 @@
-"""The cores of a host by their local memory, and those that ranks use. Pure functions only."""
+"""Group a host's cores by their local memory, and select those for ranks. Pure functions only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from ftcluster.cluster.facts import HostFacts
 from ftcluster_common.protocol.cpu_list import parse_cpus
 
 SMALL_NODE = 0.5  # a node with fewer cores, relative to the largest one, would slow down all
-LEAST_CORES = 8  # of a rank that is made for a socket of a node, or for a node's part of a quota
+LEAST_CORES = 8  # fewest cores for a rank on a socket of a node, or on a node's part of a quota
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Domain:
     """Cores with the same local memory.
 
     Attributes:
-        nodes: the NUMA nodes' numbers; several if the kernel emulates nodes with the same cores.
-        cpus: CPU numbers of the cores' first hardware threads, those of a socket together.
-        threads: CPU numbers of all their usable hardware threads, as far as these are known.
-        sockets: those that the cores are on.
-        hbm: the nodes of high-bandwidth memory that these cores are nearest to.
+        nodes: NUMA node numbers; several if the kernel emulates nodes with the same cores.
+        cpus: CPU numbers of the cores' first hardware threads, grouped by socket.
+        threads: CPU numbers of all usable hardware threads of the cores, as far as known.
+        sockets: the sockets of the cores.
+        hbm: the nodes of high-bandwidth memory that are nearest to these cores.
     """
 
     nodes: tuple[int, ...]
@@ -34,13 +34,13 @@ class Topology:
     """The cores of a host.
 
     Attributes:
-        domains: all of them, in the nodes' order.
-        used: those that ranks use by default.
-        limited: whether a quota allows less than all hardware threads.
+        domains: all domains, in the order of the nodes.
+        used: the domains that ranks use by default.
+        limited: True if a quota allows less than all hardware threads.
         even_counts: numbers of ranks with which each has equally many whole domains, the highest
             first. No rank spans sockets if there are at least as many ranks as sockets: for two
-            sockets with three nodes each, these are 6, 2 and 1. With a quota each has LEAST_CORES
-            of it, or is the only one.
+            sockets with three nodes each, these are 6, 2 and 1. Under a quota, each rank has
+            LEAST_CORES of it, or is the only one.
     """
 
     host: HostFacts
@@ -51,7 +51,7 @@ class Topology:
 
     @classmethod
     def of(cls, host: HostFacts) -> "Topology":
-        """The topology of a host."""
+        """Return the topology of a host."""
         domains = _domains(host)
         limited = host.cpu_quota is not None and host.cpu_quota < host.threads
         most = max(len(domain.cpus) for domain in domains)
@@ -71,11 +71,11 @@ class Topology:
 
     @property
     def unused(self) -> tuple[Domain, ...]:
-        """Those that would slow ranks down."""
+        """The domains that would slow ranks down."""
         return tuple(one for one in self.domains if one not in self.used)
 
     def with_cores_for(self, ranks: int) -> tuple[Domain, ...]:
-        """Those that are used by so many ranks: all where the used ones have too few cores."""
+        """Return the domains for `ranks` ranks: all if the used ones have too few cores."""
         return self.used if ranks <= _cores(self.used) else self.domains
 
 
@@ -84,11 +84,11 @@ def _cores(domains: Sequence[Domain]) -> int:
 
 
 def _domains(host: HostFacts) -> tuple[Domain, ...]:
-    """The cores of a host by their local memory, in the nodes' order.
+    """Return the cores of a host by their local memory, in the order of the nodes.
 
-    A node whose cores are on several sockets is divided by these where other nodes are on one each,
-    as it has the cores of a socket without memory; and where each socket has LEAST_CORES
-    cores, which a hypervisor's often have not.
+    A node with cores on several sockets is divided by socket in two cases. Either all other nodes
+    are on one socket each, so the node also has the cores of a socket without memory. Or each
+    socket has LEAST_CORES cores, which sockets of a hypervisor often lack.
     """
     socket_of = {
         cpu: int(socket)
@@ -113,7 +113,7 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
         threads = [cpu for text in node.socket_cpus.values() for cpu in parse_cpus(text)]
         new = domain((node.node,), sorted({*cpus, *threads}), hbm)
         shared = next((one for one in parts if set(one.cpus) & set(cpus)), None)
-        if shared:  # the same cores, as emulated nodes have
+        if shared:  # emulated nodes share their cores
             both = sorted({*shared.threads, *new.threads})
             new = domain(shared.nodes + new.nodes, both, shared.hbm + hbm)
             parts[parts.index(shared)] = new
@@ -135,7 +135,7 @@ def _domains(host: HostFacts) -> tuple[Domain, ...]:
 
 
 def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[list[Domain]]:
-    """So many groups of equally many domains, each of those nearest to its first one."""
+    """Return `count` groups of equally many domains, each with the domains nearest to its first."""
     at = {node.node: index for index, node in enumerate(host.numa)}
     groups, left = [], list(used)
     while left:
@@ -155,7 +155,7 @@ def near_groups(host: HostFacts, used: Sequence[Domain], count: int) -> list[lis
 
 
 def _apart(groups: Sequence[Sequence[Domain]]) -> bool:
-    """Whether no socket has domains of two groups, one of which spans sockets."""
+    """Return True if no socket has domains of two groups, one of which spans sockets."""
     sockets = [{socket for domain in group for socket in domain.sockets} for group in groups]
     return all(
         len(own) == 1 or not any(own & other for other in sockets if other is not own)

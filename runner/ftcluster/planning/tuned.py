@@ -1,4 +1,4 @@
-"""Fields of a recipe that `ftcluster tune` has found for these hosts. Pure functions only."""
+"""Apply the fields of a recipe that `ftcluster tune` has found for hosts. Pure functions only."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,22 +13,22 @@ TRAINING = "training."
 
 @dataclass(frozen=True)
 class Tuned:
-    """The fields of a recipe that were measured instead of being decided.
+    """The fields of a recipe that were measured rather than decided by the plan.
 
     Attributes:
-        settings: values of fields; a field of the section `training` has its name before it.
-        why: the reason of the decisions that they make.
+        settings: values of fields; fields of the section `training` have its name as a prefix.
+        why: the reason that decisions based on these fields show.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     why: str = ""
 
     def reason(self, recipe: Recipe, name: str) -> str:
-        """Where a field of a recipe was set."""
+        """Return where a field of a recipe was set."""
         return self.why if name in self.settings else f"set in recipe {recipe.name}"
 
     def applied_to(self, recipe: Recipe) -> Recipe:
-        """The recipe with these settings."""
+        """Return the recipe with these settings."""
         top: dict[str, Any] = {}
         training: dict[str, Any] = {}
         for name, value in self.settings.items():
@@ -41,7 +41,7 @@ UNTUNED = Tuned()
 
 
 def written(settings: Mapping[str, Any]) -> str:
-    """Settings as the command line takes them.
+    """Return settings in the form of command-line arguments.
 
     >>> written({"ranks_per_host": 2, "training.shard_optimizer": True})
     'ranks_per_host=2 training.shard_optimizer=true'
@@ -58,7 +58,7 @@ def choose_tuned(
 ) -> tuple[Tuned, tuple[str, str] | None]:
     """Return the tuned fields for a recipe on hosts, and the value and reason of a decision.
 
-    None in place of the decision where this recipe was never tuned.
+    The decision is None if this recipe was never tuned.
     """
     now = hosts_of(hosts)
     same = [tuning for tuning in tunings if tuning.recipe == recipe_of(recipe)]
@@ -75,13 +75,13 @@ def choose_tuned(
     if same:
         newest = max(same, key=lambda tuning: tuning.date)
         differs = _difference(newest.hosts, now)
-        why = f"that of {newest.date} was on other hosts: {differs}; ftcluster tune measures again"
+        why = f"the tuning of {newest.date} was on other hosts: {differs}; renew it: ftcluster tune"
         return UNTUNED, ("none", why)
     return UNTUNED, None
 
 
 def _difference(then: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """Name the first difference between the hosts of a tuning and those of now."""
+    """Return the first difference between the hosts of a tuning and the current hosts."""
     names, others = ([str(host["name"]) for host in some] for some in (then, now))
     if names != others:
         return f"{', '.join(names)}, now {', '.join(others)}"

@@ -1,1 +1,1 @@
-"""Recipes: what is trained, on what, and how."""
+"""Recipes: the model, data and settings of a training."""

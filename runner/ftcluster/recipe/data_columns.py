@@ -1,4 +1,4 @@
-"""Which columns of data of this machine a task reads, and what for."""
+"""Find the columns that a task reads from data of this machine, and their uses."""
 
 from pathlib import Path
 
@@ -24,21 +24,21 @@ ENCODINGS = {"cp1252": "Windows-1252", "utf-16": "UTF-16"}
 
 
 def find_columns(recipe: Recipe, purpose: Purpose = "train") -> Columns:
-    """The columns that the task reads; empty where this machine cannot tell.
+    """Return the columns that the task reads; empty if this machine cannot read the data.
 
-    It can for files of CSV, TSV, JSON and JSONL here; Parquet and data of the Hub only hosts read.
+    It reads local CSV, TSV, JSON and JSONL files. Only hosts read Parquet and data of the Hub.
     """
     names = header(recipe, purpose)
     try:
         files = files_of(Path(recipe.data)) if names else {}
         options = options_for(files, recipe.options, purpose)
         return recipe.spec.column_uses(options, names, purpose != PREDICT) if names else {}
-    except DataError:  # check_data says more of it
+    except DataError:  # check_data reports the details
         return {}
 
 
 def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
-    """All columns of the data; empty where this machine cannot tell."""
+    """Return all columns of the data; empty if this machine cannot read them."""
     path, options = Path(recipe.data), recipe.options
     if not path.exists() or (TEXT in recipe.spec.file_kinds and texts_of(path)):
         return []
@@ -54,7 +54,7 @@ def header(recipe: Recipe, purpose: Purpose = "train") -> list[str]:
 
 
 def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
-    """Which files are not UTF-8, and what they are read as; which texts are not read."""
+    """Return notes on files that are not UTF-8, with their encoding, and on texts not read."""
     if TEXT in recipe.spec.file_kinds and (texts := texts_of(Path(recipe.data))):
         left = [file.name for split in texts.keys() - {TRAIN, VALIDATION} for file in texts[split]]
         return (f"not read, because of their names: {', '.join(left)}",) if left else ()
@@ -63,7 +63,7 @@ def file_notes(recipe: Recipe, purpose: Purpose = "train") -> tuple[str, ...]:
         splits = used_splits(files, recipe.options, purpose) if files else ()
         tables = [f for name in splits for f in files.get(name, ()) if kind_of(f) in DELIMITED]
         encodings = [(file.name, encoding_of(file)) for file in tables]
-    except DataError:  # check_data says more of it
+    except DataError:  # check_data reports the details
         return ()
     return tuple(
         f"{name} is not UTF-8 and is read as {ENCODINGS[encoding]}"

@@ -1,4 +1,4 @@
-"""What the files of data of this machine have, as far as it can tell without a tokenizer."""
+"""Count the rows and classes of local data, as far as possible without a tokenizer."""
 
 import hashlib
 import json
@@ -30,15 +30,15 @@ from ftcluster_common.tasks.row_review import RowReview
 def count_rows(
     recipe: Recipe, columns: Columns, purpose: Purpose = "train"
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The sets of data that `check_data` has accepted, and what a user should know of them.
+    """Return the sets of data that `check_data` has accepted, and notes for the user.
 
     Args:
-        columns: that are read, by what they are for.
+        columns: the columns that are read, by their use.
 
     Returns:
-        For each set `set`, `rows`, `classes` with their rows and, of one beside the training set,
-        `duplicates`: how many of its rows are read alike there. None of Parquet, of texts and of
-        the Hub, which hosts read.
+        For each set `set`, `rows`, `classes` with their rows and, except for the training set,
+        `duplicates`: the number of its rows that also occur in the training set. Nothing for
+        Parquet, texts and the Hub, which hosts read.
     """
     path = Path(recipe.data)
     files = files_of(path) if path.exists() and header(recipe, purpose) else {}

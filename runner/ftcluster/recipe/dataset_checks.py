@@ -1,4 +1,4 @@
-"""Checks of data of this machine: each file and line has the form that the task needs."""
+"""Check local data: each file and line must have the form that the task needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,21 +24,21 @@ from ftcluster_common.recipe import Recipe
 from ftcluster_common.tasks.registry import spec_of
 from ftcluster_common.tasks.spec import Options
 
-MAX_PROBLEMS = 10  # of a file
-PARQUET_MARK = b"PAR1"  # its first bytes
+MAX_PROBLEMS = 10  # maximum number of problems to show per file
+PARQUET_MARK = b"PAR1"  # first bytes of a Parquet file
 
-MakeCheck = Callable[[Sequence[str]], CheckRow]  # of the columns of a file
+MakeCheck = Callable[[Sequence[str]], CheckRow]  # makes a check for the columns of a file
 
 PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip", ".7z")
 
 
 def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Make sure that a file or a folder holds data in the form that the recipe's task needs.
+    """Check that a file or a folder holds data in the form that the recipe's task needs.
 
-    Of files of Parquet, which only hosts can read, the rows are checked there.
+    Only hosts can read Parquet, so they check its rows.
 
     Raises:
-        InputError: every problem found, each with file and line.
+        InputError: the data have problems; lists each with file and line.
     """
     if not path.exists():
         raise InputError(
@@ -70,7 +70,7 @@ def check_data(path: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) -> Options:
-    """The fields of the task with what the first rows of these files say."""
+    """Return the task's fields, completed from the first rows of these files."""
     if purpose == PREDICT or not files:
         return options
     split = next((name for name in used_splits(files, options, purpose) if name in files), "")
@@ -78,7 +78,7 @@ def options_for(files: Mapping[str, Files], options: Options, purpose: Purpose) 
     rows = (row for _, row in Table(readable).with_places() if not isinstance(row, DataError))
     try:
         decided: Options = spec_of(options).with_rows(options, rows)
-    except DataError:  # who checks the rows says more of it
+    except DataError:  # the check of the rows reports the details
         return options
     return decided
 
@@ -91,7 +91,7 @@ def _no_data(path: Path, file_kinds: Sequence[str]) -> str:
 
 
 def used_splits(files: Mapping[str, Files], options: Options, purpose: Purpose) -> tuple[str, ...]:
-    """The sets that the task reads; all others may be as they are."""
+    """Return the sets that the task reads; other sets are not checked."""
     if purpose != "train" and len(files) == 1:
         return tuple(files)
     if purpose == PREDICT:
@@ -121,11 +121,11 @@ def _listing(folder: Path) -> str:
 
 
 def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
-    """The problems of a file with rows."""
+    """Return the problems of a file with rows."""
     if kind_of(file) == PARQUET:
         with file.open("rb") as content:
             good = content.read(len(PARQUET_MARK)) == PARQUET_MARK
-        return [] if good else [f"{file} is not a file of Parquet"]
+        return [] if good else [f"{file} is not a Parquet file"]
     problems: list[str] = []
     check: CheckRow | None = None
     try:
@@ -135,7 +135,7 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
             else:
                 try:
                     check = check or make_check(list(row))
-                except DataError as error:  # so will all other rows
+                except DataError as error:  # all other rows would fail too
                     return [*problems, f"{where}: {error}"]
                 problem = check(row)
                 problems += [f"{where}: {problem}"] if problem else []
@@ -145,5 +145,5 @@ def _check_rows(file: Path, make_check: MakeCheck) -> list[str]:
                 ]  # fmt: skip
     except DataError as error:
         problems.append(str(error))
-    without = "has no rows" if file.stat().st_size else "is empty"  # a line of names is no row
+    without = "has no rows" if file.stat().st_size else "is empty"  # a header is not a row
     return problems if problems or check else [f"{file} {without}"]

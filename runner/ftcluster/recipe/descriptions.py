@@ -1,4 +1,4 @@
-"""Descriptions of a dataclass's fields, which stand below `Attributes:` of its docstring."""
+"""Read the descriptions of a dataclass's fields from `Attributes:` in its docstring."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ _ENTRY = re.compile(r"    (\w+): (.+)")
 
 
 def descriptions_of(kind: type) -> dict[str, str]:
-    """Return the descriptions of a dataclass's fields by name, also of those that it inherits."""
+    """Return the descriptions of a dataclass's fields by name, including inherited fields."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         found |= attributes(base.__doc__ or "")

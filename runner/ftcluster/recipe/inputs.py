@@ -1,4 +1,4 @@
-"""Checks of the files and folders of this machine that a recipe names, and their copies' names."""
+"""Check the local files and folders that a recipe names, and name their copies on hosts."""
 
 import difflib
 import hashlib
@@ -24,9 +24,9 @@ from ftcluster_common.models.sentence_modules import read_modules
 from ftcluster_common.protocol.job import Purpose
 from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, split_revision
 
-NEAR = 0.8  # how alike a name is that is probably meant
-LIKE = 0.75  # how alike an ending is that is probably mistyped: .cvs, .jsn, .paquet
-# endings of files with rows, of archives of them, and of what ftcluster does not read
+NEAR = 0.8  # similarity from which a name is suggested
+LIKE = 0.75  # similarity from which an extension counts as mistyped: .cvs, .jsn, .paquet
+# extensions of files with rows, of archives, and of files that ftcluster does not read
 DATA_ENDINGS = (*TABLES, CONLL, TEXT, ".gz", ".zst", ".zip", ".xz", ".bz2", ".tar", ".xlsx", ".xls",
                 ".arrow", ".feather", ".pkl", ".yaml", ".yml", ".xml", ".ndjson")  # fmt: skip
 # what to do if a folder of the recipe does not exist, by field
@@ -43,20 +43,21 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.jso
               "spiece.model", "tokenizer.model", "sentencepiece.bpe.model")  # fmt: skip
 ADAPTERS, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CHAT_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
-# model types that read a text in both directions, unless their configuration has is_decoder; of all
-# others the ranks find out
+# encoders: model types that read a text in both directions, unless their configuration has
+# is_decoder; the ranks check all other types
 ENCODERS = frozenset(
     {"albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert",
      "mpnet", "roberta", "xlm-roberta"}
 )  # fmt: skip
-STATE = ("manifest.json", "state.json", "state.safetensors")  # of a checkpoint
+STATE = ("manifest.json", "state.json", "state.safetensors")  # files of a checkpoint
 
 
 def copy_name(path: Path) -> str:
-    """A name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e.
+    """Return a name that changes with a file or a folder's files: mrpc-4f7d1c0b2a9e.
 
     Raises:
-        InputError: it has what is not copied, such as a link that leads out of it; names all.
+        InputError: the folder has entries that are not copied, such as a link that leads out of
+            it; lists all of them.
     """
     digest = hashlib.sha256()
     try:
@@ -73,10 +74,10 @@ def copy_name(path: Path) -> str:
 
 
 def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Check the files and folders of this machine that a recipe names; names of the Hub are left.
+    """Check the local files and folders that a recipe names; names on the Hub are not checked.
 
     Raises:
-        InputError: all problems of all of them.
+        InputError: the inputs have problems; lists all of them.
     """
     problems: list[InputError] = []
     checks: dict[str, Callable[[Path], None]] = {
@@ -103,17 +104,17 @@ def check_inputs(recipe: Recipe, purpose: Purpose = "train") -> None:
 
 
 def is_elsewhere(value: str) -> bool:
-    """Return whether a value has the form of generated data, a type or a package."""
+    """Return True if a value has the form of generated data, a model type or a package."""
     return value.startswith((GENERATED, BY_TYPE, PACKAGE))
 
 
 def on_the_hub(value: str) -> bool:
-    """Return whether data or a model are a name of the Hub: no file here has that name."""
+    """Return True if data or a model are a name on the Hub: no local file has that name."""
     return not is_elsewhere(value) and not Path(value).exists()
 
 
 def hub_notes(recipe: Recipe) -> list[str]:
-    """Return a note that names the recipe's data and models that only the Hub can have."""
+    """Return a note that lists the recipe's data and models that only the Hub can have."""
     values = {field: getattr(recipe, field) for field in ("data", "model", "tokenizer", "teacher")}
     names = [
         f"{field} {value}"
@@ -130,11 +131,11 @@ def hub_notes(recipe: Recipe) -> list[str]:
 
 
 def check_exists(field: str, value: str) -> None:
-    """Make sure that a value is a path of this machine, or may be a name of the Hub.
+    """Check that a value is a local path that exists, or may be a name on the Hub.
 
     Raises:
-        InputError: it can only be a path, or is nearly one, and does not exist; or it is a path
-            with a revision, which only names of the Hub have.
+        InputError: the value can only be a path, or resembles a path, and does not exist; or it is
+            a path with a revision, which only names on the Hub have.
     """
     path = Path(value)
     if path.exists():
@@ -166,17 +167,17 @@ def check_exists(field: str, value: str) -> None:
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """Return the name that is spelt most like another one, with its ending or without; or ""."""
+    """Return the most similar name, compared with and without its extension; or ""."""
     spelt = {form: there for there in names for form in (there, Path(there).stem)}
     close = difflib.get_close_matches(name, spelt, n=1, cutoff=NEAR)
     return spelt[close[0]] if close else ""
 
 
 def _names_a_file(field: str, path: Path) -> bool:
-    """Return True if a name ends as files of data, or of weights, do; also with letters mixed up.
+    """Return True if a name has the extension of a data or weight file, even a mistyped one.
 
-    Names on the Hub end otherwise: the end of `bert-v1.5` has no letters, and that of `c4.en` is
-    like no file's.
+    Names on the Hub end differently: the end of `bert-v1.5` has no letters, and that of `c4.en`
+    resembles no file's.
     """
     ending = path.suffix.lower()
     if field != "data":
@@ -187,10 +188,10 @@ def _names_a_file(field: str, path: Path) -> bool:
 
 
 def check_checkpoint(value: str) -> None:
-    """Make sure that a training can be continued from a folder of this machine.
+    """Check that a training can continue from a folder of this machine.
 
     Raises:
-        InputError: it is no checkpoint of ftcluster, nor can it be a path on the head.
+        InputError: the folder is not a checkpoint of ftcluster, and is no path on the head.
     """
     if not value or (not Path(value).exists() and value.startswith("/")):
         return  # the ranks look for it on the head
@@ -209,15 +210,15 @@ def check_checkpoint(value: str) -> None:
 
 
 def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train") -> None:
-    """Make sure that `from_pretrained` can read a folder.
+    """Check that `from_pretrained` can read a folder.
 
     Training from scratch needs only a configuration. No tokenizer is needed if the recipe names
-    one, or if one is trained on the data. Trained adapters are used with their base, which the
-    hosts look for.
+    one, or if one is trained on the data. Trained adapters are used with their base model, which
+    the hosts find.
 
     Raises:
-        InputError: it is no folder, lacks its configuration, weights or tokenizer, or has a model
-            of another kind than the task needs.
+        InputError: it is not a folder, lacks its configuration, weights or tokenizer, or has a
+            model of another kind than the task needs.
     """
     if not folder.is_dir():
         raise InputError(f"model {folder} is not a folder")
@@ -267,7 +268,7 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
         )
     if recipe.spec.model_kind == "encoder-decoder" and kind in ENCODERS:
         raise InputError(
-            f"model {folder} is a {kind} model, an encoder: it has nothing that writes a text",
+            f"model {folder} is a {kind} model, an encoder: it cannot generate text",
             "use an encoder with a decoder, such as google/flan-t5-small or facebook/bart-base",
         )
     if not recipe.tokenizer and recipe.spec.uses_chat_template(recipe.options):
@@ -280,10 +281,10 @@ def check_model_folder(folder: Path, recipe: Recipe, purpose: Purpose = "train")
 
 
 def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
-    """Make sure that a folder has a tokenizer, and a chat template if the task needs one.
+    """Check that a folder has a tokenizer, and a chat template if the task needs one.
 
     Raises:
-        InputError: it has none.
+        InputError: it has no tokenizer or no chat template.
     """
     if not _has_one_of(folder, TOKENIZERS):
         raise InputError(f"{folder} has no tokenizer (one of {', '.join(TOKENIZERS)})")
@@ -291,7 +292,7 @@ def check_tokenizer_folder(folder: Path, recipe: Recipe) -> None:
         raise InputError(
             f"{folder} has no chat template (in {', '.join(CHAT_TEMPLATES)})",
             "use a model or a tokenizer that has one (--model DIR, tokenizer=DIR); prompts and "
-            "completions are also learned without one: chat_template=false",
+            "completions can also be trained without one: chat_template=false",
         )
 
 

@@ -1,9 +1,9 @@
-"""Checks a model's folder before a library loads it: nothing in it may run, or fetch code.
+"""Check a model's folder before a library loads it: nothing in it may run or download code.
 
-Libraries run code of a model in several ways: Python files that a configuration names, weights
-that are pickled, classes by their dotted names, kernels of the Hub. A training of ftcluster writes
-none of these, so only what it writes is allowed: files of known kinds, and settings without such
-names. Weights, texts and tokens stay what others made them.
+Libraries can run a model's code in several ways: Python files that a configuration names, pickled
+weights, classes by their dotted names, and kernels of the Hub. A training of ftcluster writes none
+of these, so only its own output is allowed: files of known kinds, and settings without such names.
+The contents of weights, texts and tokens are not checked.
 """
 
 import os
@@ -20,27 +20,28 @@ from ftcluster_common.models.sentence_modules import LENGTH, MODULES, read_modul
 from ftcluster_common.models.trained_model import FILE, ROWS
 from ftcluster_common.recipe import split_revision
 
-# of weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read
+# weights, tokenizers and texts; a pickle (*.bin, *.pt) may call any function while it is read
 KNOWN_ENDS = (
     ".json", ".safetensors", ".txt", ".model", ".jinja", ".md", ".spm", ".vocab", ".codes", ".bpe",
     ".tiktoken",
 )  # fmt: skip
 KNOWN_NAMES = (ROWS, "LICENSE", "NOTICE", ".gitattributes", ".gitignore")
-# large files of the tokenizer, whose keys are texts of tokens, and files without settings
+# large tokenizer files, whose keys are texts of tokens, and files without settings
 NO_SETTINGS = ("tokenizer.json", "vocab.json", "added_tokens.json", MODULES, FILE)
 NAMES_CODE = ("auto_map", "custom_pipelines", "auto_mapping", "trust_remote_code")
 ACTIVATIONS = ("activation_fn", "sbert_ce_default_activation_function")
 ACTIVATION = re.compile(r"torch\.nn\.(modules\.\w+\.)?(Identity|ReLU|Sigmoid|Softmax|Tanh)")
-# what a training writes of adapters, and peft itself; it imports megatron_core, whatever that is
+# settings that a training and peft write for adapters; peft imports the module that the setting
+# megatron_core names
 OF_ADAPTERS = (
     "base_model_name_or_path", "revision", "bias", "fan_in_fan_out", "inference_mode", "lora_alpha",
     "lora_dropout", "modules_to_save", "r", "target_modules", "task_type", "use_rslora",
     "peft_version", "qalora_group_size",
 )  # fmt: skip
 PEFT_DEFAULTS = {"init_lora_weights": True, "megatron_core": "megatron.core", "peft_type": "LORA"}
-IMPLEMENTATION = "_implementation"  # ends the names of settings that may name a kernel of the Hub
+IMPLEMENTATION = "_implementation"  # suffix of settings that may name a kernel of the Hub
 LENGTH_KEYS = {"max_seq_length", "do_lower_case"}
-INDEX = ".index.json"  # ends the names of lists of a model's weights
+INDEX = ".index.json"  # suffix of files that list a model's weights
 WEIGHTS = re.compile(r"[\w-]+(\.[\w-]+)*\.safetensors", re.ASCII)
 ON_THE_HUB = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 MOST_FILES = 10_000
@@ -65,7 +66,7 @@ def unknown_files(folder: Path) -> list[str]:
 
 
 def code_problems(folder: Path) -> list[str]:
-    """Return why a model's folder is not loaded: all files and settings that may run code."""
+    """Return why a model's folder must not be loaded: all files and settings that may run code."""
     problems = []
     if unknown := unknown_files(folder):
         problems.append(f"files that no training writes: {listed(unknown)}")
@@ -99,7 +100,7 @@ def listed(names: list[str]) -> str:
 
 
 def _settings_with_code(settings: Any) -> Iterator[str]:
-    """Find settings, at any depth, by which a library imports or downloads code."""
+    """Yield settings, at any depth, by which a library imports or downloads code."""
     if isinstance(settings, list):
         for part in settings:
             yield from _settings_with_code(part)
@@ -121,7 +122,7 @@ def _settings_with_code(settings: Any) -> Iterator[str]:
 
 
 def _of_index(name: str, files: Any) -> Iterator[str]:
-    """Check that an index names weights beside it, which are no pickles."""
+    """Yield a problem if an index names files other than safetensors weights beside it."""
     names = [*files.values()] if isinstance(files, dict) else [files]
     others = [one for one in names if not isinstance(one, str) or not WEIGHTS.fullmatch(one)]
     if others:
@@ -136,7 +137,7 @@ def _of_modules(folder: Path) -> Iterator[str]:
 
 
 def _of_adapters(folder: Path) -> Iterator[str]:
-    """Check the model that adapters are added to, which their file names and libraries load."""
+    """Check the base model that an adapter's configuration names, because libraries load it."""
     if not (folder / ADAPTERS).is_file():
         return
     try:
@@ -161,4 +162,4 @@ def _of_adapters(folder: Path) -> Iterator[str]:
         else:
             yield from (f"{base}: {what}" for what in code_problems(Path(base)))
     elif not ON_THE_HUB.fullmatch(split_revision(base)[0]):
-        yield f"{ADAPTERS} names {base[:200]!a}, which is no folder here and no name of the Hub"
+        yield f"{ADAPTERS} names {base[:200]!a}, neither a folder here nor a name on the Hub"

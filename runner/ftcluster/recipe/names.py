@@ -1,6 +1,6 @@
-"""Which field of a recipe a name means: those of Hugging Face's scripts, and the nearest one.
+"""Map a name to a recipe's field: names from Hugging Face's scripts, and the nearest field's name.
 
-What a recipe cannot set is in `ftcluster.recipe.unsupported`.
+Arguments that a recipe cannot set are in `ftcluster.recipe.unsupported`.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from typing import Any
 from ftcluster.recipe.unsupported import UNSUPPORTED
 
 SECTION = "training."
-# of run_glue, run_classification, run_qa and run_clm, of previous transformers, and of DeepSpeed
+# names in run_glue, run_classification, run_qa and run_clm, older transformers, and DeepSpeed
 OTHER_NAMES: Mapping[str, str] = {
     "model_name_or_path": "model",
     "tokenizer_name": "tokenizer",
@@ -29,22 +29,22 @@ OTHER_NAMES: Mapping[str, str] = {
     "per_gpu_train_batch_size": "training.per_device_train_batch_size",
     "evaluation_strategy": "training.eval_strategy",
     "xpu_backend": "training.ddp_backend",
-    # of run_summarization and run_translation
+    # names in run_summarization and run_translation
     "summary_column": "target_column",
     "generation_max_length": "max_new_tokens",
     "val_max_target_length": "max_new_tokens",
     "generation_num_beams": "num_beams",
-    # of sentence-transformers
+    # names in sentence-transformers
     "anchor_column": "query_column",
     "pooling_mode": "pooling",
     "normalize_embeddings": "normalize",
 }
-# arguments with another name and other values here: the field, and its value for each of theirs
+# arguments with another name and other values here: the field, and its value for each value
 OTHER_VALUES: Mapping[str, tuple[str, Mapping[Any, str]]] = {
     "bf16": ("precision", {True: "bf16", False: "fp32"}),
     "mixed_precision": ("precision", {"bf16": "bf16", "no": "fp32", False: "fp32"}),
 }
-# values that say what ftcluster does anyway; any other value is refused, see `unsupported`
+# values that describe what ftcluster does anyway; any other value is refused, see `unsupported`
 SWITCHED_ON = (
     "do_train", "do_eval", "use_cpu", "no_cuda", "remove_unused_columns", "save_safetensors",
 )  # fmt: skip
@@ -57,9 +57,9 @@ ZERO = ("dataloader_num_workers", "eval_delay")
 
 
 def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] | None:
-    """A recipe's key and value that a name and its value mean; None where it changes nothing.
+    """Return the recipe's key and value for a name and its value; None if they change nothing.
 
-    Unknown names are returned as they are.
+    Unknown names are returned unchanged.
 
     >>> meaning_of("learning_rate", 2e-5, ["training.learning_rate"])
     ('training.learning_rate', 2e-05)
@@ -81,7 +81,7 @@ def meaning_of(name: str, value: Any, keys: Collection[str]) -> tuple[str, Any] 
 
 
 def nearest(name: str, keys: Collection[str]) -> str:
-    """The key whose last part is spelt like that of a name, or has its letters or its word; or "".
+    """Return the key most like a name, by spelling, initials or a word of its last part; or "".
 
     >>> nearest("training.epochs", ["seed", "training.num_train_epochs"])
     'training.num_train_epochs'
@@ -101,7 +101,7 @@ def nearest(name: str, keys: Collection[str]) -> str:
 
 
 def is_argument(name: str, keys: Collection[str]) -> bool:
-    """Return whether a name is a recipe's key, or an argument of transformers with an answer."""
+    """Return True for a recipe's key, and for an argument of transformers with an explanation."""
     return (
         name in keys
         or f"{SECTION}{name}" in keys
@@ -112,5 +112,5 @@ def is_argument(name: str, keys: Collection[str]) -> bool:
 
 
 def is_switch(name: str) -> bool:
-    """Return whether an argument that is no key of a recipe takes true or false."""
+    """Return True if an argument that is not a recipe's key takes true or false."""
     return name in (*SWITCHED_ON, *SWITCHED_OFF, "bf16")

@@ -1,4 +1,4 @@
-"""Values of `key=value` on a command line, read by the type of the recipe's field."""
+"""Parse the values of `key=value` on a command line by the type of the recipe's field."""
 
 import re
 import types
@@ -11,18 +11,18 @@ from ftcluster_common.data.numbers import read_decimal
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 QUOTES = "\"'"
-# an element of a list: in quotes, or all up to the next comma
+# an element of a list: in quotes, or everything up to the next comma
 ELEMENT = re.compile(r"""(?:^|,)\s*("[^"]*"|'[^']*'|[^,]*?)\s*(?=,|$)""")
 NO_VALUE = object()
 
 
 def read_override(raw: str, kind: Any) -> Any:
-    """Return what `raw` means for a field of type `kind`.
+    """Return the value of `raw` for a field of type `kind`.
 
-    A text is what was typed, blanks and all; in quotes it is what YAML reads. The elements of a
-    list are separated by commas, with or without brackets around them. `null` is nothing, and a
-    number has ASCII digits. A value that fits no part of the type is returned as text, which the
-    field's check then refuses.
+    Unquoted text is taken literally, including blanks; quoted text is read as YAML. The elements
+    of a list are separated by commas, with or without brackets. `null` is None, and numbers have
+    ASCII digits. A value that fits no part of the type is returned as text, which the field's
+    check then refuses.
 
     >>> read_override("query: ", str | None), read_override("null", str | None)
     ('query: ', None)
@@ -50,7 +50,7 @@ def _alternatives(kind: Any) -> Iterator[Any]:
 
 
 def _read(raw: str, kind: Any) -> Any:
-    """Return the value of a type that is no union, or NO_VALUE."""
+    """Return the value for a type that is not a union, or NO_VALUE."""
     origin, text = typing.get_origin(kind), raw.strip()
     if origin is Literal:
         return _choice(_unquoted(text), typing.get_args(kind))
@@ -74,12 +74,12 @@ def _read(raw: str, kind: Any) -> Any:
 def _choice(text: str, allowed: Sequence[Any]) -> Any:
     switch = SWITCHES.get(text.lower())
     if switch is False and "no" in allowed and False not in allowed:
-        return "no"  # as in a file, where YAML 1.1 reads no as false
+        return "no"  # as in a file, because YAML 1.1 reads no as false
     return next((one for one in allowed if one in (text, switch)), NO_VALUE)
 
 
 def _unquoted(raw: str) -> str:
-    """Return a text without the quotes around all of it; others are part of the text."""
+    """Return a text without quotes that enclose all of it; inner quotes are part of the text."""
     if len(raw) > 1 and raw[0] in QUOTES and raw[-1] == raw[0]:
         value = read_value(raw)
         if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""Training recipes: YAML files that are checked as a whole before anything runs.
+"""Read training recipes: YAML files that are checked as a whole before anything runs.
 
-Every error of a recipe is reported at once, with file and line, and with what is allowed.
+All errors of a recipe are reported at once, with file and line, and with the allowed values.
 """
 
 import difflib
@@ -28,26 +28,26 @@ from ftcluster_common.recipe import BY_TYPE, GENERATED, Recipe, Training
 from ftcluster_common.tasks.registry import DEFAULT_TASK, TASKS, AnyTask, task_names
 from ftcluster_common.tasks.spec import Contradiction
 
-# for any data, by task
+# recipes for any data, by task
 RECIPES = {name: spec.recipe for name, spec in TASKS.items() if spec.recipe}
 SECTIONS = ("training", "config_overrides")
 MAX_RECIPE_BYTES = 1 << 20
 MAX_PATH_BYTES = 4096  # PATH_MAX
 NOT_TEXT = "has characters that are not text"
 OWN_TASK = "a task of your own needs the file that defines it: --task FILE.py"
-Given = tuple[str, Any, str]  # a key, its value, and where it is set
+Given = tuple[str, Any, str]  # a key, its value, and the place where it is set
 
 
 def known_recipes() -> dict[str, Path]:
-    """The recipes that came with the package, by name."""
+    """Return the recipes that came with the package, by name."""
     return {path.stem: path for path in sorted(bundled("recipes").glob("*.yml"))}
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe given by name or path.
+    """Return the file of a recipe by its name or path.
 
     Raises:
-        RecipeError: there is none, with the known ones and the nearest; or it is a script.
+        RecipeError: there is no such recipe (suggests the nearest), or the file is a script.
     """
     recipes = known_recipes()
     if name in recipes:
@@ -56,7 +56,7 @@ def find_recipe(name: str) -> Path:
     if path.suffix == ".py":
         raise RecipeError(f"{name} is a script, not a recipe", f"ftcluster run -- {name}")
     if path.suffix in (".yml", ".yaml") or "/" in name:
-        if path.exists():  # `recipe_text` says what else it is
+        if path.exists():  # `recipe_text` reports anything but a file
             return path
         raise RecipeError(
             f"recipe file {name} does not exist in {path.parent.absolute()}",
@@ -83,13 +83,13 @@ def load_recipe(
     """Read a recipe by name or path and apply `key=value` overrides (`training.seed=7`).
 
     Args:
-        name: a shipped recipe, or a path.
-        overrides: groups of `key=value`; each has a higher rank than those before it.
-        remembered: further values, which replace the file's and which overrides may replace.
+        name: name of a shipped recipe, or a path.
+        overrides: groups of `key=value`; later groups override earlier ones.
+        remembered: further values, which override the file's and are overridden by `overrides`.
         metrics: names of the user's own metrics.
 
     Raises:
-        RecipeError: every unknown key, wrong type and impossible value, each with file and line.
+        RecipeError: keys are unknown, or values invalid; lists all of them with file and line.
     """
     path = find_recipe(name)
     text = recipe_text(path)
@@ -97,10 +97,10 @@ def load_recipe(
 
 
 def recipe_text(path: Path) -> str:
-    """The text of a recipe's file.
+    """Return the text of a recipe's file.
 
     Raises:
-        RecipeError: it is no file, too large or not text.
+        RecipeError: it is not a file, is too large, or is not text.
     """
     try:
         return read_given(path, MAX_RECIPE_BYTES)
@@ -115,16 +115,16 @@ def parse_recipe(
     remembered: Sequence[Given] = (),
     metrics: Sequence[str] = (),
 ) -> Recipe:
-    """The pure part of `load_recipe`: text in, Recipe out.
+    """Parse and check a recipe's text; the pure part of `load_recipe`.
 
     Args:
-        source: the file's name, for messages; its stem names the recipe.
-        overrides: groups of `key=value`, each with a higher rank than those before it. A field's
-            type decides how its value is read. Within a group a key may be set once.
+        source: name of the file, for messages; its stem is the recipe's name.
+        overrides: groups of `key=value`; later groups override earlier ones. A field's type decides
+            how its value is read. Within a group a key may be set once.
         remembered, metrics: see `load_recipe`.
 
     Raises:
-        RecipeError: as in `load_recipe`.
+        RecipeError: the recipe is not valid, see `load_recipe`.
     """
     in_file, places = read_keys(text, source, SECTIONS)
     every = [override for group in overrides for override in group]
@@ -168,7 +168,7 @@ def parse_recipe(
         said = contradictions_of(recipe, training, metrics)
         problems = [f"{lines.get(key, source)}: {what}" for key, what in said]
     if problems:
-        typed = all(problem.startswith("'") for problem in problems)  # no fault of the file
+        typed = all(problem.startswith("'") for problem in problems)  # the file itself is valid
         where = f"the overrides of recipe {Path(source).stem}" if typed else f"recipe {source}"
         count = counted(len(problems), "problem")
         raise RecipeError(f"{count} in {where}\n  " + "\n  ".join(problems))
@@ -178,7 +178,7 @@ def parse_recipe(
 def contradictions_of(
     recipe: Recipe, given: Mapping[str, Any], metrics: Sequence[str] = ()
 ) -> list[Contradiction]:
-    """Return what is wrong with a recipe whose values are valid by themselves.
+    """Return the contradictions in a recipe whose values are valid by themselves.
 
     Args:
         given: the fields of `training` that the recipe sets.
@@ -188,14 +188,14 @@ def contradictions_of(
 
 
 def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Recipe:
-    """Read a recipe that a host returns, with the checks that one of this machine has.
+    """Read a recipe that a host returns, with the checks of local recipes.
 
     Args:
         data: the recipe of a job.json.
         metrics: names of the user's own metrics.
 
     Raises:
-        LookupError, TypeError, ValueError, AttributeError: it is not valid; says why.
+        LookupError, TypeError, ValueError, AttributeError: the recipe is not valid; says why.
     """
     recipe = recipe_of(data)
     sections = {
@@ -203,7 +203,7 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
         "training.": (keys_of(Training, "training."), data["training"]),
         "options.": (keys_of(TASKS[recipe.task].fields, "options."), data["options"]),
     }
-    given: dict[str, Any] = {}  # what differs from the default
+    given: dict[str, Any] = {}  # values that differ from the default
     for section, (keys, values) in sections.items():
         for key in keys:
             name = key.name.removeprefix(section)
@@ -217,7 +217,7 @@ def checked_recipe(data: Mapping[str, Any], metrics: Sequence[str] = ()) -> Reci
 
 
 def schema_of(task: Any) -> dict[str, Key]:
-    """Every key of a recipe for this task; for an unknown task, those of the default."""
+    """Return all keys of a recipe for this task; for an unknown task, the default task's keys."""
     keys = (
         *map(_with_tasks, keys_of(Recipe, leave_out=("name", "options", *SECTIONS))),
         *keys_of(_spec_of(task).fields),
@@ -228,12 +228,12 @@ def schema_of(task: Any) -> dict[str, Key]:
 
 
 def _spec_of(task: Any) -> AnyTask:
-    """Return a task by its name; for an unknown one, the default."""
+    """Return a task by its name; for an unknown name, the default task."""
     return TASKS[task if isinstance(task, str) and task in TASKS else DEFAULT_TASK]
 
 
 def _with_tasks(key: Key) -> Key:
-    """Return a key; the one of the task with the names of all tasks."""
+    """Return a key; the key `task` gets the names of all tasks."""
     return replace(key, kind=Literal[task_names()]) if key.name == "task" else key
 
 
@@ -243,7 +243,7 @@ def all_fields() -> dict[str, Key]:
     The description of a field that means something else in another task names the tasks.
     """
     fields: dict[str, Key] = {}
-    tasks: dict[str, dict[str, list[str]]] = {}  # of each field by its description
+    tasks: dict[str, dict[str, list[str]]] = {}  # tasks of each field by its description
     for task in TASKS:
         for name, key in schema_of(task).items():
             fields[name] = key
@@ -252,19 +252,19 @@ def all_fields() -> dict[str, Key]:
 
 
 def _by_task(tasks: Mapping[str, Sequence[str]]) -> str:
-    """Return a field's description, or all of them with the tasks that each is for."""
+    """Return a field's description; if it has several, each with its tasks."""
     if len(tasks) == 1:
         return next(iter(tasks))
     return " ".join(f"{', '.join(names)}: {description}" for description, names in tasks.items())
 
 
 def json_schema() -> dict[str, Any]:
-    """What a recipe's file may have, as JSON Schema for editors.
+    """Return the JSON Schema of recipe files, for editors.
 
-    Names that recipes do not have themselves, such as those of scripts, are not in it.
+    Names from other programs that recipes also accept, such as those of scripts, are not in it.
     """
     fields: dict[str, dict[str, Any]] = {}
-    for task in TASKS:  # a field of two tasks may have other values in each
+    for task in TASKS:  # two tasks may allow different values of a field
         for name, key in schema_of(task).items():
             known = fields.setdefault(name, key.json_schema)
             if key.json_schema not in (known, *known.get("anyOf", ())):
@@ -311,19 +311,19 @@ def json_schema() -> dict[str, Any]:
 
 
 def all_keys() -> dict[str, bool]:
-    """Every key of a recipe for any task, and whether its value is true or false."""
+    """Return all keys of recipes for any task, with True for keys that take true or false."""
     return {name: key.kind is bool for name, key in all_fields().items()}
 
 
 def _task_of(overrides: Sequence[str]) -> str | None:
-    """Return the task that the last override of it names."""
+    """Return the task that the last `task=` override names."""
     names = [override.removeprefix("task=") for override in overrides]
     tasks = [name for name, override in zip(names, overrides, strict=True) if name != override]
     return str(read_override(tasks[-1], str)).strip() if tasks else None
 
 
 def _given_twice(overridden: Sequence[Given]) -> list[str]:
-    """Return a problem for each key that two overrides set: neither silently wins."""
+    """Return a problem for each key that two overrides set, so that neither wins silently."""
     first: dict[str, str] = {}
     problems = []
     for key, _, where in overridden:
@@ -356,7 +356,7 @@ def _read(overrides: Sequence[str], schema: Mapping[str, Key]) -> tuple[list[Giv
 
 
 def _instead_of_nothing(key: str, field: Key | None) -> str:
-    """Return what to write instead of `key=` for a message."""
+    """Return advice on what to write instead of `key=`."""
     kinds = (field.kind, *get_args(field.kind)) if field else ()
     advice = f"leave {key} out"
     if field is None or field.name.startswith("training."):
@@ -367,7 +367,7 @@ def _instead_of_nothing(key: str, field: Key | None) -> str:
 
 
 def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
-    """Return the field that a name means if its values are written as in a recipe."""
+    """Return the field of a name, if the name takes values in the form of a recipe."""
     if name.removeprefix("training.") in OTHER_VALUES:
         return None
     meant = meaning_of(name, None, schema)
@@ -375,7 +375,7 @@ def _field_of(name: str, schema: Mapping[str, Key]) -> Key | None:
 
 
 def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]:
-    """Rename keys to those of a recipe, and leave out what changes nothing."""
+    """Yield entries with the recipe's own keys, without entries that change nothing."""
     for name, value, where in given:
         meant = meaning_of(name, value, schema)
         if meant:
@@ -383,7 +383,7 @@ def _meant(given: Iterable[Given], schema: Mapping[str, Key]) -> Iterator[Given]
 
 
 def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> list[str]:
-    """Epochs on the command line, where the file has a number of steps, which counts."""
+    """Return a problem if the command line sets epochs, but the file's number of steps wins."""
     places = {key: where for key, _, where in overridden}
     epochs, steps = places.get("training.num_train_epochs"), in_file.get("training.max_steps")
     if not epochs or "training.max_steps" in places or not isinstance(steps, int) or steps < 1:
@@ -392,21 +392,21 @@ def _without_effect(overridden: Iterable[Given], in_file: Mapping[str, Any]) -> 
 
 
 def _accept(key: str, value: Any, schema: Mapping[str, Key]) -> Any:
-    """The value of a key as its field's type.
+    """Return the value of a key in its field's type.
 
     Raises:
-        ValueError: there is no such key, or the value is not allowed; says what is.
+        ValueError: there is no such key, or the value is not allowed; says which are.
     """
     section, dot, _ = key.partition(".")
     if dot and section == "config_overrides":
         if not isinstance(value, int | float | str):
             raise ValueError(f"'{key}' must be a number, a text, true or false, got {value!r}")
         return value
-    if key in SECTIONS and value is None:  # a section without any key
+    if key in SECTIONS and value is None:  # a section without keys
         return None
     if key not in schema:
         raise ValueError(_unknown_key(key, schema))
-    if section == "training" and value is None:  # removes the key, see _section
+    if section == "training" and value is None:  # null removes the key, see _section
         return None
     return schema[key].convert(value)
 
@@ -426,7 +426,7 @@ def _unknown_key(key: str, schema: Mapping[str, Key]) -> str:
 
 
 def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a section without its name; null removes a key."""
+    """Return a section's keys without the section's name; null removes a key."""
     return {
         key.removeprefix(start): value
         for key, value in accepted.items()
@@ -435,7 +435,7 @@ def _section(start: str, accepted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) -> Recipe:
-    """The recipe from its checked keys, `training` without the names of transformers 5."""
+    """Build the recipe from its checked keys; `training` has no names of transformers 5."""
     kind = TASKS[accepted.get("task", DEFAULT_TASK)].fields
     of_task = {key.name for key in keys_of(kind)}
     top = {
@@ -453,15 +453,15 @@ def _build(name: str, accepted: Mapping[str, Any], training: Mapping[str, Any]) 
 
 
 def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
-    """Values that are valid by themselves, but not together."""
+    """Yield values that are valid by themselves, but not together."""
     parts, options = recipe.training.gradient_accumulation_steps, recipe.options
     if recipe.batch_size < parts and not recipe.training.per_device_train_batch_size:
         yield "batch_size", f"{recipe.batch_size} samples cannot be accumulated in {parts} parts"
     if recipe.model.startswith(BY_TYPE) and not recipe.from_scratch:
         yield "model", f"'{recipe.model}' has no weights: it needs from_scratch: true"
     if recipe.spec.needs_teacher(options) != (recipe.teacher is not None):
-        what = "text-distillation, and the losses mse and cosine_distance of embeddings, have a "
-        yield "teacher", f"{what}teacher, and nothing else: teacher=DIR, or a name on the Hub"
+        what = "text-distillation and the losses mse and cosine_distance of embeddings"
+        yield "teacher", f"{what} need a teacher, and only they: teacher=DIR, or a name on the Hub"
     for field in ("name", "data_config", "license"):
         if not is_plain(getattr(recipe, field) or ""):
             yield field, f"{getattr(recipe, field)[:200]!a} {NOT_TEXT}"
@@ -486,7 +486,7 @@ def _contradictions(recipe: Recipe) -> Iterator[Contradiction]:
 
 
 def _not_a_source(value: str) -> str:
-    """Return why a text can be no path and no name of the Hub; "" where it can."""
+    """Return why a text cannot be a path or a name on the Hub; "" if it can be."""
     if not is_plain(value):
         return NOT_TEXT
     if value.startswith("-"):
@@ -497,7 +497,7 @@ def _not_a_source(value: str) -> str:
 def _of_training(
     recipe: Recipe, given: Mapping[str, Any], own: Sequence[str]
 ) -> Iterator[Contradiction]:
-    """Find contradictions within the section `training`, and between it and the task."""
+    """Yield contradictions within the section `training`, and between it and the task."""
     for name, said in training_arguments.contradictions(recipe.training, given):
         yield f"training.{name}", said
     options = recipe.options
@@ -512,8 +512,8 @@ def _of_training(
         if recipe.training.sync == "local":
             yield (
                 "training.sync",
-                "the negatives of a query are in the batch of all ranks, so these exchange "
-                "embeddings in each step: sync: step",
+                "the negatives of a query are in the batch of all ranks, so ranks exchange "
+                "embeddings in each step: set sync: step",
             )
         if "group_by_length" in given and recipe.training.group_by_length:
             yield (

@@ -1,4 +1,4 @@
-"""Checks the keys of a recipe by the types and limits of a dataclass's fields."""
+"""Check the keys of a recipe by the types and limits of a dataclass's fields."""
 
 import math
 import types
@@ -22,7 +22,7 @@ class Key:
 
     Attributes:
         name: name with its section, such as training.seed.
-        description: meaning of the field, from the docstring of its dataclass; "" if that has none.
+        description: description of the field, from the docstring of its dataclass, or "".
     """
 
     name: str
@@ -38,28 +38,28 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default as a recipe writes it."""
+        """The default in the form of a recipe."""
         return in_recipe(self.default)
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        """The allowed values in JSON Schema."""
+        """The JSON Schema of the allowed values."""
         return _json_schema(self.kind, self.limits)
 
     def convert(self, value: Any) -> Any:
-        """A value of YAML as the field's type.
+        """Return a value of YAML in the field's type.
 
         Raises:
-            ValueError: it is something else, or not within the limits; says what is allowed.
+            ValueError: the value has another type or exceeds the limits; says what is allowed.
         """
         if value is False and _says_no(self.kind):
             return "no"
         if isinstance(value, dict) and WEIGHTS not in typing.get_args(self.kind):
             wrong = next((name for name in value if not str(name).isidentifier()), None)
             if wrong is not None:
-                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is no name")
+                raise ValueError(f"'{self.name}' has the key {wrong!r}, which is not a name")
         if isinstance(value, str) and value.strip()[:1] != "[" and not _matches(value, self.kind):
-            parts = read_override(value, self.kind)  # a list with commas, as in flags of scripts
+            parts = read_override(value, self.kind)  # a list with commas, as in command lines
             value = parts if isinstance(parts, list) else value
         if isinstance(value, int) and _matches([value], self.kind):
             value = [value]
@@ -86,7 +86,7 @@ class Key:
 
     def _check_number(self, value: float) -> None:
         low, above, high = self.limits.at_least, self.limits.above, self.limits.at_most
-        # a whole number of Python has no end
+        # integers of Python are unbounded
         if (isinstance(value, int) and abs(value) > MOST) or not math.isfinite(value):
             raise ValueError(f"'{self.name}' must be {self.meaning}, got {value!r:.30}")
         if low is not None and high is not None and not low <= value <= high:
@@ -112,7 +112,7 @@ class Key:
 
 
 def in_recipe(value: Any) -> str:
-    """A value as a recipe writes it.
+    """Return a value in the form of a recipe.
 
     >>> in_recipe(5e-5), in_recipe(True), in_recipe(("a", "b")), in_recipe({"a": 2})
     ('5e-05', 'true', 'a,b', '{a: 2}')
@@ -128,7 +128,7 @@ def in_recipe(value: Any) -> str:
 
 
 def keys_of(kind: Any, section: str = "", leave_out: tuple[str, ...] = ()) -> Iterator[Key]:
-    """A key for each field of a dataclass, its name behind `section`; inherited ones are last."""
+    """Yield a key for each field of a dataclass, prefixed with `section`; inherited fields last."""
     hints = typing.get_type_hints(kind)
     descriptions = descriptions_of(kind)
 
@@ -218,7 +218,7 @@ def _in_yaml(value: str | bool) -> str:
 
 
 def _says_no(kind: Any) -> bool:
-    """Return whether the value `no` is allowed, which YAML 1.1 reads as false."""
+    """Return True if the value `no`, which YAML 1.1 reads as false, is allowed."""
     words = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     return "no" in words and False not in words
 
@@ -226,7 +226,7 @@ def _says_no(kind: Any) -> bool:
 def _matches(value: Any, kind: Any) -> bool:
     origin = typing.get_origin(kind)
     if origin is Literal:
-        # the type as well: 1 is equal to True
+        # compares the types too, because 1 == True
         return (type(value), value) in [
             (type(allowed), allowed) for allowed in typing.get_args(kind)
         ]

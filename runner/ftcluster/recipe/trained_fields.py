@@ -1,7 +1,7 @@
-"""The fields of a task that a trained model's folder remembers, checked as a recipe's are.
+"""Read and check the task's fields that a trained model's folder records.
 
-The file comes with the model, so others may have written it. Only fields of the task are taken,
-with values of their types; anything else in it is listed, so that the user hears of it.
+The file comes with the model, so anybody may have written it. Only valid fields of the task are
+used; all other entries are listed in a note for the user.
 """
 
 from collections.abc import Mapping
@@ -16,22 +16,22 @@ from ftcluster_common.given_files import GivenFileError
 from ftcluster_common.models.trained_model import FILE, read_trained
 from ftcluster_common.tasks.registry import TASKS
 
-MOST_NAMES = 8  # that a note lists
-MOST_LETTERS = 60  # of a value in a note
+MOST_NAMES = 8  # maximum number of names in a note
+MOST_LETTERS = 60  # maximum length of a value in a note
 
 
 @dataclass(frozen=True)
 class TrainedFields:
-    """The fields of a training that a trained model's folder names.
+    """The fields of a training that a trained model's folder records.
 
     Attributes:
-        file: where it is written.
-        recipe: the recipe's name, which may be unknown here; "" without a file.
+        file: path of the file with the fields.
+        recipe: name of the recipe, which may be unknown here; "" without a file.
         task: a known task; "" if the folder names none.
         options: values of the task's fields, in the form of YAML.
         ignored: names of all other entries, and of fields whose value is not allowed.
-        missing: what the folder lacks, if it names no task.
-        unknown_task: the task that the folder names, if ftcluster has none with this name.
+        missing: description of what the folder lacks, if it names no task.
+        unknown_task: the task that the folder names, if ftcluster does not have it.
     """
 
     file: Path
@@ -44,7 +44,7 @@ class TrainedFields:
 
     @property
     def ignored_note(self) -> str:
-        """A note about entries that are not used; "" if there are none."""
+        """A note about ignored entries; "" if there are none."""
         if not self.ignored:
             return ""
         names = ", ".join(shortened(name) for name in self.ignored[:MOST_NAMES])
@@ -54,10 +54,10 @@ class TrainedFields:
 
 
 def trained_fields(folder: Path) -> TrainedFields:
-    """Read what a model's folder says of its training; all empty if it says nothing valid.
+    """Read the fields that a model's folder records; all are empty if it records nothing valid.
 
     Raises:
-        FtclusterError: a newer ftcluster has written it.
+        FtclusterError: a newer ftcluster has written the file.
     """
     try:
         trained, file = read_trained(folder), folder / FILE
@@ -76,7 +76,7 @@ def trained_fields(folder: Path) -> TrainedFields:
     }
     options, ignored = {}, []
     for name, value in trained["options"].items():
-        if value is None or value == []:  # the default
+        if value is None or value == []:  # means the default
             continue
         if name in keys and _is_allowed(keys[name], value):
             options[name] = value
@@ -86,7 +86,7 @@ def trained_fields(folder: Path) -> TrainedFields:
 
 
 def shortened(value: str) -> str:
-    """Return a text of others for a line of a note: without control characters, and not long."""
+    """Return foreign text for a line of a note: shortened, and without control characters."""
     text = in_one_line(value)
     return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
 

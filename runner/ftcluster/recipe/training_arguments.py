@@ -1,6 +1,6 @@
-"""The section `training:` of a recipe: fields that contradict each other, and their other names.
+"""Check the section `training:` of a recipe: contradictory fields, and alternative names.
 
-What is not supported is in `ftcluster.recipe.unsupported`.
+Unsupported arguments are in `ftcluster.recipe.unsupported`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -10,16 +10,16 @@ from typing import Any, Literal
 from ftcluster_common.recipe import Training
 from ftcluster_common.tasks.spec import Contradiction
 
-NAMED = ("trackio", "mlflow", "wandb")  # those of report_to whose runs have names
-# shares are given in decimals, which binary fractions only approximate
+NAMED = ("trackio", "mlflow", "wandb")  # trackers of report_to whose runs have names
+# decimal fractions are only approximated by binary ones
 SHARE_TOLERANCE = 1e-6
 
 
 def contradictions(training: Training, given: Collection[str]) -> Iterator[Contradiction]:
-    """Fields of `training` that are valid by themselves, but not together.
+    """Yield fields of `training` that are valid by themselves, but not together.
 
     Args:
-        given: the fields that the recipe sets; a default alone is never reported.
+        given: names of the fields that the recipe sets; a default alone is never reported.
     """
     yield from _steps(training, given)
     yield from _saving(training, given)
@@ -33,8 +33,8 @@ def contradictions(training: Training, given: Collection[str]) -> Iterator[Contr
     if training.warmup_ratio and training.warmup_steps:
         yield (
             "warmup_steps",
-            f"warmup_steps and warmup_ratio ({training.warmup_ratio:g}) say the same: set one of "
-            "them, or the other one to 0",
+            f"warmup_steps and warmup_ratio ({training.warmup_ratio:g}) both set the warm-up: "
+            "set only one of them, or the other one to 0",
         )
     if "run_name" in given and not any(name in training.report_to for name in NAMED):
         yield "run_name", "run_name is a run's name in trackio, MLflow or wandb: report_to: trackio"
@@ -111,7 +111,7 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
                     f"{name} is for load_best_model_at_end: true, for save_strategy: best, or for "
                     "early_stopping_patience",
                 )
-    # a name that does not end in loss counts as the better the greater in transformers
+    # transformers counts a greater value of a metric as better unless its name ends in loss
     elif (
         "perplexity" in (training.metric_for_best_model or "")
         and training.greater_is_better is None
@@ -125,7 +125,7 @@ def _best(training: Training, given: Collection[str]) -> Iterator[Contradiction]
 
 @dataclass(frozen=True)
 class OtherNames:
-    """Names in transformers 5 of fields that `Training` has under transformers 4's names.
+    """Names in transformers 5 for fields that `Training` names as transformers 4 does.
 
     Attributes:
         train_sampling_strategy: name of group_by_length in transformers 5: group_by_length for
@@ -144,7 +144,7 @@ _MEANS: Mapping[str, tuple[str, Mapping[Any, bool]]] = {
 
 
 def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Contradiction]]:
-    """A recipe's fields under the names of `Training`, and which names contradict each other.
+    """Return the fields under the names of `Training`, and contradictions between the names.
 
     >>> with_own_names({"train_sampling_strategy": "random"})
     ({'group_by_length': False}, [])

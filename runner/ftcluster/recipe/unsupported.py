@@ -1,7 +1,7 @@
-"""Arguments of transformers' TrainingArguments that a recipe cannot set, and what to write instead.
+"""Arguments of transformers' TrainingArguments that a recipe cannot set, and their alternatives.
 
-The names are those of all releases that stacks have, and some of other scripts. tests/engine
-compares them, together with the supported ones, with the transformers of the stack in use.
+The names cover all releases that stacks have, and some other scripts. tests/engine compares them,
+together with the supported names, with the transformers of the active stack.
 """
 
 from collections.abc import Mapping
@@ -22,8 +22,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
         "average_tokens_across_devices"
     ),
     # of sentence-transformers' losses and batches
-    "a rank computes its share in gradient_accumulation_steps parts, whose texts are negatives of "
-    "each other all the same: write that": "mini_batch_size",
+    "a rank computes its share in gradient_accumulation_steps parts, whose texts are still "
+    "negatives of each other: write that": "mini_batch_size",
     "scale is its inverse, 20 for a temperature of 0.05: write that": "temperature",
     "negatives are those of all ranks anyway: leave it out": "gather_across_devices",
     "equal texts of a batch are never negatives of each other: leave it out": "batch_sampler",
@@ -71,8 +71,8 @@ NAMES_BY_REASON: Mapping[str, str] = {
     "load_in_4bit=true; for others write a script: ftcluster run --requirements FILE -- SCRIPT": (
         "qlora load_in_8bit bnb_4bit_quant_type bnb_4bit_use_double_quant use_bnb_nested_quant"
     ),
-    "classes are counted and named as the labels are, and a row may have several where it has a "
-    "list of them: leave it out": "num_labels id2label label2id problem_type",
+    "the labels give the number and names of classes, and a row with a list of labels has several "
+    "classes: leave it out": "num_labels id2label label2id problem_type",
     "the type of a model without weights is model: write model=config:TYPE from_scratch=true": (
         "config_name model_type"
     ),

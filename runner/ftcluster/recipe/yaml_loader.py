@@ -1,7 +1,7 @@
-"""YAML with the line of each key, for messages.
+"""Load YAML with the line of each key, for messages.
 
-The text may come from a stranger. It has no aliases, whose copies of copies fill the memory as soon
-as one is shown, is not nested deeply, and has no number that a recipe cannot use.
+The text may come from a stranger. The loader therefore refuses aliases, whose expansion can fill
+the memory, deep nesting, and numbers that no recipe can use.
 """
 
 import re
@@ -22,9 +22,9 @@ TEXT, MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class _Loader(ShallowLoader):
-    """Reads numbers as people write them: 1e-4 is one; 1_000, 0x10, 010, 1:30 and .nan are texts.
+    """A loader that reads 1e-4 as a number, and 1_000, 0x10, 010, 1:30 and .nan as texts.
 
-    YAML 1.1 has it the other way round. A date is a text, too.
+    YAML 1.1 does the opposite. Dates are read as texts, too.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as PyYAML declares it
@@ -36,10 +36,9 @@ class _Loader(ShallowLoader):
         """Return the value of a node.
 
         Raises:
-            yaml.MarkedYAMLError: its text is not what its form or its tag says, or the number is
-                too large.
+            yaml.MarkedYAMLError: the text does not fit its tag, or a number is too large.
         """
-        if isinstance(node, yaml.MappingNode):  # keys are names: a class may be called no, or 010
+        if isinstance(node, yaml.MappingNode):  # keys are names: a class may be named no, or 010
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
                     key.tag = TEXT
@@ -47,7 +46,7 @@ class _Loader(ShallowLoader):
             value = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
             kind = node.tag.rpartition(":")[2]
-            raise problem(f"{str(node.value)[:80]!a} is no {kind}", node) from error
+            raise problem(f"{str(node.value)[:80]!a} is not a valid {kind}", node) from error
         if isinstance(value, int) and abs(value) >= MAX_WHOLE:
             raise problem("a number is too large", node)
         return value
@@ -64,10 +63,10 @@ _Loader.add_implicit_resolver(
 
 
 def read_value(text: str) -> Any:
-    """One value; a text that is not YAML, or not as recipes have it, is returned as it is."""
+    """Return a value read as YAML; text that a recipe's YAML does not allow stays as it is."""
     try:
         return yaml.load(text, Loader=_Loader)
-    # an impossible date, a number of thousands of digits, brackets too deep in each other
+    # an impossible date, a number with thousands of digits, or brackets nested too deeply
     except (yaml.YAMLError, ValueError, TypeError, RecursionError):
         return text
 
@@ -75,13 +74,13 @@ def read_value(text: str) -> Any:
 def read_keys(
     text: str, source: str, sections: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by key, and the place of each key ("file:line").
+    """Return the values by key, and the place of each key ("file:line").
 
     Args:
         sections: keys of mappings; their keys get the section's name as a prefix.
 
     Raises:
-        RecipeError: it is not YAML or not a mapping, or a key is set twice.
+        RecipeError: the text is not YAML or not a mapping, or a key is set twice.
     """
     try:
         loader = _Loader(text)
@@ -118,7 +117,7 @@ def read_keys(
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         line = loader.line + 1
         deep = isinstance(error, RecursionError)
-        what = "brackets or keys too deep in each other" if deep else str(error).splitlines()[0]
+        what = "brackets or keys are nested too deeply" if deep else str(error).splitlines()[0]
         raise RecipeError(f"{source}:{line}: not valid YAML: {what}") from error
     finally:
         loader.dispose()

@@ -1,1 +1,1 @@
-"""Searches the settings of a training: what is tried next, and what is best. No I/O."""
+"""Search the settings of a training: choose the next attempts and the best result. No I/O."""

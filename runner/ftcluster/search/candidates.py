@@ -1,4 +1,4 @@
-"""The settings of a launch that may be faster than the plan's."""
+"""List the launch settings that may be faster than the plan's."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,24 +12,24 @@ from ftcluster_common.recipe import Recipe
 
 RANKS, CORES, ALLOCATOR, BATCH = "ranks_per_host", "communication_cores", "allocator", "batch_size"
 BACKEND = "training.ddp_backend"
-MORE_RANKS = (2, 4)  # in a NUMA node
-MOST_CORES = 2  # for communication
-CORES_A_CORE = 4  # of a rank for each that is tried for communication
-BATCHES = (2, 4)  # times the recipe's
+MORE_RANKS = (2, 4)  # numbers of ranks to try in a NUMA node
+MOST_CORES = 2  # largest number of cores to try for communication
+CORES_A_CORE = 4  # cores that a rank must have for each core of communication
+BATCHES = (2, 4)  # multiples of the recipe's batch to try
 
 
 def candidates(
     recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan, backends: Sequence[str],
     batch: bool,
 ) -> Iterator[Settings]:  # fmt: skip
-    """Each setting that may be faster than the plan's, alone; what the recipe sets is left alone.
+    """Yield each single setting that may be faster than the plan's; the recipe's own are kept.
 
-    What makes the largest difference comes first, because the time may not be enough for all.
+    The settings with the largest expected effect come first, because time may run out.
 
     Args:
-        plan: the default.
-        backends: those of the hosts' stack.
-        batch: whether larger batches are tried, which give another model.
+        plan: the default plan.
+        backends: the backends of the hosts' stack.
+        batch: True if larger batches are tried too; they change the trained model.
     """
     training, several = recipe.training, plan.world_size > 1
     fixed_batch = training.per_device_train_batch_size is not None
@@ -48,7 +48,7 @@ def candidates(
 def _rank_counts(
     recipe: Recipe, hosts: Sequence[HostFacts], plan: LaunchPlan
 ) -> Iterator[int]:  # fmt: skip
-    """Numbers of ranks that all hosts can have, but for the plan's own."""
+    """Yield the numbers of ranks that all hosts can have, except the plan's own."""
     possible = set[int]()
     for host in hosts:
         whole = Topology.of(host).even_counts
@@ -59,7 +59,7 @@ def _rank_counts(
 
 
 def _communication_cores(hosts: Sequence[HostFacts], plan: LaunchPlan) -> Iterator[int]:
-    """Numbers of cores of each rank, but for the plan's own; none under a quota."""
+    """Yield numbers of communication cores per rank, except the plan's own; none under a quota."""
     if any(host.cpu_quota is not None for host in hosts):
         return
     ranks = [(len(parse_cpus(r.cpus)), r.threads) for host in plan.hosts for r in host.placement]

@@ -1,4 +1,4 @@
-"""The loop of every search: ask a strategy what to try, try it, and report the results to it."""
+"""The loop of every search: ask a strategy for attempts, try them, and report the results."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
@@ -8,12 +8,12 @@ Result = TypeVar("Result", contravariant=True)
 
 
 class Strategy(Protocol[Attempt, Result]):
-    """Chooses what to try next by the results so far."""
+    """A strategy that chooses the next attempts from the results so far."""
 
     def ask(self) -> Sequence[Attempt]:
-        """Return what to try next, at the same time; nothing ends the search.
+        """Return the next attempts, to be tried in parallel; an empty result ends the search.
 
-        Until `tell` has the results, the same attempts are returned.
+        Until `tell` gets the results, the same attempts are returned.
         """
 
     def tell(self, results: Sequence[Result]) -> None:
@@ -21,7 +21,7 @@ class Strategy(Protocol[Attempt, Result]):
 
 
 class Listed(Strategy[Attempt, object]):
-    """Tries a list that is known before, whatever the results are."""
+    """A strategy that tries a fixed list, regardless of the results."""
 
     def __init__(self, attempts: Sequence[Attempt]) -> None:
         self._attempts = attempts
@@ -40,11 +40,11 @@ R = TypeVar("R")
 
 
 def search(strategy: Strategy[A, R], try_all: Callable[[Sequence[A]], Sequence[R] | None]) -> None:
-    """Try what the strategy asks for until it asks for nothing.
+    """Try the attempts that the strategy asks for until it asks for none.
 
     Args:
-        try_all: returns the results of the attempts, in their order; None if some have no result
-            yet, which ends the search, because the strategy would choose others without them.
+        try_all: function that returns the results of the attempts, in their order; None if some
+            have no result yet. That ends the search, because the strategy needs all results.
     """
     while attempts := strategy.ask():
         results = try_all(attempts)

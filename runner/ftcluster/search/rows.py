@@ -1,4 +1,4 @@
-"""The runs that a search compares: the settings of each, how it ended, and which is the best."""
+"""The runs that a search compares: their settings, their outcomes, and the best run."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,8 @@ from ftcluster.errors import UsageError
 from ftcluster.search.space import Settings
 from ftcluster_common.recipe import Recipe
 
-LESS_IS_BETTER = {"loss", "perplexity"}  # words of a metric's name; of all others more is better
-PREFIX = "eval_"  # of a metric's name in transformers
+LESS_IS_BETTER = {"loss", "perplexity"}  # words in a metric's name
+PREFIX = "eval_"  # prefix of metric names in transformers
 WAITING, DIVERGED, NOT_STARTED = "waiting", "diverged", "not started"
 
 
@@ -19,12 +19,12 @@ class SweepRun:
     """A run of a sweep: its settings, its state and its hosts.
 
     Attributes:
-        settings: what it is tried with.
-        name: what its id begins with.
-        run: its id; "" before its launch.
-        state: of RunState, or one of the three above.
-        hosts: names of its hosts.
-        reason: why it has no metrics; "" where it has them, or may still get them.
+        settings: the settings that the run tries.
+        name: the beginning of the run's id.
+        run: the run's id; "" before its launch.
+        state: a state of RunState, or one of the three above.
+        hosts: names of the run's hosts.
+        reason: why the run has no metrics; "" if it has them, or may still get them.
     """
 
     settings: Settings
@@ -40,16 +40,16 @@ class SweepRun:
 
     @property
     def label(self) -> str:
-        """Its settings as on a command line."""
+        """The run's settings in the form of command-line arguments."""
         return " ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def document(self) -> dict[str, Any]:
-        """It as JSON, which has no NaN."""
+        """Return the row as JSON, which has no NaN."""
         finite = {n: value if math.isfinite(value) else None for n, value in self.metrics.items()}
         return {**vars(self), "settings": dict(self.settings), "metrics": finite}
 
     def end(self, end: Mapping[str, Any]) -> None:
-        """Take what is known of its end: that of a record, see `end_of`."""
+        """Update the row from the run's end in its record, see `end_of`."""
         self.state = str(end["state"])
         self.seconds = float(end.get("seconds") or 0.0)
         self.samples_per_second = end.get("samples_per_second")
@@ -67,12 +67,12 @@ class SweepRun:
 
 @dataclass(frozen=True)
 class Aim:
-    """What the best run has the best value of.
+    """The metric to compare runs by, and its direction.
 
     Attributes:
-        metric: its name; "": the first of `others` that is measured; without these the loss, or
-            else the first metric that is measured.
-        greater: whether more is better; None: by its name.
+        metric: name of the metric; "" for the first of `others` that is measured. Without `others`,
+            the loss or else the first measured metric.
+        greater: True if greater values are better; None to decide by the metric's name.
     """
 
     metric: str = ""
@@ -80,14 +80,14 @@ class Aim:
     others: tuple[str, ...] = ()
 
     def of(self, metrics: Mapping[str, float]) -> tuple[str, float | None]:
-        """The metric's name, and its value where it is measured."""
+        """Return the metric's name, and its value if it is measured."""
         plain = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
         known = self.others or ("loss", *plain)
         name = self.metric or next((name for name in known if name in plain), "")
         return name, plain.get(name)
 
     def more_is_better(self, name: str) -> bool:
-        """Whether a greater value of a metric is better."""
+        """Return True if greater values of a metric are better."""
         by_name = not LESS_IS_BETTER & {*name.split("_")}
         return by_name if self.greater is None else self.greater
 
@@ -95,17 +95,17 @@ class Aim:
 def aim_of(
     recipe: Recipe, asked: str, fields: Sequence[str], own_metrics: Sequence[str] = ()
 ) -> Aim:
-    """What a sweep looks for: a metric that is asked for, or that of the recipe's best model.
+    """Return the aim of a sweep: the requested metric, or the metric of the recipe's best model.
 
-    Where a field that is tried is a part of the loss itself, losses of runs say nothing of which
-    one is better. Then it is the first other metric, unless one is asked for.
+    If a field being tried is part of the loss itself, the losses of runs are not comparable. The
+    first other metric then counts, unless one is requested.
 
     Args:
-        fields: that have several values.
+        fields: names of the fields with several values.
         own_metrics: names of the user's own metrics.
 
     Raises:
-        UsageError: the task has no such metric, or none that its runs are compared by.
+        UsageError: the task has no such metric, or no metric that its runs can be compared by.
     """
     training, known = recipe.training, (*recipe.spec.metric_names(recipe.options), *own_metrics)
     own = (training.metric_for_best_model or "").removeprefix(PREFIX)
@@ -119,7 +119,7 @@ def aim_of(
     if not comparable:
         raise UsageError(
             f"{', '.join(known)} are computed with {' and '.join(fields)}, so runs with other "
-            "values are not compared by them, and this task has no other metric",
-            f"--metric {known[0]} compares them all the same",
+            "values cannot be compared by them, and this task has no other metric",
+            f"--metric {known[0]} compares them anyway",
         )
     return Aim(others=comparable)

@@ -1,4 +1,4 @@
-"""What a sweep tries: values and ranges of a recipe's fields, all combinations or some of them."""
+"""The search space of a sweep: values and ranges of fields, and combinations of them."""
 
 import itertools
 import json
@@ -16,36 +16,36 @@ from ftcluster.recipe.names import OTHER_NAMES, SECTION
 from ftcluster.recipe.schema import Key
 from ftcluster_common.recipe import GENERATED
 
-MOST = 1000  # runs of a sweep
-WIDE = 100  # times the lower end: a range that is drawn from by its logarithm
-DIGITS = 3  # of a number that is drawn
-DRAWS = 50  # for each combination that is asked for: more are not found
+MOST = 1000  # maximum number of runs of a sweep
+WIDE = 100  # ratio of the ends from which a range is sampled logarithmically
+DIGITS = 3  # significant digits of a sampled number
+DRAWS = 50  # attempts to sample each requested combination
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 RANGE = re.compile(rf"({NUMBER})\.\.({NUMBER})")
 BRACKETS = {"[": "]", "{": "}", '"': '"', "'": "'"}
 
-Settings = Mapping[str, str]  # by the field's name, the value as on a command line
+Settings = Mapping[str, str]  # values in command-line form, by the field's name
 
 
 @dataclass(frozen=True)
 class Values:
-    """A field with the values that are tried."""
+    """A field with the values to try."""
 
     name: str
     values: tuple[str, ...]
 
     def draw(self, source: random.Random) -> str:
-        """One of them."""
+        """Return a random value of the field."""
         return source.choice(self.values)
 
 
 @dataclass(frozen=True)
 class Range:
-    """A field with the range of its values, both ends in it.
+    """A field with the range of its values, including both ends.
 
     Attributes:
-        whole: whether they are whole numbers.
-        log: whether each factor between two values is as likely as any other, not each difference.
+        whole: True if the values are whole numbers.
+        log: True if values are sampled uniformly on a logarithmic scale.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Range:
     log: bool
 
     def draw(self, source: random.Random) -> str:
-        """A value of it, with few digits."""
+        """Return a random value of the range, with few digits."""
         if self.log:
             value = math.exp(source.uniform(math.log(self.low), math.log(self.high)))
         elif self.whole:
@@ -65,7 +65,7 @@ class Range:
         return self.text(value)
 
     def text(self, value: float) -> str:
-        """A value of it as a recipe has it, with few digits."""
+        """Return a value of the range in the form of a recipe, with few digits."""
         value = min(max(float(f"{value:.{DIGITS}g}"), self.low), self.high)
         return str(round(value)) if self.whole else f"{value:g}"
 
@@ -74,15 +74,15 @@ Axis = Values | Range
 
 
 def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], list[Axis]]:
-    """The words of a sweep that name one value or none, and the fields that have several.
+    """Return the arguments of a sweep with a single value, and the fields with several values.
 
-    A list that a field takes is one value; several lists have brackets.
+    A list is one value of a field that takes lists; several lists are in brackets.
 
     Args:
         keys: the fields of a recipe.
 
     Raises:
-        UsageError: a field is named twice, or a range is none.
+        UsageError: a field is named twice, or a range is not valid.
 
     >>> axes_of(["mrpc", "seed=1,2", "batch_size=8"], {})
     (['mrpc', 'batch_size=8'], [Values(name='seed', values=('1', '2'))])
@@ -97,7 +97,7 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
         if equals and (match := RANGE.fullmatch(raw.strip())):
             axes.append(_range(name, match, key))
         elif raw.startswith(GENERATED) or (_takes_list(key) and raw.strip()[:1] != "["):
-            fixed.append(word)  # which has commas of its own
+            fixed.append(word)  # a list, whose commas belong to it
         elif equals and len(parts) > 1:
             axes.append(Values(name, tuple(dict.fromkeys(parts))))
         else:
@@ -110,14 +110,14 @@ def axes_of(words: Sequence[str], keys: Mapping[str, Key]) -> tuple[list[str], l
 
 
 def combinations(axes: Sequence[Axis]) -> list[Settings]:
-    """All combinations; the first field changes slowest.
+    """Return all combinations; the first field changes slowest.
 
     Raises:
         UsageError: there are none or too many, or a field has a range.
     """
     if ranges := [axis.name for axis in axes if isinstance(axis, Range)]:
         raise UsageError(
-            f"a range has no end of values: {', '.join(ranges)}",
+            f"a range has infinitely many values: {', '.join(ranges)}",
             "name the values, key=a,b,c, or draw some of them: --random N or --tpe N",
         )
     lists = [axis.values for axis in axes if isinstance(axis, Values)]
@@ -128,12 +128,12 @@ def combinations(axes: Sequence[Axis]) -> list[Settings]:
 
 
 def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
-    """Random combinations, each once; fewer where there are no more.
+    """Return distinct random combinations; fewer if there are not enough.
 
-    The first ones are the same for each count, so that a sweep can be made longer.
+    The first ones are the same for each count, so that a sweep can be extended.
 
     Raises:
-        UsageError: that is too many.
+        UsageError: too many are requested.
     """
     if count > MOST:
         raise UsageError(f"--random {count:,}: more than {MOST:,} runs")
@@ -151,17 +151,17 @@ def drawn(axes: Sequence[Axis], count: int, seed: int) -> list[Settings]:
 def _range(name: str, match: re.Match[str], key: Key | None) -> Range:
     low, high = (Decimal(one) for one in match.groups())
     if not (math.isfinite(float(high)) and low < high):
-        raise UsageError(f"{name}={match[0]} is no range", "write it as lowest..highest")
+        raise UsageError(f"{name}={match[0]} is not a range", "write it as lowest..highest")
     kinds = {key.kind, *typing.get_args(key.kind)} if key else set()
     whole = int in kinds and float not in kinds
     if whole and (low % 1 or high % 1):
-        raise UsageError(f"{name}={match[0]}: {name} is a whole number")
+        raise UsageError(f"{name}={match[0]}: {name} must be a whole number")
     log = low > 0 and (name.endswith("learning_rate") or high / low >= WIDE)
     return Range(name, float(low), float(high), whole, log)
 
 
 def _takes_list(key: Key | None) -> bool:
-    """Whether a field's own value may be a list."""
+    """Return True if a value of the field may be a list."""
     if key is None:
         return False
     union = typing.get_origin(key.kind) in (types.UnionType, typing.Union)
@@ -170,7 +170,7 @@ def _takes_list(key: Key | None) -> bool:
 
 
 def _parts(text: str) -> list[str]:
-    """A text's parts between the commas that are in no brackets and no quotes.
+    """Return a text's parts between the commas outside brackets and quotes.
 
     >>> _parts("[a,b], [c]"), _parts("1e-5,2e-5,")
     (['[a,b]', '[c]'], ['1e-5', '2e-5'])

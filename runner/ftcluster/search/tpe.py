@@ -1,6 +1,6 @@
-"""Combinations that Optuna's sampler TPE chooses, each by how those before it did.
+"""Combinations that Optuna's TPE sampler chooses, each from the results of earlier ones.
 
-The study is in memory: asked and told the same again, it goes on with the same combinations.
+The study is in memory: it is deterministic, so repeating its asks and results resumes it.
 """
 
 import importlib
@@ -15,12 +15,12 @@ PACKAGE = "optuna>=5,<6"  # as in pyproject.toml, the extra search
 
 
 class Tpe:
-    """A search for the least value, whose first ten combinations are random, as Optuna's default.
+    """A strategy that minimizes a value; its first ten combinations are random, Optuna's default.
 
     Args:
-        seed: what it draws with.
-        count: how many combinations it chooses.
-        at_once: how many it chooses before it learns their values.
+        seed: seed of the sampler.
+        count: number of combinations to choose.
+        at_once: number of combinations to choose before their values are known.
 
     Raises:
         FtclusterError: optuna is not installed.
@@ -53,7 +53,7 @@ class Tpe:
         self._trials: list[Any] = []
 
     def ask(self) -> list[Settings]:
-        """Return the next combinations; they may have been there before."""
+        """Return the next combinations, which may repeat earlier ones."""
         while self._left and len(self._trials) < self._at_once:
             self._trials.append(self._study.ask(self._distributions))
             self._left -= 1
@@ -67,7 +67,7 @@ class Tpe:
         }
 
     def tell(self, results: Sequence[float | None]) -> None:
-        """Take the values of the last combinations; None for one that has none."""
+        """Report the values of the last combinations; None for a combination without a value."""
         for trial, value in zip(self._trials, results, strict=True):
             if value is None:
                 self._study.tell(trial, state=self._failed)

@@ -1,8 +1,8 @@
-"""The search for the fastest settings of a training. No I/O: trials are given.
+"""Search for the fastest settings of a training. No I/O: the caller runs the trials.
 
-Each setting is tried alone, with the plan's default between the others, because hosts are faster at
-one time than at another. The best one, all that helped together, and the default then take turns,
-and a setting is taken only if it is faster by more than these repeated trials differ.
+Each setting is tried alone, with the plan's default in between, because the speed of hosts varies
+over time. The best setting, the combination of all settings that helped, and the default then take
+turns. A setting wins only if it is faster by more than the spread of these repeated trials.
 """
 
 import math
@@ -17,25 +17,25 @@ from ftcluster.planning.tuned import written
 from ftcluster.progress.format import duration
 from ftcluster.text.plural import counted
 
-Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; none: the plan's default
+Settings = Mapping[str, Any]  # fields of a recipe, see planning.tuned; empty for the plan's default
 DEFAULT: Settings = {}
 
-FIRST, FINAL = 1, 0  # the round of each setting alone; that in which the best take turns
+FIRST, FINAL = 1, 0  # rounds: each setting alone; the best ones in turns
 FINALISTS = 2
-TURNS = 4  # of each in the last round
-LEAST_TURNS = 3  # that decide, if the time is over
+TURNS = 4  # trials of each setting in the last round
+LEAST_TURNS = 3  # fewest trials that decide, if time runs out
 BETWEEN = 3  # candidates between two trials of the default
-FIRST_STEPS = 9  # of the trial that shows how long a step takes; a third is the warm-up
-TRIAL_SECONDS = 4.0  # of training in a trial of the first round
+FIRST_STEPS = 9  # steps of the trial that measures a step's time; a third is the warm-up
+TRIAL_SECONDS = 4.0  # seconds of training in a trial of the first round
 
 
 @dataclass(frozen=True)
 class TrialSpeed:
-    """The speed that a trial has measured.
+    """The measured speed of a trial.
 
     Attributes:
-        step_seconds: time of a step after the warm-up.
-        seconds: time of the whole trial.
+        step_seconds: seconds per step after the warm-up.
+        seconds: seconds of the whole trial.
     """
 
     samples_per_second: float
@@ -49,8 +49,8 @@ class Trial:
 
     Attributes:
         round: FIRST or FINAL.
-        samples_per_second: None where it failed.
-        problem: why it failed.
+        samples_per_second: measured speed; None if the trial failed.
+        problem: reason for a failure.
     """
 
     settings: Settings
@@ -69,11 +69,11 @@ class Verdict:
     """The winner of the last round, if there is one.
 
     Attributes:
-        settings: the winner's; none: the plan's default.
-        best: the fastest candidate's, also where it does not win.
-        speed_up: its speed relative to the default; None where there is no last round.
-        spread: the largest difference between trials of the best, or of the default, in a round, as
-            a part of their mean.
+        settings: settings of the winner; empty for the plan's default.
+        best: settings of the fastest candidate, even if it does not win.
+        speed_up: speed of that candidate relative to the default; None without a last round.
+        spread: largest difference between trials of the best, or of the default, in a round,
+            relative to their mean.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Verdict:
 
 
 def together(ranked: Sequence[Settings]) -> Settings:
-    """The settings that helped, as one.
+    """Return the settings that helped, merged into one.
 
     Args:
         ranked: single settings, the best first.
@@ -100,23 +100,23 @@ def together(ranked: Sequence[Settings]) -> Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A training of so many steps that is to be measured."""
+    """A training of `steps` steps to measure."""
 
     settings: Settings
     steps: int
 
 
 class Turns:
-    """A strategy that tries settings until the best are known or the time is over.
+    """A strategy that tries settings until the best are known or time runs out.
 
     Attributes:
-        trials: those that have ended, also where the search was interrupted.
-        left_out: candidates that there was no time for.
+        trials: the finished trials, even if the search was interrupted.
+        left_out: candidates that were not tried because time ran out.
 
     Args:
         pool: the candidates.
-        left: seconds that are left.
-        say: takes a line about what is tried.
+        left: function that returns the remaining seconds.
+        say: function that takes a line about the current trial.
     """
 
     def __init__(
@@ -129,19 +129,19 @@ class Turns:
         self._left, self._say = left, say
         self._random = random.Random(seed)
         self._attempts = self._run(pool)
-        self._asked: list[Attempt] | None = None  # before the first one
+        self._asked: list[Attempt] | None = None  # None before the first attempt
         self.trials: list[Trial] = []
         self.left_out: list[Settings] = []
-        self._overhead = self._step = 0.0  # seconds of a trial's start and end, and of a step
+        self._overhead = self._step = 0.0  # seconds of a trial besides its steps; of a step
 
     def ask(self) -> list[Attempt]:
-        """Return the next attempt; none at the end."""
+        """Return the next attempt; an empty list at the end."""
         if self._asked is None:
             self._asked = [next(self._attempts)]
         return self._asked
 
     def tell(self, results: Sequence[TrialSpeed | FtclusterError]) -> None:
-        """Take the speed of the last attempt, or why it failed.
+        """Process the speed of the last attempt, or its error.
 
         Raises:
             FtclusterError: the default failed twice.
@@ -153,7 +153,7 @@ class Turns:
             self._asked = []
 
     def _run(self, pool: Sequence[Settings]) -> Tries[None]:
-        """Try these candidates, and keep all trials."""
+        """Try these candidates, and record all trials."""
         first = yield from self._measured(DEFAULT, FIRST_STEPS)
         self._step = first.step_seconds
         self._overhead = max(first.seconds - FIRST_STEPS * self._step, 0.0)
@@ -206,10 +206,10 @@ class Turns:
                 yield from self._try(settings, FINAL, steps)
 
     def _measured(self, settings: Settings, steps: int) -> Tries[TrialSpeed]:
-        """Try once; the default once more if it fails, as a port may be taken.
+        """Try settings once; the default twice if it fails, because its port may have been in use.
 
         Raises:
-            FtclusterError: it failed.
+            FtclusterError: the trial failed.
         """
         result = yield Attempt(settings, steps)
         if isinstance(result, FtclusterError) and not settings:
@@ -247,11 +247,11 @@ class Turns:
 def attempted(
     measure: Callable[[Settings, int], TrialSpeed], attempts: Sequence[Attempt]
 ) -> list[TrialSpeed | FtclusterError]:
-    """Measure each attempt; return its speed, or the error it failed with.
+    """Measure each attempt; return its speed, or the error of its failure.
 
     Raises:
         ClusterChanged: the attempt was not made.
-        FtclusterError: the user or somebody else has stopped it.
+        FtclusterError: the user or somebody else has stopped the attempt.
     """
     results: list[TrialSpeed | FtclusterError] = []
     for attempt in attempts:
@@ -267,7 +267,7 @@ def attempted(
 
 
 def relative(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
-    """The candidates of a round, and their speed relative to the default just before and after."""
+    """Return a round's candidates with their speeds relative to the neighbouring default trials."""
     speeds = []
     for number, trial in enumerate(trials):
         if not trial.settings or not trial.samples_per_second:
@@ -284,7 +284,7 @@ def _default_speed(trial: Trial) -> float | None:
 
 
 def spread(speeds: Sequence[float]) -> float:
-    """Return the largest difference of repeated trials, as a part of their mean.
+    """Return the largest difference between repeated trials, relative to their mean.
 
     >>> spread([98.0, 102.0])
     0.04
@@ -293,9 +293,9 @@ def spread(speeds: Sequence[float]) -> float:
 
 
 def decide(trials: Sequence[Trial]) -> Verdict:
-    """The fastest settings of the last round, if they are faster by more than the spread."""
-    speeds: dict[str, list[float]] = {}  # in the last round
-    defaults: dict[int, list[float]] = {}  # by round
+    """Return the fastest settings of the last round, if they win by more than the spread."""
+    speeds: dict[str, list[float]] = {}  # speeds in the last round
+    defaults: dict[int, list[float]] = {}  # speeds of the default by round
     of: dict[str, Settings] = {}
     for trial in trials:
         if not trial.samples_per_second:

@@ -114,7 +114,7 @@ def test_events_that_grow_and_are_another_runs(head: Head, shell: Shell, tmp_pat
     before = {path for path in head.snapshot() if str(tmp_path / "state") not in path}
     out, err = shell(["attach", RUN])[:2]
     writer.join()
-    assert "is damaged and left out" in out + err
+    assert "is damaged and skipped" in out + err
     assert len(out + err) < 3000
     assert before == {path for path in head.snapshot() if str(tmp_path / "state") not in path}
     assert events_file(RUN).stat().st_size < 9 << 20

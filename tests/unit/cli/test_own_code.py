@@ -253,7 +253,7 @@ def test_a_metric_is_declared_and_goes_to_the_hosts_unexecuted(
         ("classify", '"worst_recall",', '"accuracy",', "has the metric accuracy already"),
         ("classify", "def compute_metrics", "def compute", "has no function compute_metrics"),
         ("classify", "def compute_metrics(", "def (", r"worst_class.py:\d+: syntax error"),
-        ("clm", "METRICS", "METRICS", "evaluations of causal-lm have no right answers"),
+        ("clm", "METRICS", "METRICS", "evaluations of causal-lm have no reference answers"),
     ],
 )
 def test_what_is_wrong_with_metrics_is_reported(

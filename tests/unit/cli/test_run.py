@@ -105,7 +105,7 @@ def test_a_dry_run_asks_the_hosts_for_what_only_they_have(
 ) -> None:
     assert "there is no module no_such" in shell("run --dry-run -- -m no_such", 1).err
     document = planned(shell, "--", "-m", "perhaps.it")
-    assert document["notes"] == ["whether localhost has perhaps.it is not known"]
+    assert document["notes"] == ["it is not known whether localhost has perhaps.it"]
     assert [one["run_script"]["look"] for one in asked] == [["-m", "no_such"], ["-m", "perhaps.it"]]
     assert planned(shell, "--", "-m", "json.tool")["notes"] == []
 

@@ -90,7 +90,7 @@ def test_what_is_asked_for_by_its_version(layer: Callable[..., Any]) -> None:
     # the only version that there is, as pip takes it
     alone = layer("deepspeed\n")
     assert alone.packages == {"deepspeed": "0.3.1.dev5"}
-    assert [note.partition(", as")[0] for note in alone.notes] == [
+    assert [note.partition(", like")[0] for note in alone.notes] == [
         "deepspeed 0.3.1.dev5 is a pre-release"
     ]
     assert layer("torchaudio\n").packages == {"torchaudio": "2.13.0+cpu"}
@@ -167,7 +167,7 @@ def test_what_has_no_wheel_is_built_instead_of_an_older_version(
     assert built.notes == ("builds 1.5 was built here from its sources",)
     wheels = from_index("tool\n--only-binary :all:\n")
     assert wheels.packages == {"tool": "1.0"}
-    assert wheels.notes[0].startswith("builds==1.* is there as sources only")
+    assert wheels.notes[0].startswith("builds==1.* exists only as sources")
     assert wheels.notes[1].startswith("tool 1.0 is not the newest version that fits, 2.0: ")
 
 
@@ -188,11 +188,15 @@ def test_a_pre_release_that_a_package_pins_is_taken(
 @pytest.mark.parametrize(
     ("newer", "text", "noted"),
     [
-        ("sources", "aged\n", "aged 1.0 is not the newest version that fits, 2.0: it exists as"),
+        (
+            "sources",
+            "aged\n",
+            "aged 1.0 is not the newest version that fits, 2.0: it exists",
+        ),
         ("sources", "aged<2\n", ""),
         ("sources", "aged\n--constraint limits.txt\n", ""),
         ("pre-release", "aged\n", ""),
-        ("conflict", "aged\ntool\n", "aged 1.0 is not the newest version that fits, 2.0: what"),
+        ("conflict", "aged\ntool\n", "aged 1.0 is not the newest version that fits, 2.0: its"),
     ],
 )
 def test_an_older_version_is_not_taken_silently(

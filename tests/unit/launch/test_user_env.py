@@ -77,7 +77,7 @@ def test_tags_are_words_and_reach_the_ranks(shell: Shell) -> None:
     assert (env["FTCLUSTER_TAGS"], env["OWN"]) == ("team=nlp", "x")
     assert "FTCLUSTER_TAGS" not in LaunchOptions().applied_to(training).launch.env
     for wrong in ("team", "=x", "a b=c", "a=b c", "a=b=c", "a=\x1b[2J", "a=\u202ex", "a=", "1=a"):
-        with pytest.raises(UsageError, match="no tag"):
+        with pytest.raises(UsageError, match="not a tag"):
             LaunchOptions(tags=("fine=1", wrong))
 
 

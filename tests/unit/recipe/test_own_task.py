@@ -93,7 +93,7 @@ def test_what_is_wrong_with_it_is_reported_with_its_place() -> None:
         "merge_adapters=true": "merge_adapters is for adapters, whose rank is lora_r: 16",
         "training.metric_for_best_model=f1": "not a metric of this task: loss, mean_error",
         "doc_stride=3": "'doc_stride' belongs to question-answering, token-classification",
-        "teacher=m": "and nothing else: teacher=DIR",
+        "teacher=m": "and only they: teacher=DIR",
         "task=word-counts": "text-distillation, word-count, got 'word-counts'",
     }.items():
         with pytest.raises(RecipeError) as caught:

@@ -216,5 +216,5 @@ def test_all_files_that_cannot_be_compared_are_named(
     words = write_facts(tmp_path, good=good, wrong=ClusterFacts(wrong))
     said = shell(["plan", "mrpc", *words, "--facts", "missing.json"], 1).err
     assert "missing.json cannot be read" in said
-    assert "node1: 'dear' is no price" in said
+    assert "node1: 'dear' is not a price" in said
     assert main(["plan", "mrpc", *words, "--commands"]) == 2

@@ -78,7 +78,7 @@ def test_what_cannot_be_tried() -> None:
     assert "--random N" in refused("learning_rate=1e-5..1e-4")
     assert "seed: named twice" in refused("seed=1,2", "seed=3")
     assert "whole number" in refused("batch_size=8..16.5", count=2)
-    assert "is no range" in refused("learning_rate=2e-5..1e-5", count=2)
+    assert "is not a range" in refused("learning_rate=2e-5..1e-5", count=2)
     many = ",".join(map(str, range(40)))
     assert "1,600 runs" in refused(f"seed={many}", f"batch_size={many}")
     assert axes_of([f"data={Path('a..b')}"], KEYS)[1] == []

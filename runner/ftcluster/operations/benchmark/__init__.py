@@ -1,1 +1,1 @@
-"""Measure how fast a cluster trains and sums gradients."""
+"""Measure the speed of training and of gradient averaging on a cluster."""

@@ -1,4 +1,4 @@
-"""Measures how fast a cluster sums gradients, by each backend."""
+"""Measure how fast a cluster averages gradients with each backend."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,14 +21,14 @@ SECONDS = 180
 
 @dataclass(frozen=True)
 class AllReduceRequest:
-    """What is measured.
+    """The tensor sizes, backends and hosts to measure.
 
     Attributes:
-        sizes: bytes of the tensors, with K, M or G for powers of 1024.
-        backends: their names; none: all.
-        nodes: only the first so many hosts; None: all.
-        ranks_per_host: None: as many as a training has.
-        seconds: sizes that would take longer are left out.
+        sizes: sizes of the tensors in bytes, with K, M or G for powers of 1024.
+        backends: names of the backends; if empty, all of them.
+        nodes: number of hosts, the head first; None for all.
+        ranks_per_host: number of ranks on each host; None for as many as a training has.
+        seconds: time limit; sizes that would exceed it are skipped.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -41,10 +41,10 @@ class AllReduceRequest:
 
 
 def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
-    """Measure, and save the result on the head: later plans choose the backend by it.
+    """Measure the backends, and save the result on the head, where later plans read it.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned; see `again`.
         FtclusterError: the request is not valid, or the run failed.
     """
     sizes = sorted({read_size(text) for text in request.sizes})
@@ -63,7 +63,7 @@ def bench_allreduce(request: AllReduceRequest, view: View) -> Result:
 def _keep(
     result: dict[str, Any], cluster: Cluster, connection_options: tuple[str, ...], view: View
 ) -> None:
-    """Save the result for the plan's choice of the backend, if it has a large enough size."""
+    """Save the result for the plan's choice of backend, if it has a large enough size."""
     ms = fp32_times(result, "ms")
     size = min((size for size in ms if size >= BUCKET), default=0)
     if size and len(ms[size]) > 1:
@@ -75,5 +75,5 @@ def _keep(
         )  # fmt: skip
         try:
             change_record(cluster, with_bench(measured), connection_options, view)
-        except FtclusterError as error:  # what was measured is worth showing all the same
+        except FtclusterError as error:  # the measurement is still worth showing
             view.say(f"not saved for plans: {error}")

@@ -1,4 +1,4 @@
-"""Measures the same training on 1, 2, 4, ... hosts, or as many ranks of a single host."""
+"""Measure the same training on 1, 2, 4, ... hosts, or on as many ranks of a single host."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,10 +29,10 @@ class ScalingRequest(RecipeRequest):
     """A training whose speed is measured, on up to `nodes` hosts or `ranks_per_host` ranks.
 
     Attributes:
-        steps: how many each training takes, the first third to warm up.
-        modes: how ranks exchange what they learn, such as `impi-bf16-whole`, or `all`; "": the
-            plan's choice.
-        svg: a file for a picture, or None.
+        steps: number of steps of each training; the first third is a warm-up.
+        modes: ways in which ranks exchange gradients, such as `impi-bf16-whole`, or `all`; "" for
+            the plan's choice.
+        svg: file for a chart, or None.
     """
 
     steps: int = STEPS
@@ -45,7 +45,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
     """Train some steps on each number of hosts, and compare the samples per second.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned; see `again`.
         FtclusterError: the request is not valid, or a run failed.
     """
     modes = [overrides(mode) for mode in read_modes(request.modes)] if request.modes else [[]]
@@ -69,7 +69,7 @@ def bench_scaling(request: ScalingRequest, view: View) -> Result:
 
 
 def picture_of(result: Mapping[str, Any]) -> str:
-    """What `--svg` draws: the efficiency that was measured, and what is predicted."""
+    """Return the chart for `--svg`: the measured and the predicted efficiency."""
     from ftcluster.report.charts import efficiency, svg_of  # takes a second to load
 
     points, model = result["points"], result["model"]
@@ -85,7 +85,7 @@ def picture_of(result: Mapping[str, Any]) -> str:
         for row in (model["predicted"] if model else ())
         for mode, share in row["efficiency"].items()
     ]
-    last = [row for row in measured if row["hosts"] == points[-1]["hosts"]]  # lines begin there
+    last = [row for row in measured if row["hosts"] == points[-1]["hosts"]]  # lines begin here
     title = f"{result['recipe']}: efficiency by number of hosts"
     chart = efficiency(measured, [*last, *predicted], result["references"], title)
     return svg_of(chart, title)
@@ -94,10 +94,11 @@ def picture_of(result: Mapping[str, Any]) -> str:
 def _trainings(
     request: ScalingRequest, modes: Sequence[Sequence[str]], cluster: Cluster
 ) -> Iterator[TrainingRun]:
-    """The trainings, from one host on, or from one rank of a single host on.
+    """Yield the trainings, beginning with one host or with one rank of a single host.
 
     Args:
-        modes: fields of the recipe for each mode; the first training has none, as it sends nothing.
+        modes: fields of the recipe for each mode; the first training has none, because a single
+            host or rank sends nothing.
 
     Raises:
         FtclusterError: see `RecipeRequest.prepared`.
@@ -124,9 +125,9 @@ def _trainings(
 
 
 def short_run(steps: int) -> list[str]:
-    """Fields of a recipe for so many steps without evaluation.
+    """Return the fields of a recipe for `steps` steps without evaluation.
 
-    The first third is a warm-up: memory is new, and the ranks compare their weights.
+    The first third is a warm-up: memory is allocated, and the ranks compare their weights.
     """
     left_out = (
         "eval_steps", "save_steps", "save_total_limit", "metric_for_best_model",
@@ -146,7 +147,7 @@ def short_run(steps: int) -> list[str]:
 
 
 def _measured(run: TrainingRun, events: Sequence[dict[str, Any]]) -> Point:
-    """A point of the result."""
+    """Return a point of the result."""
     plan = run.plan
     threads = sum(rank.threads for host in plan.hosts for rank in host.placement)
     measured = measure([event for event in events if event["event"] == "communication"])

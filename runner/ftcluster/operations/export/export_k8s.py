@@ -1,4 +1,4 @@
-"""A training as manifests for Kubeflow. Starts nothing."""
+"""Write a training as manifests for Kubeflow. Starts nothing."""
 
 import re
 from dataclasses import dataclass, replace
@@ -23,19 +23,19 @@ from ftcluster_common.protocol.launch import GLOO
 
 KINDS = (PYTORCH, TRAIN)
 CLAIM = "ftcluster"
-IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] of an IPv6 address
+IMAGE = re.compile(r"[A-Za-z0-9\[][\w./:@\[\]+-]{0,254}", re.ASCII)  # [] encloses IPv6
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")  # RFC 1035
 DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # RFC 1123, as a namespace's name
 DNS_NAME = re.compile(rf"(?=.{{1,253}}$){DNS_LABEL}(\.{DNS_LABEL})*")
-NAMES = {  # by option: the form of its name, in words as well
-    "namespace": (re.compile(DNS_LABEL), "at most 63 of a-z, 0-9 and -"),
+NAMES = {  # by option: the pattern of a valid name, and its description
+    "namespace": (re.compile(DNS_LABEL), "at most 63 characters of a-z, 0-9 and -"),
     "claim": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
     "token_secret": (DNS_NAME, "parts of at most 63 of a-z, 0-9 and -, dots between them"),
 }
-LONGEST_NAME = 40  # operators add to it: -node-0-99, -worker-99; a pod's name has 63 letters
+LONGEST_NAME = 40  # operators append -node-0-99, -worker-99; a pod's name has at most 63 letters
 # "Labels and Selectors" of Kubernetes' documentation: at most 63 characters, the prefix 253
 OF_LABEL = (
-    "each at most 63 letters, digits, dots, dashes and underscores, from a letter or digit on"
+    "each at most 63 letters, digits, dots, dashes and underscores, with a letter or digit first"
 )
 LABEL_PART = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 SELECTOR = re.compile(
@@ -45,19 +45,20 @@ SELECTOR = re.compile(
 
 @dataclass(frozen=True)
 class KubernetesRequest(RecipeRequest):
-    """A training, and where Kubernetes is to run it.
+    """A training, and how Kubernetes runs it.
 
     Attributes:
-        facts: a file that describes the nodes, as `plan` takes it; None: the cluster's hosts.
-        kind: the job's, one of KINDS.
+        facts: file that describes the nodes, as for `plan`; None for the cluster's hosts.
+        kind: kind of the job, from KINDS.
         image: the node image, with its tag.
-        name: that of the job and its run; "": the recipe's.
-        namespace: that of all objects; "": kubectl's.
+        name: name of the job and its run; "" for the recipe's name.
+        namespace: namespace of all objects; "" for kubectl's.
         claim: the PersistentVolumeClaim for models, data and runs, which all pods mount.
-        node_selector: labels that the nodes have, as KEY=VALUE.
+        node_selector: labels of the nodes, as KEY=VALUE.
         token_secret: a Secret whose key HF_TOKEN is a token for the Hugging Face Hub, or "".
-        min_nodes: the training goes on without lost pods while so many are left; 0: it waits.
-        max_restarts: how often it is started again after a failure.
+        min_nodes: number of pods with which the training continues after losing others; 0: it waits
+            for replacements.
+        max_restarts: number of restarts after failures.
     """
 
     facts: str | None = None
@@ -72,10 +73,10 @@ class KubernetesRequest(RecipeRequest):
     max_restarts: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse several recipes; what else is wrong is reported together.
+        """Check that one recipe is named; `export_k8s` reports all other problems together.
 
         Raises:
-            UsageError: that is so.
+            UsageError: several recipes are named.
         """
         split_words(self.words)
 
@@ -84,19 +85,19 @@ class KubernetesRequest(RecipeRequest):
         """The name of the job."""
         recipe = split_words(self.words)[0]
         if self.task and names_no_recipe(self.words):
-            recipe = self.task  # the file of the task stands for it
+            recipe = self.task  # the file of the task replaces it
         return self.name or default_name(recipe)
 
 
 @dataclass(frozen=True)
 class Manifests:
-    """What Kubernetes is given.
+    """Manifests for Kubernetes, and the files that they need.
 
     Attributes:
         kind: see KubernetesRequest.
         text: the manifests, as YAML.
-        stack: the node image's.
-        folders: files and folders of this machine, and where they have to be on the volume.
+        stack: the stack of the node image.
+        folders: local files and folders, and their paths on the volume.
     """
 
     kind: str
@@ -105,10 +106,10 @@ class Manifests:
     folders: tuple[tuple[str, str], ...]
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the manifests and the files of the node image; returns their paths.
+        """Write the manifests and the files of the node image; return their paths.
 
         Raises:
-            FtclusterError: this is a checkout, which has no package for the image.
+            FtclusterError: this is a source checkout, which has no package for the image.
         """
         files = {f"{self.kind}.yaml": self.text.encode(), **files_of_image(self.stack)}
         for path, content in files.items():
@@ -120,7 +121,7 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
     """Plan a training for pods on these nodes.
 
     Raises:
-        UsageError: the request is not valid; names all that is wrong.
+        UsageError: the request is not valid; lists all problems.
         FtclusterError: no such training is possible.
     """
     problems = _wrong(request)
@@ -142,7 +143,7 @@ def export_k8s(request: KubernetesRequest) -> Manifests:
 
 
 def default_name(recipe: str) -> str:
-    """A name for Kubernetes from that of a recipe or its file.
+    """Return a name for Kubernetes made of a recipe's name or file.
 
     >>> default_name("recipes/My_recipe.yml"), default_name("gpt2-shakespeare")
     ('my-recipe', 'gpt2-shakespeare')
@@ -151,7 +152,7 @@ def default_name(recipe: str) -> str:
 
 
 def _wrong(request: KubernetesRequest) -> list[str]:
-    """What is wrong with the request by itself, a sentence each."""
+    """Return the problems of the request itself, a sentence each."""
     name = request.job_name
     problems = []
     if not request.image:
@@ -163,13 +164,14 @@ def _wrong(request: KubernetesRequest) -> list[str]:
         )
     if not LABEL.fullmatch(name) or len(name) > LONGEST_NAME:
         problems.append(
-            f"--name: {name!r} is not at most {LONGEST_NAME} of a-z, 0-9 and -, from a letter on"
+            f"--name: {name!r} must have up to {LONGEST_NAME} characters of a-z, 0-9 and -, and "
+            "begin with a letter"
         )
     for option, (form, words) in NAMES.items():
         value = getattr(request, option)
         if (value or option == "claim") and not form.fullmatch(value):
             flag = f"--{option.replace('_', '-')}"
-            problems.append(f"{flag}: {value!r} is not a name of Kubernetes: {words}")
+            problems.append(f"{flag}: {value!r} is not a valid Kubernetes name: {words}")
     for text in request.node_selector:
         if not SELECTOR.fullmatch(text):
             problems.append(f"--node-selector: {text!r} is not KEY=VALUE, {OF_LABEL}")
@@ -186,11 +188,11 @@ def _wrong(request: KubernetesRequest) -> list[str]:
 
 
 def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, TrainingRun]:
-    """The stack of the node image, and the training with a plan for pods.
+    """Return the stack of the node image, and the training with a plan for pods.
 
     Raises:
-        FtclusterError: as `ftcluster plan`; there is no node image with the stack; the recipe asks
-            for another backend than gloo, or does not fit what is left of the nodes.
+        FtclusterError: `ftcluster plan` would fail, there is no node image with the stack, or the
+            recipe needs another backend than gloo or more than the pods' part of the nodes.
     """
     stack = stack_of(cluster.facts, load_stacks())
     if why := why_no_image(stack):
@@ -204,7 +206,7 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
     asked = run.recipe.training.ddp_backend
     if asked not in ("auto", GLOO):
         raise PlanError(
-            f"training.ddp_backend={asked}, but torchrun's ranks in pods have {GLOO}",
+            f"training.ddp_backend={asked}, but torchrun's ranks in pods use {GLOO}",
             "leave it out",
         )
     if run.plan.backend != GLOO:
@@ -212,20 +214,20 @@ def _planned(request: KubernetesRequest, cluster: Cluster) -> tuple[Stack, Train
         run = prepared(*more)
     if differ := uneven(run.plan):
         raise PlanError(
-            f"{differ} would have other cores or ranks than {run.plan.hosts[0].name}, but the "
-            "pods of a training are all alike",
-            "export it for nodes of one kind, or with another --ranks-per-host",
+            f"{differ} would have different cores or ranks than {run.plan.hosts[0].name}, but the "
+            "pods of a training must be equal",
+            "choose nodes of one kind, or another --ranks-per-host",
         )
     if 0 < request.min_nodes < len(run.plan.hosts):
-        prepared(*more, nodes=request.min_nodes)  # fits those as well
+        prepared(*more, nodes=request.min_nodes)  # checks that the plan also fits min_nodes
     return stack, run
 
 
 def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -> Pods:
-    """What is exported.
+    """Return the pods of the manifests.
 
     Raises:
-        PlanError: --min-nodes is more than there are nodes.
+        PlanError: --min-nodes is more than the number of nodes.
     """
     count = len(prepared.plan.hosts)
     if request.min_nodes > count:
@@ -247,7 +249,7 @@ def _pods(request: KubernetesRequest, cluster: Cluster, prepared: TrainingRun) -
 
 
 def _comment(kind: str, run: TrainingRun) -> str:
-    """What the manifests are, as the first lines of the file."""
+    """Return the comment at the top of the file."""
     lines = [
         f"ftcluster export k8s: {kind}. How to run it: docs/kubernetes.md of ftcluster",
         *headline_of(run),

@@ -1,4 +1,4 @@
-"""A training as a script for sbatch. Starts nothing; the plan is made in the job."""
+"""Write a training as a script for sbatch. Starts nothing; the job itself makes the plan."""
 
 import re
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ NAME = re.compile(r"[\w.,+-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SlurmRequest(RecipeRequest):
-    """A training, and what sbatch is told.
+    """A training, and the options of sbatch.
 
     Attributes:
-        name: the job's; "": the recipe's.
-        time: its limit, as in sbatch; "": Slurm's.
-        partition, account: "": Slurm's.
-        program: the path of `ftcluster` on the nodes.
+        name: name of the job; "" for the recipe's name.
+        time: time limit in sbatch's form; "" for Slurm's default.
+        partition, account: name of the partition and account; "" for Slurm's default.
+        program: path of `ftcluster` on the nodes.
     """
 
     name: str = ""
@@ -40,10 +40,10 @@ class SlurmRequest(RecipeRequest):
 
 
 def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
-    """The script, which is written to a file as well where one is named.
+    """Return the script, and write it to a file if `output` names one.
 
     Raises:
-        UsageError: the request is not valid; names all that is wrong.
+        UsageError: the request is not valid; lists all problems.
         FtclusterError: the recipe or its folders are not valid.
     """
     if problems := _wrong(request):
@@ -66,24 +66,24 @@ def export_slurm(request: SlurmRequest, output: str | None = None) -> str:
 
 
 def _wrong(request: SlurmRequest) -> list[str]:
-    """What is wrong with the request by itself, a sentence each."""
+    """Return the problems of the request itself, a sentence each."""
     problems = []
     if request.time and not TIME.fullmatch(request.time):
-        problems.append(f"--time: {request.time!r} is no time of sbatch, such as 4:00:00")
+        problems.append(f"--time: {request.time!r} is not a time limit of sbatch, such as 4:00:00")
     for name in ("name", "partition", "account"):
         value = getattr(request, name)
         if value and not NAME.fullmatch(value):
-            problems.append(f"--{name}: {value!r} is not a name of Slurm")
+            problems.append(f"--{name}: {value!r} is not a valid name in Slurm")
     if request.spares:
         problems.append("--spares: Slurm ends a job that has lost a node, and requeues it")
     return problems
 
 
 def _train_command(request: SlurmRequest) -> tuple[str, ...]:
-    """The command of the job, with absolute paths for what is in this folder."""
+    """Return the command of the job, with absolute paths for local files."""
     recipe, overrides = split_words(request.words)
     if request.task and names_no_recipe(request.words):
-        recipe = ""  # the file of the task stands for it
+        recipe = ""  # the file of the task replaces it
     given = {
         "--task": _absolute(request.task or None),
         "--metrics": _absolute(request.metrics or None),
@@ -98,5 +98,5 @@ def _train_command(request: SlurmRequest) -> tuple[str, ...]:
 
 
 def _absolute(name: str | None) -> str | None:
-    """The absolute path of a file or folder of this machine; other names as they are."""
+    """Return the absolute path of a local file or folder; other names unchanged."""
     return str(Path(name).absolute()) if name and Path(name).exists() else name

@@ -1,4 +1,4 @@
-"""Measures a trained model, over all hosts of a cluster."""
+"""Evaluate a trained model on all hosts of a cluster."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,19 +16,19 @@ from ftcluster_common.recipe import Recipe
 
 @dataclass(frozen=True)
 class EvaluateRequest(TrainedModelRequest):
-    """A model that is measured."""
+    """A model to evaluate."""
 
     purpose: ClassVar[Purpose] = EVALUATE
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Refuse a model that its task cannot measure by itself."""
+        """Return an error if the task cannot evaluate its model."""
         reason = recipe.spec.why_not_evaluated(str(self.model))
         return UsageError(*reason) if reason else None
 
 
 @dataclass(frozen=True)
 class EvaluateResult(TrainedModelResult):
-    """The metrics of a model, or the run that measures it without its caller."""
+    """The metrics of a model, or the run that evaluates it without its caller."""
 
     def finished_lines(self) -> list[str]:
         """Return the scores of each class, some texts, the metrics and the speed."""
@@ -38,10 +38,10 @@ class EvaluateResult(TrainedModelResult):
 
 
 def evaluate(request: EvaluateRequest, view: View) -> EvaluateResult:
-    """Measure a model on the recipe's validation sets, or on all rows of its data.
+    """Evaluate a model on the recipe's validation sets, or on all rows of its data.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned; see `again`.
         FtclusterError: the request is not valid, or the run failed.
     """
     return EvaluateResult(*request.launched(view), str(request.model))

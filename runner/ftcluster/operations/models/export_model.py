@@ -1,4 +1,4 @@
-"""Exports a trained model for other runtimes, on this machine, and compares it with torch."""
+"""Export a trained model for other runtimes, on this machine, and compare it with torch."""
 
 import re
 import shutil
@@ -33,30 +33,30 @@ TEXTS = (
     "How many people live in the capital?",
     "About two million people live in the city, which lies on a river and has a large harbour.",
 )
-MOST_TOKENS = 512  # of a text, where the training says nothing
-# the largest difference, as a share of the largest output, by --int8. Measured of MiniLM and of
-# a small decoder: 1e-6 without, 0.02 to 0.13 with it
+MOST_TOKENS = 512  # maximum tokens of a text if the training sets no limit
+# the largest allowed difference by --int8, as a fraction of the largest output. Measured with
+# MiniLM and a small decoder: 1e-6 without --int8, 0.02 to 0.13 with it
 ALLOWED = {False: 1e-3, True: 0.5}
 GGUF = (
-    "no well-kept package of the index converts to GGUF: gguf has the format alone, and the "
-    "converter is a script of llama.cpp's own repository"
+    "no maintained package converts models to GGUF: gguf only has the format, and the "
+    "converter is a script in llama.cpp's repository"
 )
-# what the exported model has in its own form, and what it was trained on
+# files that the exported model has in its own form, and the list of training rows
 NOT_COPIED = re.compile(r".*\.(safetensors|bin|index\.json)|ftcluster\.rows")
-MODULE = re.compile(r"\d+_\w+")  # a module's folder of sentence-transformers
+MODULE = re.compile(r"\d+_\w+")  # the folder of a sentence-transformers module
 
 
 @dataclass(frozen=True)
 class ExportModelRequest:
-    """What is exported, and how.
+    """A model to export, and the form of the export.
 
     Attributes:
-        format: one of FORMATS.
-        model: a run, whose model is copied here, or a model's folder.
-        output: a new folder; "": the model's name with the format behind it.
-        int8: whether weights are in 8 bits.
-        data: rows that both are compared on: a file with the model's columns, or a folder whose
-            validation is taken; "": a few texts.
+        format: a format of FORMATS.
+        model: id of a run, whose model is copied here, or path of a model's folder.
+        output: a new folder; "" for the model's name followed by the format.
+        int8: True if weights are quantized to 8 bits.
+        data: rows for comparing both models: a file with the model's columns, or a folder whose
+            validation set is read; "" for a few built-in texts.
     """
 
     format: str
@@ -67,29 +67,29 @@ class ExportModelRequest:
     connection: Connection = field(default_factory=Connection)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be had.
+        """Check that the format is supported.
 
         Raises:
-            UsageError: that is so.
+            UsageError: it is not.
         """
         if self.format == "gguf":
-            raise UsageError(GGUF, "its convert_hf_to_gguf.py takes the folder of ftcluster fetch")
+            raise UsageError(GGUF, "run its convert_hf_to_gguf.py on the folder of ftcluster fetch")
         if self.format not in FORMATS:
             raise UsageError(f"the format must be {' or '.join(FORMATS)}, got {self.format}")
 
 
-# what is compared: of each row its texts, one or two, and its label, a number or None; and
-# accuracy, pearson or loss, or "" where nothing says what is right
+# the rows for the comparison, each with its texts (one or two) and its label (a number or None),
+# and the metric: accuracy, pearson or loss, or "" without labels
 Compared = tuple[list[dict[str, Any]], str]
 
 
 def export_model(request: ExportModelRequest, view: View) -> Result:
-    """Export a model, and compare what it computes with torch.
+    """Export a model, and compare its outputs with torch's.
 
     Raises:
-        UsageError, InputError: the model or the data are not of a kind that can be exported.
-        FtclusterError: the exporter's packages cannot be had, it failed, or the exported model
-            computes something else.
+        UsageError, InputError: the model or the data cannot be exported.
+        FtclusterError: the exporter's packages are not available, the exporter failed, or the
+            exported model computes something else.
     """
     name = Path(request.model).absolute().name
     target = Path(request.output or f"{name}-{request.format}").absolute()
@@ -149,10 +149,10 @@ def _said(found: Mapping[str, Any], measure: str) -> Iterator[str]:
 
 
 def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
-    """Make sure that a folder has a model that can be exported, and nothing that may run.
+    """Check that a folder has a model that can be exported, and no files that may run as code.
 
     Raises:
-        InputError, UsageError: it has not.
+        InputError, UsageError: the folder has no such model, or has such files.
     """
     if not trained.task:
         raise InputError(f"{folder} has no {trained.missing}, which says what the model is for")
@@ -162,21 +162,21 @@ def check_source(folder: Path, trained: TrainedFields, kind: str) -> None:
         )
     exported_as = _exported_as(trained.task)
     if not exported_as:
-        raise UsageError(f"a model for {trained.task} is not exported")
+        raise UsageError(f"models for {trained.task} cannot be exported")
     if kind == "onnx" and exported_as == DECODER:
         raise UsageError(
-            "a decoder is exported to OpenVINO only: in ONNX its cache would be missing",
+            "decoders can only be exported to OpenVINO: in ONNX their cache would be missing",
             "ftcluster export-model openvino",
         )
     raise_together(
         code_problems(folder),
-        f"{folder} is not exported, as its files may run code or fetch it",
+        f"{folder} is not exported, because its files may run or download code",
         "export the folder of a training",
     )
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copy what belongs to a model beside its weights, and is not there yet.
+    """Copy the model's other files that the target does not have yet.
 
     These are its tokenizer, card and ftcluster.json, and the modules of sentence-transformers.
     """
@@ -187,17 +187,17 @@ def copy_rest(source: Path, target: Path) -> None:
             and not (target / path.name).exists()
         ):
             shutil.copyfile(path, target / path.name)
-    for path in source.iterdir():  # and not what modules.json says: it may lead anywhere
+    for path in source.iterdir():  # modules.json is not followed: its paths may lead anywhere
         if MODULE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.copytree(path, target / path.name, symlinks=True, dirs_exist_ok=True)
 
 
 def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
-    """What is compared: rows of a file by the model's columns, or a few texts.
+    """Return the rows for the comparison: rows of a file by the model's columns, or a few texts.
 
     Raises:
-        UsageError: the task's rows are not read here.
-        InputError: the file has no such columns, no rows, or other classes than the model.
+        UsageError: rows of this task cannot be read here.
+        InputError: the file lacks the columns, has no rows, or has classes unknown to the model.
     """
     task, options = trained.task, trained.options
     spec = TASKS.get(task)
@@ -207,7 +207,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         return [{"texts": one, "label": None} for one in texts], ""
     if spec is None or not spec.compared_rows:
         raise UsageError(
-            f"--data: rows of {task} are not read here", "without it, a few texts are compared"
+            f"--data: rows for {task} cannot be read here", "without it, a few texts are compared"
         )
     try:
         splits = files_of(Path(data))
@@ -216,7 +216,7 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         )
         files = splits[names[0]] if names else ()
         if any(kind_of(path) == ".parquet" for path in files):
-            raise DataError("Parquet is read on hosts alone; give CSV, TSV or JSON lines")
+            raise DataError("only hosts can read Parquet; give CSV, TSV or JSON lines")
         rows = list(islice(Table(files), MOST_ROWS))
         if not rows:
             raise DataError("there are no rows")
@@ -227,7 +227,8 @@ def rows_of(data: str, trained: TrainedFields, folder: Path) -> Compared:
         texts = [list(one) for one in zip(*(_cells(rows, name) for name in columns), strict=True)]
         words = [_word(row.get(str(options.get("label_column")))) for row in rows]
         labels, measure = _labels(words, read_json(folder / "config.json"))
-    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:  # also its files
+    # config.json of the model may be invalid too
+    except (DataError, KeyError, ValueError, TypeError, AttributeError) as error:
         where = f"how the model reads rows is in {folder / FILE}"
         raise InputError(f"{data}: {error}", where) from error
     found = zip(texts, labels, strict=True)
@@ -246,7 +247,7 @@ def _cells(rows: Collection[Row], name: str) -> list[str]:
 
 
 def _word(label: Any) -> str:
-    """A label as trainings name its class; "" where there is none."""
+    """Return a label in the form in which trainings name its class; "" if there is none."""
     if isinstance(label, bool):
         return str(label).lower()
     whole = isinstance(label, float) and label.is_integer()
@@ -254,11 +255,11 @@ def _word(label: Any) -> str:
 
 
 def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | None], str]:
-    """The number of each label's class, or the number that it is; and what is measured by it.
+    """Return each label as its class number or its own number, and the metric for the comparison.
 
     Raises:
-        DataError: some are no classes of the model.
-        ValueError: some are no numbers.
+        DataError: a label is not a class of the model.
+        ValueError: a label is not a number.
     """
     several = config.get("problem_type") == "multi_label_classification"
     if several or not any(words):
@@ -272,6 +273,6 @@ def _labels(words: list[str], config: Mapping[str, Any]) -> tuple[list[float | N
         known = known if any(name.isdigit() for name in known) else as_numbers
     if unknown := sorted(given - known.keys()):
         raise DataError(
-            f"no classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
+            f"not classes of the model: {', '.join(unknown[:8])}; it has {', '.join(numbers)}"
         )
     return [known.get(word) for word in words], "accuracy"

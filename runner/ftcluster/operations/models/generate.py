@@ -1,4 +1,4 @@
-"""Has a trained language model write texts, on the head of a cluster."""
+"""Generate texts with a trained language model, on the head of a cluster."""
 
 import json
 import tempfile
@@ -35,14 +35,14 @@ NAME = "generate"
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """The settings that choose the next token.
 
     Attributes:
         system: a message before the prompt, or "".
-        max_new_tokens: of an answer, at most.
-        temperature: 0 takes the most probable token each time.
-        top_p: the share of probability that the tokens have which are drawn from.
-        seed: of the draws; the same one gives the same texts on the same host.
+        max_new_tokens: maximum number of tokens of an answer.
+        temperature: sampling temperature; 0 always takes the most probable token.
+        top_p: cumulative probability of the tokens to sample from.
+        seed: seed of the sampling; equal seeds give equal texts on the same host.
     """
 
     system: str = ""
@@ -52,10 +52,10 @@ class Sampling:
     seed: int = 42
 
     def __post_init__(self) -> None:
-        """Refuse what is out of range.
+        """Check the ranges of all settings.
 
         Raises:
-            UsageError: names all that are.
+            UsageError: settings are out of range; lists all of them.
         """
         allowed = {
             "max_new_tokens": (self.max_new_tokens >= 1, "1 or more"),
@@ -64,7 +64,7 @@ class Sampling:
             "seed": (0 <= self.seed < 1 << 32, "a whole number from 0"),
         }
         wrong = [
-            f"{name}={getattr(self, name)}: it is {meant}"
+            f"{name}={getattr(self, name)}: must be {meant}"
             for name, (right, meant) in allowed.items()
             if not right
         ]
@@ -77,11 +77,11 @@ class GenerateRequest:
     """Prompts for a model.
 
     Attributes:
-        model: a run that has trained it, a folder of this machine, or a name of the Hub.
-        prompts: each is answered by itself, by the model's chat template if it has one.
-        hub_token: whether the head may use the user's token for the Hugging Face Hub.
-        more: gives further prompts, each once the one before is answered. The model stays loaded
-            until it ends.
+        model: id of the run that has trained it, a folder of this machine, or a name on the Hub.
+        prompts: prompts to answer separately, with the model's chat template if it has one.
+        hub_token: True if the head may use the user's token for the Hugging Face Hub.
+        more: iterator over further prompts, each requested once the previous one is answered. The
+            model stays loaded until the iterator ends.
     """
 
     model: str
@@ -93,10 +93,10 @@ class GenerateRequest:
     more: Iterator[str] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what has nothing to answer.
+        """Check that there is a prompt, and that none is empty.
 
         Raises:
-            UsageError: there is no prompt, or an empty one.
+            UsageError: there is no prompt, or a prompt is empty.
         """
         if not self.prompts or not all(prompt.strip() for prompt in self.prompts):
             raise UsageError("there is no prompt", 'ftcluster generate RUN "a question"')
@@ -104,22 +104,22 @@ class GenerateRequest:
 
 @dataclass(frozen=True)
 class GenerateResult:
-    """What a model has written; nothing yet where its run goes on without its caller."""
+    """The texts of a model; empty if its run continues without its caller."""
 
     request: GenerateRequest
     progress: RunProgress
 
     @property
     def answers(self) -> list[str]:
-        """The texts, one for each prompt."""
+        """The generated texts, one for each prompt."""
         return list(self.progress.result.get("answers", ()))
 
     def lines(self) -> list[str]:
-        """The texts; of a run that goes on, its id."""
+        """Return the texts; for a run that continues, its id."""
         return self.answers if self.progress.state != "running" else [self.progress.run]
 
     def document(self) -> dict[str, Any]:
-        """What `generate --json` prints."""
+        """Return the document that `generate --json` prints."""
         result = self.progress.result
         running = {"run": self.progress.run, "state": self.progress.state}
         if self.progress.state == "running":
@@ -139,31 +139,32 @@ class GenerateResult:
 
 
 def dry_run(request: GenerateRequest, view: View) -> PlanResult:
-    """What `generate` would launch. Raises as `generate`."""
+    """Return the run that `generate` would launch. Raises the errors of `generate`."""
     return PlanResult(_prepared(request, cluster_of(request.connection, view)))
 
 
 def generate(
     request: GenerateRequest, view: View, take: Callable[[int, str], None] = lambda *_: None
 ) -> GenerateResult:
-    """Have a model answer each prompt.
+    """Generate an answer to each prompt.
 
     Args:
-        take: gets the number of a prompt and a piece of its answer, as soon as there is one.
+        take: function that takes the number of a prompt and a piece of its answer, as soon as the
+            piece is generated.
 
     Raises:
-        FtclusterError: there is no such model, it is no language model, or the run failed.
+        FtclusterError: there is no such model, it is not a language model, or the run failed.
     """
     cluster = cluster_of(request.connection, view)
     run = _prepared(request, cluster)
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] in ("text", "answered"):
-            view.close()  # the live picture would be drawn over the text
+            view.close()  # the live display would overwrite the text
         if event["event"] == "text":
             take(event["prompt"], event["text"])
         elif event["event"] == "answered" and request.more:
-            line = json.dumps(next(request.more, None))  # without more: null, the end
+            line = json.dumps(next(request.more, None))  # null ends the prompts
             with typed.open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
 
@@ -192,14 +193,15 @@ def _prepared(request: GenerateRequest, cluster: Cluster) -> TrainingRun:
         run_id, cluster, plan, launch, recipe, folders, purpose=GENERATE, generation=generation,
         hub_token=token,
     )  # fmt: skip
-    limit = 0.0 if request.more else request.launch.hang_seconds  # somebody types in between
+    # without a limit, because the run waits while the user types
+    limit = 0.0 if request.more else request.launch.hang_seconds
     return replace(request.launch, hang_seconds=limit).applied_to(run)
 
 
 def _recipe(
     request: GenerateRequest, cluster: Cluster
 ) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """What the job's recipe says of the model, and the folders to copy for it."""
+    """Return the job's recipe for the model, and the folders to copy for it."""
     folder, facts = Path(request.model), first_hosts(cluster.usable, 1)
     if folder.is_dir():
         if not any((folder / name).is_file() for name in TOKENIZERS):
@@ -212,13 +214,13 @@ def _recipe(
     job = find_job(hosts, request.model)
     if not job.recipe.spec.generates:
         raise UsageError(
-            f"{job.run} has trained a model for {job.recipe.task}, and this tries decoders alone",
-            "ftcluster predict, with the model that ftcluster fetch copies here, uses it",
+            f"{job.run} has trained a model for {job.recipe.task}, but generate only runs decoders",
+            "copy the model here with ftcluster fetch, and use it with ftcluster predict",
         )
     model = f"{facts.head.prefix}/runs/{job.run}/model"
     return for_trained_model(replace(job.recipe, model=model)), ()
 
 
 def _of_model(model: str) -> Recipe:
-    """The recipe of a language model whose data are of no importance."""
+    """Return the recipe of a language model, whose data do not matter."""
     return for_trained_model(training_recipe(("clm",), None, model))

@@ -1,4 +1,4 @@
-"""A trained model in this Python, and data of this Python as a file."""
+"""Load a trained model in this Python process, and write rows of this process into a file."""
 
 import hashlib
 import importlib
@@ -18,7 +18,7 @@ from ftcluster_common.models.sentence_modules import MODULES
 from ftcluster_common.models.trained_model import pipeline_of
 from ftcluster_common.tasks.registry import TASKS
 
-FRAMES = "frames"  # of the state folder
+FRAMES = "frames"  # folder in the state folder
 PACKAGES = "pip install '{}' 'torch>=2.10', in an environment of its own"
 # releases without a known way around trust_remote_code=False (CVE-2026-5241; modules.json)
 SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
@@ -26,19 +26,19 @@ SAFE_RELEASES = {"transformers": "5.10", "sentence-transformers": "6.2"}
 
 @runtime_checkable
 class Frame(Protocol):
-    """A table that writes itself as JSON lines, as pandas' DataFrame."""
+    """A table that writes itself as JSON lines, such as a pandas DataFrame."""
 
     def to_json(self, *, orient: str, lines: bool, date_format: str, force_ascii: bool) -> Any:
-        """The rows as text, an object a line."""
+        """Return the rows as text, one JSON object per line."""
 
 
 Data = str | PathLike[str] | Frame | Sequence[Mapping[str, Any]]
 
 
 def data_path(data: Data) -> str:
-    """The file or name of data; rows of this Python are written into a file of the state folder.
+    """Return the path or name of data; write rows of this process into a file of the state folder.
 
-    Equal rows are the same file. It stays: a run on this machine reads it where it is.
+    Equal rows share a file. The file stays: a run on this machine reads it in place.
 
     Raises:
         InputError: the rows cannot be written as JSON, or there are none.
@@ -66,21 +66,21 @@ def data_path(data: Data) -> str:
 
 
 def load(folder: Path, task_file: str = "", **options: Any) -> Any:
-    """A model's folder as those use it who know nothing of ftcluster.
+    """Load a model's folder with its library, as users without ftcluster would.
 
-    Whatever the library's release does, nothing of the folder runs: it is checked before.
+    The folder is checked first, so nothing in it can run, whichever release of the library is used.
 
     Args:
         task_file: a Python file of the user's own that defines the model's task, or "".
 
     Returns:
-        sentence-transformers' SentenceTransformer or CrossEncoder, or transformers' pipeline; where
-        that has none for the task, the model and its tokenizer.
+        A SentenceTransformer or CrossEncoder of sentence-transformers, or a pipeline of
+        transformers; if there is no pipeline for the task, the model and its tokenizer.
 
     Raises:
-        FtclusterError: there is no such folder, it is of no training, it has what may run as code,
-            or a package is missing.
-        UsageError: the model's own code is to be trusted.
+        FtclusterError: the folder does not exist, was not written by a training, has files that
+            may run as code, or a package is missing.
+        UsageError: an option asks to trust the model's own code.
     """
     if options.get("trust_remote_code"):
         raise UsageError(
@@ -108,13 +108,13 @@ def load(folder: Path, task_file: str = "", **options: Any) -> Any:
     adapted = (folder / ADAPTERS).is_file()
     if ranks and adapted:
         raise FtclusterError(
-            f"{folder} has adapters, whose head CrossEncoder leaves out",
+            f"{folder} has adapters, whose head CrossEncoder ignores",
             f"train with merge_adapters=true, or load them as {folder / 'README.md'} shows",
         )
     raise_together(
         code_problems(folder),
-        f"{folder} is not loaded, as its files may run code or fetch it",
-        "give the folder of a training, or load a model that you trust by its library itself",
+        f"{folder} is not loaded, because its files may run or download code",
+        "give the folder of a training, or load a model that you trust with its own library",
     )
     options["trust_remote_code"] = False
     if (folder / MODULES).is_file() or ranks:

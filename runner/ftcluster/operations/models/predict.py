@@ -1,4 +1,4 @@
-"""Writes what a trained model says of rows of data."""
+"""Write a trained model's predictions for rows of data."""
 
 import csv
 import io
@@ -21,18 +21,18 @@ from ftcluster.progress.view import View
 from ftcluster_common.protocol.job import PREDICT, Purpose
 from ftcluster_common.recipe import Recipe
 
-# also as text, which rows of CSV have
+# numbers as text too, because rows of CSV have only text
 NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet computes cells that begin so (OWASP)
-FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # the mark between columns
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet evaluates such cells (OWASP)
+FORMATS = {".jsonl": "", ".csv": ",", ".tsv": "\t"}  # separator between columns; "" for JSON lines
 
 
 @dataclass(frozen=True)
 class PredictRequest(TrainedModelRequest):
-    """What rows of data a model predicts.
+    """Rows of data to predict with a trained model.
 
     Attributes:
-        output: the file for the rows, *.jsonl, *.csv or *.tsv; replaced where it is there.
+        output: file for the predictions, *.jsonl, *.csv or *.tsv; an existing file is replaced.
     """
 
     output: str = ""
@@ -40,10 +40,10 @@ class PredictRequest(TrainedModelRequest):
     purpose: ClassVar[Purpose] = PREDICT
 
     def __post_init__(self) -> None:
-        """Refuse an output that cannot be written.
+        """Check that the output can be written.
 
         Raises:
-            UsageError: that is so.
+            UsageError: it cannot.
         """
         super().__post_init__()
         path = Path(self.output).absolute()
@@ -53,7 +53,7 @@ class PredictRequest(TrainedModelRequest):
             raise UsageError(f"--output {self.output}: there is no folder {path.parent}")
 
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Refuse a model that has no prediction for a row."""
+        """Return an error if the model has no prediction for a row."""
         reason = recipe.spec.why_not_predicted()
         return UsageError(*reason) if reason else None
 
@@ -81,10 +81,10 @@ class PredictResult(TrainedModelResult):
 
 
 def predict(request: PredictRequest, view: View) -> PredictResult:
-    """Predict the class, number, answer or embedding of each row, in their order.
+    """Predict the class, number, answer or embedding of each row, in the order of the rows.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        ClusterChanged: the cluster has changed since the run was planned; see `again`.
         FtclusterError: the request is not valid, or the run failed.
     """
     run, progress = request.launched(view)
@@ -109,9 +109,9 @@ def predict(request: PredictRequest, view: View) -> PredictResult:
 
 
 def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
-    """Rows as a table with a mark between columns.
+    """Return rows as a table with a separator between columns.
 
-    Texts that a spreadsheet would take for a formula get a ' in front; numbers stay as they are.
+    Texts that a spreadsheet would read as a formula are prefixed with '; numbers are unchanged.
 
     >>> as_table([{"a": "x, y", "b": [1]}], ",")
     'a,b\\n"x, y",[1]\\n'
@@ -126,7 +126,7 @@ def as_table(rows: Sequence[dict[str, Any]], mark: str) -> str:
 
 
 def _cell(value: Any) -> Any:
-    """A value as a cell of a table.
+    """Return a value as a cell of a table.
 
     >>> [_cell(one) for one in ('=HYPERLINK("x")', "-1.5", "-", "+1 day", -2.5, ["=1"])]
     ['\\'=HYPERLINK("x")', '-1.5', "'-", "'+1 day", -2.5, '["=1"]']

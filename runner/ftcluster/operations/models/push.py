@@ -1,4 +1,4 @@
-"""Uploads a model's folder to the Hugging Face Hub, by the Hub's own command."""
+"""Upload a model's folder to the Hugging Face Hub with the Hub's own command."""
 
 import re
 import shutil
@@ -9,15 +9,15 @@ from ftcluster.errors import FtclusterError, UsageError
 from ftcluster.launch.hub_token import find_token
 from ftcluster_common.models.trained_model import ROWS
 
-PROGRAM = "hf"  # of huggingface_hub
+PROGRAM = "hf"  # program of huggingface_hub
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 
 
 def check_push(repository: str) -> str:
-    """Make sure that an upload can begin, before anything is copied; returns the program's path.
+    """Check that an upload can begin, before anything is copied; return the program's path.
 
     Raises:
-        UsageError: the name has another form, or there is no program or no token for it.
+        UsageError: the repository's name is not valid, or the program or the token is missing.
     """
     if not NAME.fullmatch(repository):
         raise UsageError(f"--push {repository!a:.80}: a model on the Hub is OWNER/NAME")
@@ -31,9 +31,9 @@ def check_push(repository: str) -> str:
 
 
 def push_command(program: str, folder: Path, repository: str, public: bool) -> list[str]:
-    """The command that uploads. It finds the token itself, so that none is in an argument.
+    """Return the upload command. The program finds the token itself, so no argument contains it.
 
-    What says which rows were trained on stays here.
+    The list of training rows is not uploaded.
     """
     return [
         program, "upload", repository, str(folder), ".", "--repo-type", "model",
@@ -43,7 +43,7 @@ def push_command(program: str, folder: Path, repository: str, public: bool) -> l
 
 
 def push(folder: Path, repository: str, public: bool) -> None:
-    """Upload a folder. A repository that is there is added to.
+    """Upload a folder; an existing repository gets another commit.
 
     Raises:
         UsageError: see `check_push`.

@@ -24,7 +24,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
     """A request that uses a trained model, its `model`.
 
     Attributes:
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
+        hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
     """
 
     hub_token: bool = False
@@ -34,10 +34,10 @@ class TrainedModelRequest(RecipeRequest, ABC):
 
     @abstractmethod
     def refusal(self, recipe: Recipe) -> UsageError | None:
-        """Return the error for a recipe whose model is not used so; None for others."""
+        """Return the error for a recipe whose model cannot be used this way; None otherwise."""
 
     def launchable(self, view: View) -> TrainingRun:
-        """The run that is asked for.
+        """Return the requested run.
 
         Raises:
             FtclusterError: see `RecipeRequest.prepared`.
@@ -46,7 +46,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         if run.recipe.teacher:
             kind, recipe = run.recipe.spec.student
             raise UsageError(
-                f"a distilled model is used as the {kind} that it is",
+                f"a distilled model is used like any other {kind} model",
                 f"ftcluster {self.purpose} {recipe} --model {self.model}",
             )
         run = replace(run, hub_token=find_token() if self.hub_token else "")
@@ -58,7 +58,7 @@ class TrainedModelRequest(RecipeRequest, ABC):
         """Launch the run and follow it to its end.
 
         Raises:
-            ClusterChanged: the cluster is another one than it was planned for; see `again`.
+            ClusterChanged: the cluster has changed since the run was planned; see `again`.
             FtclusterError: the request is not valid, or the run failed.
         """
         run = self.launchable(view)
@@ -72,7 +72,7 @@ class TrainedModelResult(ABC):
 
     Attributes:
         run: the run, which continues without its caller if `progress.state` is "running".
-        progress: its events.
+        progress: the state that the run's events describe.
         model: the model as the user named it.
     """
 
@@ -98,7 +98,7 @@ class TrainedModelResult(ABC):
         return {**started, **self.finished_document()}
 
     def finished_document(self) -> dict[str, Any]:
-        """Return what the document of a finished run has besides its id and state."""
+        """Return the fields of a finished run's document other than its id and state."""
         progress, result = self.progress, self.progress.result
         texts = written_texts(result, ())
         return {

@@ -1,6 +1,6 @@
-"""Facts of hosts that many people have or rent, for plans before one does.
+"""Facts of common server models and cloud instances, for plans without any host.
 
-They are as their makers describe them: all memory counts, though a kernel keeps 1 to 3 % of it.
+The facts are those that the makers publish. All memory counts, although a kernel keeps 1 to 3 %.
 """
 
 import re
@@ -25,13 +25,13 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class CommonHost:
-    """A kind of host.
+    """A kind of host, as its maker publishes it.
 
     Attributes:
-        cores: of a socket, each with two hardware threads.
-        nodes: NUMA nodes of a socket, as it is delivered; cores that are over go to the first ones.
-        gigabits: of its network; 0 where that is the buyer's choice.
-        source: where this is published.
+        cores: cores of a socket, each with two hardware threads.
+        nodes: NUMA nodes of a socket as delivered; the first nodes get the remaining cores.
+        gigabits: network bandwidth in Gbit/s; 0 if the buyer chooses the network.
+        source: publication that has these facts.
     """
 
     cpu: str
@@ -65,7 +65,7 @@ NAMED = ", ".join(HOSTS)
 
 
 def common_hosts(text: str) -> ClusterFacts | None:
-    """Return hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for another text.
+    """Return hosts of a kind: m7i.16xlarge, 4xm6i.16xlarge, 2x2x8480+; None for any other text.
 
     >>> [host.name for host in common_hosts("2xm7i.16xlarge").hosts]
     ['node1', 'node2']
@@ -79,7 +79,7 @@ def common_hosts(text: str) -> ClusterFacts | None:
 
 
 def with_sockets(text: str) -> str:
-    """Return the name that somebody means who leaves the sockets out; "" if there is none.
+    """Return the full name for a name without the number of sockets, or "" if there is none.
 
     >>> with_sockets("10x8480+"), with_sockets("8480+"), with_sockets("m7i")
     ('10x2x8480+', '2x8480+', '')
@@ -108,7 +108,7 @@ def _facts(host: CommonHost, name: str) -> HostFacts:
 
 
 def _nodes(host: CommonHost, memory: int) -> tuple[NumaNode, ...]:
-    """NUMA nodes with cores in a row; second threads have the numbers behind all first ones."""
+    """Return NUMA nodes with consecutive cores, all first threads numbered before second ones."""
     found: list[NumaNode] = []
     all_cores, first = host.sockets * host.cores, 0
     count = host.sockets * host.nodes

@@ -1,4 +1,4 @@
-"""Tells what is read of data, and what a model learns of them, before a training."""
+"""Show how data are read, and what a model would learn from them, before a training."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,11 +28,11 @@ NO_HEAD = "lengths and samples as the model sees them: on a cluster, or ftcluste
 
 @dataclass(frozen=True)
 class DataRequest(RecipeRequest):
-    """Data, and the recipe that would be trained with them.
+    """The data to describe, and the recipe that would train on them.
 
     Attributes:
-        hub_token: whether the head may use the user's token for the Hugging Face Hub.
-        here: whether the head is not asked, so that lengths and samples are left out.
+        hub_token: True if the head may use the user's token for the Hugging Face Hub.
+        here: True if the head is not asked; lengths and samples are then missing.
     """
 
     hub_token: bool = False
@@ -41,14 +41,14 @@ class DataRequest(RecipeRequest):
 
 @dataclass(frozen=True)
 class DataResult:
-    """What is read and learned.
+    """The data as a training would read them.
 
     Attributes:
-        host: where the tokenizer's part was found out; "" for nowhere.
-        columns: by what they are for, and those that are not read.
+        host: name of the host that has tokenized the data; "" for none.
+        columns: names of the columns by their use, and of the columns that are not read.
         sets: see `ftcluster_train.engine.data_report` and, without a host, `recipe.data_counts`.
-        samples: as the model sees them; none without a host.
-        notes: what a person should know.
+        samples: samples as the model sees them; empty without a host.
+        notes: facts that the user should know.
     """
 
     recipe: Recipe
@@ -59,7 +59,7 @@ class DataResult:
     notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """What `data --json` prints."""
+        """Return the document that `data --json` prints."""
         return {
             "recipe": self.recipe.name,
             "task": self.recipe.task,
@@ -73,7 +73,7 @@ class DataResult:
         }
 
     def lines(self) -> list[str]:
-        """All of it as text; the notes first, because they may be missed below samples."""
+        """Return the result as text, with the notes first because samples could hide them."""
         columns = {use: tuple(names) for use, names in self.columns.items()}
         notes = [f"note: {note}" for note in self.notes]
         said = [*notes, *([columns_line(columns)] if columns else [])]
@@ -84,13 +84,13 @@ class DataResult:
 
 
 def describe(request: DataRequest, view: View) -> DataResult:
-    """What a training with these arguments would read and learn. Trains nothing.
+    """Return what a training with these arguments would read and learn. Trains nothing.
 
-    The data are checked here; then the head reads them as it would for the training, and keeps
+    The data are checked here. Then the head reads them as it would for the training, and keeps
     their tokens for it.
 
     Raises:
-        FtclusterError: the recipe or its data are not valid, or the head does not answer.
+        FtclusterError: the recipe or its data are not valid, or the head does not respond.
     """
     code = request.user_code()
     with reported():
@@ -128,7 +128,7 @@ def _of_head(
     run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
     view.say(f"reading data on {run_hosts.head} ...")
     token = find_token() if request.hub_token else ""
-    # hosts of format 0, which read it at once, refuse a number
+    # hosts that speak format 0 refuse a document with a format number
     document = {name: value for name, value in job.to_dict().items() if name != FORMAT}
     found = read_data(run_hosts, document, folders, token)
     notes = (*file_notes(recipe), *found["notices"])

@@ -12,16 +12,16 @@ NEXT = "write them: ftcluster examples --to DIR; one: ftcluster examples NAME --
 
 
 def example_scripts() -> dict[str, Path]:
-    """The scripts by their names."""
+    """Return the scripts by their names."""
     return {path.stem: path for path in sorted(bundled("examples").glob("*.py"))}
 
 
 def examples(name: str = "", folder: str = "") -> Result:
-    """The examples, or the text of one of them; with a folder, what was written there.
+    """Return the list of examples, the text of one example, or the files written to a folder.
 
     Raises:
         UsageError: there is no such example.
-        FtclusterError: a file is there already.
+        FtclusterError: a file exists already.
     """
     scripts = example_scripts()
     if name and name not in scripts:

@@ -1,4 +1,4 @@
-"""The hosts of a file, such as another control node's or the output of `ftcluster plan --json`."""
+"""Read hosts from a file: cluster.json of a control node, or output of `ftcluster plan --json`."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -20,10 +20,10 @@ HINT = (
 
 
 def facts_of(file: str | None) -> Cluster:
-    """The cluster of a file, or of common hosts; without one, that of the last setup.
+    """Return the cluster of a file or of common hosts; without a file, the cluster set up last.
 
     Raises:
-        FtclusterError: there is none, or the file cannot be read or is incomplete.
+        FtclusterError: there is no cluster, or the file cannot be read or is incomplete.
     """
     if not file:
         return recall()
@@ -34,10 +34,10 @@ def facts_of(file: str | None) -> Cluster:
 
 
 def read_facts(path: Path) -> ClusterFacts:
-    """The hosts of a file, which are its `facts` or all of it.
+    """Return the hosts of a file, which has them as `facts` or as its whole content.
 
     Raises:
-        InputError: it cannot be read, or a host is incomplete; names each with what is missing.
+        InputError: the file cannot be read, or hosts are incomplete; lists what each lacks.
     """
     try:
         document = read_json(path)
@@ -60,13 +60,13 @@ def read_facts(path: Path) -> ClusterFacts:
 
 
 def _problems(host: Any) -> Iterator[str]:
-    """What is missing or wrong in a host of such a file."""
+    """Yield what is missing or wrong in a host of such a file."""
     if not isinstance(host, dict):
         yield f"{host!r:.80} is not a mapping"
         return
     name = host.get("name")
     if not (isinstance(name, str) and (NAME.fullmatch(name) or is_address(name))):
-        yield f"{name!r:.80} is no name of a host"  # hostfiles and manifests have it
+        yield f"{name!r:.80} is not a valid host name"  # hostfiles and manifests contain the name
         return
     missing = [
         spec.name for spec in fields(HostFacts) if spec.default is MISSING and spec.name not in host
@@ -84,4 +84,4 @@ def _problems(host: Any) -> Iterator[str]:
         if price:
             read_price(price)
     except (AttributeError, ValueError):
-        yield f'{facts.name}: {price!r} is no price; write price_per_hour like "4.08 USD"'
+        yield f'{facts.name}: {price!r} is not a price; write price_per_hour like "4.08 USD"'

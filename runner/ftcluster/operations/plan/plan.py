@@ -1,4 +1,4 @@
-"""Plans a training, and compares what it takes on several clusters. Starts nothing."""
+"""Plan a training, and compare the time and cost of an epoch on clusters. Starts nothing."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from ftcluster.report.epoch_time import past_runs
 
 @dataclass(frozen=True)
 class Comparison:
-    """What an epoch of a recipe takes and costs on several clusters."""
+    """The time and cost of an epoch of a recipe on several clusters."""
 
     recipe: str
     shapes: tuple[Shape, ...]
 
     def document(self) -> dict[str, Any]:
-        """What `plan --json` prints with several --facts."""
+        """Return the document that `plan --json` prints for several --facts."""
         shapes = [shape.document() for shape in self.shapes]
         return {"state": "compared", "recipe": self.recipe, "shapes": shapes}
 
     def lines(self) -> list[str]:
-        """The comparison as text."""
+        """Return the comparison as text."""
         return [f"recipe {self.recipe}", "", *comparison(self.shapes)]
 
 
 def plan(request: RecipeRequest, facts: str | None = None) -> PlanResult:
-    """Plan a training for the hosts of a file, or of the cluster that was set up last.
+    """Plan a training for the hosts of a file, or for the cluster that was set up last.
 
     Raises:
         FtclusterError: the recipe, its folders or the file are not valid, or no plan is possible.
@@ -43,10 +43,10 @@ def plan(request: RecipeRequest, facts: str | None = None) -> PlanResult:
 
 
 def compare(request: RecipeRequest, files: Sequence[str]) -> Comparison:
-    """What an epoch takes and costs on the hosts of each file.
+    """Return the time and cost of an epoch on the hosts of each file.
 
     Raises:
-        InputError: one cannot be read, or no plan is possible there; names each.
+        InputError: a file cannot be read, or no plan is possible for it; lists all such files.
     """
     runs, problems = [], []
     for file in files:

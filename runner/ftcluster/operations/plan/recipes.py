@@ -17,7 +17,7 @@ CLAUSE = re.compile(r"[.:;] |\.$")
 
 @dataclass(frozen=True)
 class RecipeEntry:
-    """What a recipe's file says of itself."""
+    """A recipe with the description that its file begins with."""
 
     name: str
     task: str
@@ -32,25 +32,25 @@ class RecipeEntry:
         return CLAUSE.split(self.description)[0]
 
     def document(self) -> dict[str, str]:
-        """The entry of `recipes --json`."""
+        """Return the entry of `recipes --json`."""
         return asdict(self)
 
 
 def known_recipes() -> tuple[str, ...]:
-    """The names of the recipes that come with ftcluster."""
+    """Return the names of the recipes that come with ftcluster."""
     return tuple(files.known_recipes())
 
 
 def list_recipes() -> tuple[RecipeEntry, ...]:
-    """The recipes that come with ftcluster."""
+    """Return the recipes that come with ftcluster."""
     return tuple(_entry(path) for path in files.known_recipes().values())
 
 
 def show_recipe(name: str) -> tuple[RecipeEntry, str]:
-    """A recipe, a known one or a file, and its text.
+    """Return a recipe, by its name or file, and its text.
 
     Raises:
-        RecipeError: it is unknown or not valid.
+        RecipeError: the recipe is unknown or not valid.
     """
     path = find_recipe(name)
     return _entry(path), recipe_text(path)
@@ -74,13 +74,13 @@ def rows_of(name: str) -> list[tuple[str, ...]]:
     values = {**vars(recipe), **vars(recipe.options)}
     values |= {f"training.{key}": value for key, value in vars(recipe.training).items()}
     for key in schema_of(recipe.task).values():
-        value = in_recipe(values[key.name]) if key.name in values else ""  # of another name
+        value = in_recipe(values[key.name]) if key.name in values else ""  # has another name
         rows.append((key.name, value, key.default_text, key.allowed, key.description))
     return rows
 
 
 def recipe_schema() -> Result:
-    """What a recipe's file may have, as JSON Schema."""
+    """Return the JSON Schema of recipe files."""
     schema = files.json_schema()
     return Result(schema, tuple(json.dumps(schema, indent=1).split("\n")))
 

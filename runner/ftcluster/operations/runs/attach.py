@@ -1,4 +1,4 @@
-"""Follows a run that was launched before to its end, wherever it was started."""
+"""Follow a run to its end, regardless of where it was started."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ from ftcluster.report.cost import cost_line, recorded_price
 
 @dataclass(frozen=True)
 class AttachResult:
-    """A run that has ended well.
+    """A run that has succeeded.
 
     Attributes:
-        progress: what its events say.
-        price: what its hosts cost, where it is known.
-        hosts: how many it had.
+        progress: the state that the run's events describe.
+        price: price of the run's hosts, if it is known.
+        hosts: number of hosts of the run.
     """
 
     progress: RunProgress
@@ -34,7 +34,7 @@ class AttachResult:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics of the model, by name; none of a script."""
+        """The metrics of the model, by name; empty for a script."""
         return dict(self.progress.result.get("metrics", {}))
 
     @property
@@ -44,16 +44,16 @@ class AttachResult:
 
     @property
     def model(self) -> str:
-        """The folder of the model on the head; "" of a script."""
+        """The folder of the model on the head; "" for a script."""
         return str(self.progress.result.get("model") or "")
 
     @property
     def seconds(self) -> float:
-        """How long it took, from its launch to the end of its last rank."""
+        """The duration in seconds, from the launch to the end of the last rank."""
         return self.progress.seconds
 
     def document(self) -> dict[str, Any]:
-        """What `attach --json` prints."""
+        """Return the document that `attach --json` prints."""
         price, progress = self.price, self.progress
         return {
             **progress.document(),
@@ -62,7 +62,7 @@ class AttachResult:
         }
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Return the result as text."""
         progress = self.progress
         lines = [f"{progress.run}: {progress.state}, {duration(progress.seconds)}"]
         if model := progress.result.get("model"):
@@ -86,12 +86,12 @@ def attach(
     """Follow a run from its first event to its end; never stops it.
 
     Args:
-        run: its id, or how that begins; "": the newest run.
-        on_output: takes what rank 0 of a script has printed.
+        run: the run's id or the beginning of it; "" for the newest run.
+        on_output: function that takes the output of a script's rank 0.
 
     Raises:
-        Detached: a signal, such as that of Ctrl-C, has ended this process's part only.
-        Interrupted: it was stopped.
+        Detached: a signal, such as Ctrl-C, has ended this process only.
+        Interrupted: the run was stopped.
         FtclusterError: there is no such run, or it failed.
     """
 
@@ -115,7 +115,7 @@ def attach(
 
 
 def _reason(followed: Followed) -> tuple[str, str]:
-    """Why a run did not end well, and what to do."""
+    """Return the reason why a run failed, and what to do."""
     progress = followed.progress
     if progress.errors:
         return why_failed(progress)

@@ -1,4 +1,4 @@
-"""Says how large the caches of hosts and of this control node are, and empties them."""
+"""Measure and empty the caches of the hosts and of this control node."""
 
 import fcntl
 import shutil
@@ -14,20 +14,21 @@ from ftcluster.progress.view import View
 from ftcluster.text.table import aligned
 
 HERE, WHEELS = "this control node", "wheels"
-NEWEST = 200  # runs, of which those that are running come first
+NEWEST = 200  # number of runs to list; running ones come first
 
 
 def caches(connection: Connection, clear: bool, view: View) -> Result:
-    """The sizes of the caches; what a run uses that has not ended is never removed.
+    """Return the sizes of the caches, and empty them on request.
 
     Hosts have models and data that were copied or downloaded, and token samples; this control node
-    has the wheels of stacks, of bundles and of scripts' packages.
+    has the wheels of stacks, of bundles and of scripts' packages. Files that an unfinished run
+    uses are never removed.
 
     Args:
-        clear: whether all that no run uses is removed.
+        clear: True if everything that no run uses is removed.
 
     Raises:
-        FtclusterError: a host does not answer.
+        FtclusterError: a host does not respond.
     """
     run_hosts = cluster_run_hosts(connection, view)
     runs, _ = all_runs(run_hosts, view, most=NEWEST)
@@ -44,7 +45,7 @@ def caches(connection: Connection, clear: bool, view: View) -> Result:
 
 
 def _wheels(folder: Path, clear: bool) -> tuple[int, int]:
-    """The bytes of all wheels, and of those that no command is downloading or unpacking."""
+    """Return the bytes of all wheels, and of the wheels that no command downloads or unpacks."""
     whole = unused = 0
     for path in folder.glob("[!.]*"):
         size = sum(512 * one.lstat().st_blocks for one in (path, *path.rglob("*")))

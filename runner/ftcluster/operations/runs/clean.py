@@ -1,4 +1,4 @@
-"""Removes what ended runs left on the hosts."""
+"""Remove the files of ended runs from the hosts."""
 
 import shutil
 import time
@@ -22,14 +22,14 @@ COLUMNS = ("run", "state", "ended", "by")
 
 @dataclass(frozen=True)
 class CleanRequest:
-    """Which runs are removed; without names, the user's own that have failed or were stopped.
+    """The runs to remove; without names, the user's own failed and stopped runs.
 
     Attributes:
-        runs: ids of those that are removed, whatever else is asked for.
-        done: also those that have ended well.
-        resumable: also those that can be resumed.
-        all: also those of others.
-        older_than: only those that ended so many seconds ago.
+        runs: ids of runs to remove, regardless of the other fields.
+        done: True if runs that have succeeded are removed too.
+        resumable: True if runs that can be resumed are removed too.
+        all: True if the runs of other users are removed too.
+        older_than: number of seconds since the end of a run before it is removed.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -40,10 +40,10 @@ class CleanRequest:
     older_than: float = 0
 
     def __post_init__(self) -> None:
-        """Refuse names beside a choice.
+        """Check that names are not combined with the other choices.
 
         Raises:
-            UsageError: that is so.
+            UsageError: they are.
         """
         if self.runs and (self.done or self.resumable or self.all or self.older_than):
             raise UsageError(
@@ -56,9 +56,9 @@ class Selection:
     """Runs that may be removed.
 
     Attributes:
-        run_hosts: where they are.
-        runs: their ids.
-        unnamed: those of them that the user has not named.
+        run_hosts: the hosts of the runs.
+        runs: ids of the runs.
+        unnamed: the runs among them that the user has not named.
     """
 
     run_hosts: RunHosts
@@ -66,21 +66,21 @@ class Selection:
     unnamed: tuple[RunState, ...] = ()
 
     def table(self) -> list[str]:
-        """A line for each run that the user has not named, below a line of headings."""
+        """Return a line for each run that the user has not named, below the headings."""
         rows = [(one.run, one.state, _ended(one), one.started_by or "-") for one in self.unnamed]
         return aligned([COLUMNS, *rows])
 
     def result(self) -> Result:
-        """Which runs were removed, or would be."""
+        """Return the result: the runs that were removed or would be removed."""
         document = {"state": "done", "removed": list(self.runs)}
         return Result(document, self.runs or ("nothing to remove",))
 
 
 def select(request: CleanRequest, view: View) -> Selection:
-    """The runs that are meant.
+    """Return the runs that the request selects.
 
     Raises:
-        FtclusterError: the head does not answer, or a run that is named is not there or running.
+        FtclusterError: the head does not respond, or a named run does not exist or is running.
     """
     run_hosts = cluster_run_hosts(request.connection, view)
     runs = {run.run: run for run in all_runs(run_hosts, view, request.runs)[0]}
@@ -93,10 +93,10 @@ def select(request: CleanRequest, view: View) -> Selection:
 
 
 def remove(selection: Selection) -> Selection:
-    """Remove runs from all hosts, and their records here; returns those that are gone.
+    """Remove runs from all hosts, and their records here; return the removed runs.
 
     Raises:
-        FtclusterError: a host does not answer.
+        FtclusterError: a host does not respond.
     """
 
     def forget(run: str) -> None:
@@ -109,7 +109,7 @@ def remove(selection: Selection) -> Selection:
 def _is_meant(run: RunState, request: CleanRequest, recorded: bool) -> bool:
     states = ("failed", "stopped", *(("done",) if request.done else ()))
     is_own = recorded or run.started_by == this_user()
-    # it has ended early, and has trained: `train --resume` may continue it
+    # the run has trained and ended early, so `train --resume` may continue it
     resumable = run.state in ("failed", "stopped") and (run.step or run.checkpoint)
     return (
         run.state in states

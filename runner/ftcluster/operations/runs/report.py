@@ -1,4 +1,4 @@
-"""Writes one HTML page about runs."""
+"""Write an HTML page about runs."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +23,9 @@ class ReportRequest:
     """A page about runs.
 
     Attributes:
-        runs: their ids, or how these begin; none: the newest run.
-        output: where it is written; None: by the run's id.
-        scaling: an output of `bench scaling --json` that is shown as well, or None.
+        runs: ids of the runs, or the beginnings of their ids; if empty, the newest run.
+        output: path of the page; None for a name made of the run's id.
+        scaling: output of `bench scaling --json` to include, or None.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -38,13 +38,13 @@ def report(request: ReportRequest, view: View) -> Result:
     """Write the page.
 
     Raises:
-        UsageError: the file for `scaling` is another one.
-        FtclusterError: there is no such run, its head does not answer, or a record is damaged.
+        UsageError: the file for `scaling` has another content.
+        FtclusterError: there is no such run, its head does not respond, or a record is damaged.
     """
     bench = read_scaling(request.scaling) if request.scaling else None
     names: Sequence[str] = list(dict.fromkeys(request.runs)) or [""]
     with ThreadPoolExecutor(1) as pool:
-        # what draws takes a second to start, as long as a head takes to answer
+        # the plotting library takes a second to load, so it loads while heads respond
         pool.submit(_load_charts)
         files = [_files_of(request.connection, name, view) for name in names]
     from jinja2 import TemplateError
@@ -64,8 +64,8 @@ def report(request: ReportRequest, view: View) -> Result:
     ) as error:
         where = ", ".join(f"{file.run} ({file.source or 'this control node'})" for file in files)
         raise FtclusterError(
-            f"records are not as ftcluster writes them: {where}: {ascii(repr(error))[:200]}",
-            "make a report of each run alone to see which one it is",
+            f"records have an unexpected form: {where}: {ascii(repr(error))[:200]}",
+            "make a report of each run to find the damaged record",
         ) from error
     write_atomically(output.absolute(), page)
     document = {
@@ -83,16 +83,16 @@ def _load_charts() -> None:
 
 
 def _files_of(connection: Connection, given: str, view: View) -> RunFiles:
-    """A run's record and events, from here if it has ended, else from its head."""
+    """Return a run's record and events: local ones if it has ended, otherwise from its head."""
     run_hosts, name = find(connection, given, view)
     return ended_here(name) or from_head(run_hosts, name)
 
 
 def read_scaling(path: Path) -> dict[str, Any]:
-    """The document of `bench scaling --json`.
+    """Return the document of `bench scaling --json`.
 
     Raises:
-        UsageError: it is another file.
+        UsageError: the file has another content.
     """
     try:
         document: dict[str, Any] = read_json(path)
@@ -100,5 +100,5 @@ def read_scaling(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, IndexError, TypeError):
         is_scaling = False
     if not is_scaling:
-        raise UsageError(f"{path} is no output of ftcluster bench scaling --json")
+        raise UsageError(f"{path} is not an output of ftcluster bench scaling --json")
     return document

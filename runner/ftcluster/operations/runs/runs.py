@@ -1,4 +1,4 @@
-"""The runs of a cluster: lists them, shows their logs, brings models home, ends them."""
+"""List the runs of a cluster, show their logs, fetch their models, and end them."""
 
 import os
 import tempfile
@@ -25,24 +25,24 @@ from ftcluster.text.table import aligned
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState
 
 COLUMNS = ("run", "state", "step", "hosts", "started", "time", "by", "tags")
-# the columns that a narrow terminal does without, in order
+# the columns that a narrow terminal omits, in this order
 NARROW = ("started", "by", "hosts", "tags")
 ALL_RANKS = "ranks.log"
-PIECE_BYTES = 1 << 20  # of a log, in memory at once
-LISTED = 20  # files of a script that are shown
+PIECE_BYTES = 1 << 20  # bytes of a log in memory at once
+LISTED = 20  # maximum number of a script's files to show
 
 
 def list_runs(
     connection: Connection, view: View, most: int = 0, beginnings: Sequence[str] = ()
 ) -> tuple[tuple[RunState, ...], int]:
-    """The runs on a cluster, the newest first, whoever started them; and how many were left out.
+    """Return all users' runs on a cluster, newest first, and the number of runs not returned.
 
     Args:
-        most: how many runs at most, running ones before newer ones; 0: all.
-        beginnings: only runs whose ids begin with one of these; none: all.
+        most: maximum number of runs, running ones before newer ones; 0 for all.
+        beginnings: beginnings of the ids of the runs to return; if empty, all runs.
 
     Raises:
-        FtclusterError: the head does not answer.
+        FtclusterError: the head does not respond.
     """
     runs, left = all_runs(cluster_run_hosts(connection, view), view, beginnings, most)
     here = set(recorded_runs())
@@ -53,10 +53,10 @@ def list_runs(
 
 
 def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
-    """A line a run, below a line of headings, and how those continue that were interrupted.
+    """Return a line per run below the headings, and how to continue interrupted runs.
 
     Args:
-        width: what a terminal shows; columns that ids and `--json` have too are left out for it.
+        width: width of the terminal; columns that ids and `--json` also have are omitted to fit.
     """
     rows = [COLUMNS, *map(_row, runs)]
     if not any(one.tags for one in runs):
@@ -71,7 +71,7 @@ def table(runs: Sequence[RunState], width: int | None = None) -> list[str]:
 
 def _row(one: RunState) -> tuple[str, ...]:
     started = datetime.fromtimestamp(one.started).astimezone()
-    # it downloads and tokenizes; a launch of another version may not say how many ranks it has
+    # the run downloads and tokenizes; launches of other versions may lack the number of ranks
     prepares = one.state == "running" and not one.ranks and not one.step
     return (
         one.run,
@@ -87,12 +87,12 @@ def _row(one: RunState) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LogsRequest:
-    """What a run's ranks have printed.
+    """A request for the output of a run's ranks.
 
     Attributes:
-        run: its id, or how that begins; "": the newest run.
-        rank: the one whose lines are shown; None: all.
-        follow: whether until the run ends.
+        run: the run's id or the beginning of it; "" for the newest run.
+        rank: the rank whose output is shown; None for all ranks.
+        follow: True if the output is shown until the run ends.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -102,14 +102,14 @@ class LogsRequest:
 
 
 def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
-    """Show what a run's ranks have printed, safe for a terminal.
+    """Show the output of a run's ranks, made safe for a terminal.
 
     Args:
-        show: takes whole lines, as they come; the last one may lack its end.
+        show: function that takes whole lines as they arrive; the last one may lack its end.
 
     Raises:
         UsageError: there is no such rank.
-        FtclusterError: there is no such run, or its head does not answer.
+        FtclusterError: there is no such run, or its head does not respond.
         Interrupted: the user stopped it.
     """
     rank = request.rank
@@ -126,7 +126,7 @@ def logs(request: LogsRequest, show: Callable[[str], None], view: View) -> None:
                 while data := log.read(PIECE_BYTES):
                     whole = len(data) == PIECE_BYTES
                     end = data.rfind(b"\n") + 1
-                    # a line may have no end, and the last one none yet
+                    # a line may lack its end, and the last line may not be complete yet
                     end = len(data) if (incomplete and not whole) or (whole and not end) else end
                     log.seek(end - len(data), os.SEEK_CUR)
                     if not end:
@@ -146,21 +146,21 @@ def _check_rank(run: str, rank: int, ranks: int) -> None:
 def fetch(
     connection: Connection, run: str, folder: str, view: View, reports: bool = False
 ) -> Result:
-    """Copy the model of a run, or what its script has written on the head, to this machine.
+    """Copy the model of a run, or the files that its script has written, from the head.
 
-    The folder is there only once it is whole.
+    The folder appears only once it is complete.
 
     Args:
-        run: its id, or how that begins; "": the newest run.
-        folder: a new or empty one; "": the run's id.
-        reports: whether what its trackers have written is meant instead.
+        run: the run's id or the beginning of it; "" for the newest run.
+        folder: a new or empty folder; "" for a folder named after the run.
+        reports: True to copy the files of the run's trackers instead.
 
     Raises:
-        FtclusterError: there is no such run, it has none of these, or the folder is not empty.
+        FtclusterError: there is no such run, it has no such files, or the folder is not empty.
     """
     run_hosts, name = find(connection, run, view)
     record = read_record(name) or {}
-    model = record.get("end", {}).get("model")  # else the head knows: it has ended elsewhere
+    model = record.get("end", {}).get("model")  # otherwise only the head has it
     if not model and not reports:
         state = find_run(run_hosts, name)
         model = state.model
@@ -196,13 +196,13 @@ def _how_to_get_a_model(state: RunState) -> str:
 
 
 def _fetched_model(document: dict[str, Any], path: Path) -> Result:
-    """Name files in a fetched model that no training writes: they may be code."""
+    """Return the result of fetching a model, with a note on files that may be code."""
     unknown = unknown_files(path)
     if not unknown:
         return Result(document, (f"model: {path}",))
     note = (
-        f"note: the model has files that no training writes: {listed(unknown)}. Open them with "
-        "nothing that executes them; ftcluster.load refuses the folder"
+        f"note: the model has files that no training writes: {listed(unknown)}. Do not open "
+        "them with a program that executes them; ftcluster.load refuses the folder"
     )
     return Result({**document, "unknown_files": unknown}, (f"model: {path}", note))
 
@@ -214,8 +214,8 @@ def _fetch_outputs(run_hosts: RunHosts, run: str, path: Path) -> None:
         raise FtclusterError(
             f"run {run} has no model, and what its script has written cannot be copied\n  "
             f"{error.message}",
-            "a script's files are looked for on the head, in the copy of the script's folder, "
-            "where it starts: have rank 0 write them there, by a relative path",
+            "only files in the script's start folder on the head are copied: have rank 0 write "
+            "them there, with a relative path",
         ) from error
 
 
@@ -224,7 +224,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _listing(sizes: Mapping[str, int]) -> list[str]:
-    """The largest files, with their sizes."""
+    """Return lines with the largest files and their sizes."""
     largest = sorted(sizes, key=lambda name: -sizes[name])[:LISTED]
     left = len(sizes) - len(largest)
     rows = aligned((f"  {_size(sizes[name])}", printable(name)) for name in largest)
@@ -236,16 +236,16 @@ def _size(count: int) -> str:
 
 
 def stop(connection: Connection, names: Sequence[str], force: bool, view: View) -> Result:
-    """End runs on all their hosts; one that cannot be ended keeps no other from it.
+    """End runs on all their hosts; a run that cannot be ended does not prevent ending others.
 
     Args:
-        names: their ids, or how these begin.
-        force: whether to end them at once, with nothing saved.
+        names: ids of the runs, or the beginnings of their ids.
+        force: True to end the runs at once, without saving anything.
 
     Raises:
-        FtclusterError: there is no such run, and none was ended; or some may still be running.
+        FtclusterError: a run does not exist, so none was ended; or some may still be running.
     """
-    # all of them first: a misspelt one is to stop none
+    # find all runs first, so that a misspelt name stops no run
     meant = dict.fromkeys(find(connection, name, view) for name in names)
     ended = _end(list(meant), force)
     documents = [one.to_dict() for _, one in ended]

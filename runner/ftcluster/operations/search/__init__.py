@@ -1,1 +1,1 @@
-"""Search a recipe's settings: `sweep` for the best model, `tune` for the fastest launch."""
+"""Search a recipe's settings: `sweep` finds the best model, `tune` the fastest launch."""

@@ -1,7 +1,7 @@
-"""Trains a recipe with several values of its fields, and says which ones are best.
+"""Train a recipe with several values of its fields, and report the best combination.
 
-The state of a sweep is its runs: the id of each begins with a digest of what it trains, so that the
-same command finds them on the hosts, from any control node, and trains only what is not there.
+The runs are the state of a sweep: each run's id begins with a digest of what it trains. The same
+command therefore finds them on the hosts, from any control node, and trains only what is missing.
 """
 
 import time
@@ -32,29 +32,29 @@ from ftcluster.text.plural import counted
 from ftcluster_common.protocol.run_state import INTERRUPTED, RunState, name_of_run
 from ftcluster_common.user_code import declared_metrics
 
-POLL_SECONDS = 10.0  # between two looks at runs that go on side by side
+POLL_SECONDS = 10.0  # seconds between two polls of parallel runs
 ENDED = ("done", "failed", "stopped", DIVERGED)
-GIVE_UP = 3  # launches that fail one after the other on the same hosts
+GIVE_UP = 3  # consecutive failed launches on the same hosts
 LOST: dict[str, Any] = {"message": "its end is not known: its head does not answer"}
 
 
 def dry_run(request: SweepRequest, view: View) -> SweepResult:
-    """What would be trained, once all of it is checked; no host is asked. Raises as `sweep`."""
+    """Check everything, and return what would be trained; asks no host. Raises as `sweep`."""
     return replace(_Sweep(request, view, view).result, planned=True)
 
 
 def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
     """Train each combination that has not been trained yet, and compare them.
 
-    A run that fails ends no other.
+    A failed run does not end the others.
 
     Args:
-        steps_view: shows each run's own progress, where they come one after the other.
+        steps_view: view for each run's own progress, if the runs are sequential.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
-        Interrupted: the user left it; what is running goes on.
-        FtclusterError: a combination is not valid (names all that are not), or no head answers.
+        ClusterChanged: the cluster has changed since the runs were planned; see `again`.
+        Interrupted: the user left the sweep; its active runs continue.
+        FtclusterError: combinations are not valid (lists all of them), or no head responds.
     """
     one = _Sweep(request, view, steps_view)
     path = Path(request.fetch)
@@ -65,20 +65,20 @@ def sweep(request: SweepRequest, view: View, steps_view: View) -> SweepResult:
         return one.completed()
     except (Interrupted, KeyboardInterrupt) as error:
         going = [row.run for row in one.rows if row.state == "running"]
-        on = f"; {' and '.join(going)} goes on" if going else ""
+        on = f"; {' and '.join(going)} keeps running" if going else ""
         stop = f"; to end it: ftcluster stop {' '.join(going)}" if going else ""
         left = Interrupted(
-            f"left the sweep{on}", f"the same command goes on with it{stop}", one.result.document()
+            f"left the sweep{on}", f"the same command continues it{stop}", one.result.document()
         )
         left.exit_code = error.exit_code if isinstance(error, Detached) else left.exit_code
         raise left from None
 
 
 class _Sweep:
-    """A sweep that is going on.
+    """A sweep in progress.
 
     Attributes:
-        rows: a row a run.
+        rows: one row per run.
     """
 
     def __init__(self, request: SweepRequest, view: View, steps_view: View) -> None:
@@ -94,8 +94,8 @@ class _Sweep:
         first = prepared[0].recipe
         own = declared_metrics(prepared[0].code.metrics)
         self._aim = aim_of(first, request.metric, request.fields, own)
-        self._failed: dict[int, int] = {}  # launches, since one went well, by the part's place
-        self._running: dict[int, SweepRun] = {}  # by the part's place
+        self._failed: dict[int, int] = {}  # failed launches since a success, by the part's index
+        self._running: dict[int, SweepRun] = {}  # by the part's index
         shape = f"{counted(prepared[0].plan.world_size, 'rank')} each"
         count = len(self._parts)
         where = f"{count} at once" if count > 1 else "one after the other"
@@ -103,13 +103,13 @@ class _Sweep:
         view.say(f"{runs} of {first.name}, {where}, {shape}")
 
     def _add(self, settings: Sequence[Settings]) -> tuple[list[TrainingRun], list[SweepRun]]:
-        """Add a row for each of these that has none yet.
+        """Add a row for each combination that has none yet.
 
         Returns:
-            The added ones as they would be launched, and the row of each of `settings`.
+            The added runs as they would be launched, and the row of each of `settings`.
 
         Raises:
-            FtclusterError: some cannot be; has the reasons of all.
+            FtclusterError: some runs cannot be launched; lists all reasons.
         """
         known = {row.label: row for row in self.rows}
         rows = [known.setdefault(row.label, row) for row in map(SweepRun, settings)]
@@ -121,10 +121,10 @@ class _Sweep:
         return prepared, rows
 
     def _checked(self, rows: Sequence[SweepRun]) -> list[TrainingRun]:
-        """Each run as it would be launched.
+        """Return each run as it would be launched.
 
         Raises:
-            FtclusterError: some cannot be; has the reasons of all.
+            FtclusterError: some runs cannot be launched; lists all reasons.
         """
         prepared: list[TrainingRun] = []
         problems: dict[str, tuple[FtclusterError, list[str]]] = {}
@@ -146,14 +146,14 @@ class _Sweep:
 
     @property
     def result(self) -> SweepResult:
-        """As far as it has come."""
+        """The result so far."""
         return SweepResult(self.rows, self._aim, len(self._parts))
 
     def find(self) -> None:
-        """Find what was trained or goes on already, whoever started it.
+        """Find the combinations that are trained or running already, whoever started them.
 
         Raises:
-            FtclusterError: a head does not answer.
+            FtclusterError: a head does not respond.
         """
         rows = [row for row in self.rows if row.state == WAITING]
         beginnings = [f"{row.name}-" for row in rows]
@@ -169,21 +169,21 @@ class _Sweep:
                 state, part = max(there, key=lambda one: (one[0].state == "done", one[0].started))
                 self._take(row, state, part)
         if known := sum(row.state != WAITING for row in rows):
-            self._view.say(f"{counted(known, 'run')} of them are there already")
+            self._view.say(f"{counted(known, 'run')} of them exist already")
 
     def _counts(self, state: RunState) -> bool:
-        """Whether a run that is there is not to be trained again."""
+        """Return True if an existing run must not be trained again."""
         if state.state == "running" or state.doing == INTERRUPTED:
             return bool(state.hosts)
         was_launched = bool(state.hosts) and (state.state != "stopped" or bool(state.step))
         return state.state == "done" or (was_launched and not self._request.retry)
 
     def _take(self, row: SweepRun, state: RunState, part: Part) -> None:
-        """Take what the head says of a run."""
+        """Store the head's report of a run in its row."""
         row.run, row.state, row.hosts = state.run, state.state, state.hosts
         row.seconds = state.seconds
         if state.doing == INTERRUPTED and len(self._parts) > 1:
-            row.reason = f"its supervisor is gone; to go on with it: ftcluster attach {row.run}"
+            row.reason = f"its supervisor is gone; to continue it: ftcluster attach {row.run}"
         elif state.state == "running" or state.doing == INTERRUPTED:
             row.state = "running"
             self._running[self._parts.index(part)] = row
@@ -191,7 +191,7 @@ class _Sweep:
             self._end(row, part)
 
     def _end(self, row: SweepRun, part: Part, view: View | None = None) -> None:
-        """Follow a run to its end, unless that is known here, and take its metrics."""
+        """Follow a run to its end, unless its end is recorded here, and store its metrics."""
         end = (read_record(row.run) or {}).get("end", {})
         if "metrics" not in end:
             progress = follow.attach(part.run_hosts, row.run, view or View()).progress
@@ -204,7 +204,7 @@ class _Sweep:
         self._view.say(f"{row.label}: {row.state}, {said}  ({row.run})")
 
     def run(self) -> None:
-        """Train all that waits, on each part one after the other."""
+        """Train all waiting combinations, on each part sequentially."""
         while True:
             waiting = [row for row in self.rows if row.state == WAITING]
             usable = [n for n in range(len(self._parts)) if self._failed.get(n, 0) < GIVE_UP]
@@ -221,14 +221,14 @@ class _Sweep:
                 self._poll()
 
     def search(self) -> None:
-        """Train what the strategy chooses, until it has chosen all."""
+        """Train what the strategy chooses until it has chosen everything."""
         search(self._strategy, self._try_all)
 
     def _try_all(self, settings: Sequence[Settings]) -> list[float | None] | None:
-        """Train each of these that is not trained yet.
+        """Train each of these combinations that is not trained yet.
 
         Returns:
-            What is to be least, None for a run that has no metric; None for all if one has no end.
+            The costs to minimize, None for a run without the metric; None if a run has not ended.
         """
         _, rows = self._add(settings)
         self.find()
@@ -244,17 +244,17 @@ class _Sweep:
         return -value if self._aim.more_is_better(name) else value
 
     def _launch(self, row: SweepRun, number: int) -> None:
-        """Start a run; one that cannot be started is a row with its reason."""
+        """Start a run; if it cannot start, its row gets the reason."""
         part = self._parts[number]
         request = self._request.with_settings(row.settings, row.name)
         launch = self._request.launch
-        tags = filter(is_tag, row.label.split())  # in ps each run says what it tries
+        tags = filter(is_tag, row.label.split())  # ps shows what each run tries
         launch = replace(launch, tags=(*tags, *launch.tags))
         run = launch.applied_to(request.prepared(part.cluster))
         if name_of(self._request, row.settings, {}) != row.name:
             raise FtclusterError(
                 "model, data or the recipe's file have changed since the sweep began",
-                "run it again: it trains what is not trained of the new ones",
+                "run it again: it trains the new combinations that are missing",
             )
         row.run, row.hosts = run.id, tuple(host.name for host in run.plan.hosts)
         self._view.say(f"{row.label}: {run.id} on {', '.join(row.hosts)}")
@@ -278,7 +278,7 @@ class _Sweep:
         self._running[number] = row
 
     def _poll(self) -> None:
-        """Wait, and take those that have ended meanwhile."""
+        """Wait, then process the runs that have ended meanwhile."""
         time.sleep(POLL_SECONDS)
         for number, row in list(self._running.items()):
             part = self._parts[number]
@@ -287,21 +287,21 @@ class _Sweep:
             except Interrupted:
                 raise
             except FtclusterError as error:
-                self._view.say(f"{error.message}; {row.run} goes on there. Asking again ...")
+                self._view.say(f"{error.message}; {row.run} continues there. Asking again ...")
                 continue
             state = next((one for one in found if one.run == row.run), None)
             if state is None or state.state != "running":
                 del self._running[number]
                 if state is None:
-                    row.state, row.reason = "failed", "its head knows it no longer"
+                    row.state, row.reason = "failed", "its head no longer has it"
                 else:
                     self._take(row, state, part)
 
     def completed(self) -> SweepResult:
-        """Bring the best model here, and write the page, where that is asked for.
+        """Fetch the best model, and write the page, if requested.
 
         Raises:
-            FtclusterError: the folder is not empty, or the head does not answer.
+            FtclusterError: the folder is not empty, or the head does not respond.
         """
         request, result = self._request, self.result
         best = result.best

@@ -1,4 +1,4 @@
-"""What a sweep is asked for: the settings that it tries, and the hosts that each run gets."""
+"""The request of a sweep: the settings to try, and the hosts of each run."""
 
 import hashlib
 import json
@@ -20,24 +20,24 @@ from ftcluster.search.engine import Listed, Strategy
 from ftcluster.search.space import MOST, Axis, Settings, axes_of, combinations, drawn
 from ftcluster.search.tpe import Tpe
 
-NAME_LENGTH, DIGEST_LENGTH = 29, 10  # of the 40 that a run's name may have
+NAME_LENGTH, DIGEST_LENGTH = 29, 10  # a run's name has at most 40 characters
 
 
 @dataclass(frozen=True)
 class SweepRequest(RecipeRequest):
-    """Trainings of one recipe; a word `key=a,b,c` names the values of a field.
+    """Trainings of one recipe; an argument `key=a,b,c` lists the values of a field.
 
     Attributes:
-        nodes: number of hosts of each run, and as many runs at once as there are such hosts; None:
-            each run has all hosts, one after the other.
-        random: how many random combinations are tried; 0: all of them.
-        tpe: how many Optuna's sampler TPE chooses by those before, instead.
-        seed: what these are drawn with.
-        metric: what is compared; "": see `aim_of`.
-        retry: whether runs that have failed or were stopped are trained again.
+        nodes: number of hosts of each run; as many runs are parallel as the hosts allow. None: each
+            run has all hosts, sequentially.
+        random: number of random combinations to try; 0 for all combinations.
+        tpe: number of combinations that Optuna's TPE sampler chooses from earlier results, instead.
+        seed: seed of the random choices.
+        metric: name of the metric to compare; "": see `aim_of`.
+        retry: True if failed and stopped runs are trained again.
         fetch: a new or empty folder of this machine for the best model, or "".
-        report: where a page about the runs is written, or None.
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
+        report: path of a page about the runs, or None.
+        hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
     """
 
     random: int = 0
@@ -51,15 +51,15 @@ class SweepRequest(RecipeRequest):
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(max_restarts=3))
 
     def __post_init__(self) -> None:
-        """Refuse what has nothing to try.
+        """Check that there are values to try.
 
         Raises:
-            UsageError: that is so, or there are several recipes.
+            UsageError: there are none, several recipes are named, or options exclude each other.
         """
         super().__post_init__()
-        self.user_code()  # whose task may have fields to try
+        self.user_code()  # the user's task may have fields to try
         if self.tpe and self.random:
-            raise UsageError("--random and --tpe: one of them chooses the combinations")
+            raise UsageError("--random and --tpe exclude each other")
         if self.tpe > MOST:
             raise UsageError(f"--tpe {self.tpe:,}: more than {MOST:,} runs")
         if not self._axes[1]:
@@ -75,11 +75,14 @@ class SweepRequest(RecipeRequest):
 
     @property
     def fields(self) -> list[str]:
-        """The names of those with several values."""
+        """The names of the fields with several values."""
         return [axis.name for axis in self._axes[1]]
 
     def strategy(self, at_once: int) -> Strategy[Settings, float | None]:
-        """Return what chooses the settings of each run, so many at once where results decide.
+        """Return the strategy that chooses the settings of each run.
+
+        Args:
+            at_once: number of parallel runs, for strategies that learn from results.
 
         Raises:
             UsageError: there are too many, or a field has a range and none are drawn.
@@ -91,7 +94,7 @@ class SweepRequest(RecipeRequest):
         return Listed(drawn(axes, self.random, self.seed) if self.random else combinations(axes))
 
     def with_settings(self, settings: Settings, name: str | None = None) -> RecipeRequest:
-        """The request of one run, on all hosts that it is given."""
+        """Return the request of one run, on all hosts of its part."""
         words = (*self._axes[0], *(f"{key}={value}" for key, value in settings.items()))
         return RecipeRequest(
             words, self.data, self.model, None, 0, self.ranks_per_host, name, self.connection,
@@ -104,8 +107,8 @@ class Part:
     """Hosts that have one run at a time.
 
     Attributes:
-        cluster: with these hosts only, the head of their runs first.
-        options: arguments of ansible-playbook that say how to reach them.
+        cluster: the cluster with these hosts only, the head of their runs first.
+        options: arguments of ansible-playbook for reaching the hosts.
     """
 
     cluster: Cluster
@@ -113,15 +116,15 @@ class Part:
 
     @cached_property
     def run_hosts(self) -> RunHosts:
-        """Where their runs are."""
+        """The hosts of the part's runs."""
         return replace(run_hosts_of(self.cluster), options=self.options)
 
 
 def parts_of(cluster: Cluster, nodes: int | None, options: tuple[str, ...]) -> Sequence[Part]:
-    """The hosts in groups of so many, those that are left over unused; None: all in one.
+    """Return the hosts in groups of `nodes`, without the remainder; None puts all in one group.
 
     Raises:
-        PlanError: there are fewer hosts.
+        PlanError: there are fewer hosts than `nodes`.
     """
     usable = cluster.usable
     each = len(first_hosts(usable, nodes).hosts)
@@ -130,10 +133,11 @@ def parts_of(cluster: Cluster, nodes: int | None, options: tuple[str, ...]) -> S
 
 
 def name_of(request: SweepRequest, settings: Settings, contents: dict[str, str]) -> str:
-    """What a run's id begins with: a name, and a digest of what it trains, from what, and on what.
+    """Return the beginning of a run's id: a name and a digest of settings, inputs and hosts.
 
     Args:
-        contents: by folder of this machine, a name that changes with its files; it is filled.
+        contents: cache of names by folder of this machine; each name changes with the folder's
+            files.
     """
 
     def content(_: str, folder: str) -> str:

@@ -1,4 +1,4 @@
-"""The runs of a sweep as a table, and the best of them."""
+"""The runs of a sweep as a table, and the best run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from ftcluster.search.rows import NOT_STARTED, WAITING, Aim, SweepRun
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-REASON_LENGTH = 100  # in the table
+REASON_LENGTH = 100  # maximum length of a reason in the table
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """A sweep, as far as it has come.
+    """The state of a sweep.
 
     Attributes:
-        rows: a row a run, in the order of the command line.
-        aim: what the best one has the best value of.
-        at_once: how many run at the same time.
-        fetched: the folder of this machine with the best model, or "".
-        report: the page about the runs, or "".
-        planned: whether it is not to begin.
+        rows: one row per run, in the order of the command line.
+        aim: the metric to compare, and its direction.
+        at_once: number of parallel runs.
+        fetched: folder of this machine with the best model, or "".
+        report: path of the page about the runs, or "".
+        planned: True for a dry run.
     """
 
     rows: Sequence[SweepRun]
@@ -34,7 +34,7 @@ class SweepResult:
 
     @property
     def metric(self) -> str:
-        """The name of what is compared; "" where nothing is measured."""
+        """The name of the compared metric; "" if nothing is measured."""
         return next((name for row in self.rows if (name := self.aim.of(row.metrics)[0])), "")
 
     @property
@@ -50,12 +50,12 @@ class SweepResult:
 
     @property
     def best(self) -> SweepRun | None:
-        """The best one, if there is any."""
+        """The best run, or None."""
         return next(iter(self.ranked), None)
 
     @property
     def state(self) -> str:
-        """`done` where each has ended, and one has the metric; else failed or running."""
+        """The state of the sweep: `done` if all runs have started and one has the metric."""
         if self.planned or any(row.state in (WAITING, "running") for row in self.rows):
             return "planned" if self.planned else "running"
         lost = any(row.state == NOT_STARTED for row in self.rows)
@@ -76,7 +76,7 @@ class SweepResult:
         }
 
     def lines(self) -> list[str]:
-        """The table, the best first, and what is to be done next."""
+        """Return the table, best run first, and what to do next."""
         ranked = self.ranked
         others = [row for row in self.rows if row not in ranked]
         names = list(dict.fromkeys(name for row in self.rows for name in row.settings))

@@ -1,4 +1,4 @@
-"""Finds the fastest launch of a training on a cluster."""
+"""Find the fastest launch of a training on a cluster."""
 
 import time
 from dataclasses import dataclass, field, replace
@@ -37,12 +37,12 @@ BUDGET_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class TuneRequest(RecipeRequest):
-    """A training whose settings are searched.
+    """A training whose settings are tuned.
 
     Attributes:
-        budget_seconds: how long it may take.
-        batch: whether larger batches are tried, which give another model.
-        seed: what the last round's order is drawn with.
+        budget_seconds: time limit of the search.
+        batch: True if larger batches are tried too; they change the trained model.
+        seed: seed for the order of the last round.
     """
 
     budget_seconds: float = BUDGET_SECONDS
@@ -53,20 +53,20 @@ class TuneRequest(RecipeRequest):
 
 @dataclass(frozen=True)
 class TuneResult(Result):
-    """What was found.
+    """The result of the search.
 
     Attributes:
-        stopped: whether the user stopped it; what was decided by then is saved.
+        stopped: True if the user stopped the search; decisions up to then are saved.
     """
 
     stopped: bool = False
 
 
 def forget(request: TuneRequest, view: View) -> Result:
-    """Forget what was found for a recipe, on any hosts.
+    """Forget the tunings of a recipe, for all hosts.
 
     Raises:
-        FtclusterError: the request is not valid, or the head does not answer.
+        FtclusterError: the request is not valid, or the head does not respond.
     """
     trials = _Trials(request, view, view)
     about = recipe_of(trials.recipe)
@@ -74,12 +74,12 @@ def forget(request: TuneRequest, view: View) -> Result:
     if tunings:
         trials.keep(without_tunings(tunings))
     gone = [one.date for one in tunings]
-    text = f"forgotten: what was found on {', '.join(gone)}" if gone else "nothing was known"
+    text = f"forgotten: the results of {', '.join(gone)}" if gone else "there was nothing to forget"
     return Result({"state": "done", "forgotten": gone}, (text,))
 
 
 def dry_run(request: TuneRequest, view: View) -> Result:
-    """What would be tried first.
+    """Return the settings that would be tried first.
 
     Raises:
         FtclusterError: the request is not valid.
@@ -87,20 +87,20 @@ def dry_run(request: TuneRequest, view: View) -> Result:
     trials = _Trials(request, view, view)
     pool = trials.candidates()
     document = {"state": "planned", "recipe": trials.recipe.name, "trials": [dict(s) for s in pool]}
-    first = "first the plan's default and, repeating it between them, each of these alone:"
+    first = "first each of these alone, with the plan's default in between:"
     lines = [first, *(f"  {written(one)}" for one in pool)] if pool else ["nothing can be tried"]
-    lines += ["then what was faster: together, and in longer trials", *trials.fixed()]
+    lines += ["then the faster settings together, and in longer trials", *trials.fixed()]
     return Result(document, tuple(lines))
 
 
 def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
-    """Train some steps with each setting, and save on the head what is faster than the plan's.
+    """Train some steps with each setting, and save settings on the head that beat the plan's.
 
     Args:
-        steps_view: shows the trials' own progress.
+        steps_view: view for the trials' own progress.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
+        ClusterChanged: the cluster has changed since the trials were planned; see `again`.
         FtclusterError: the request is not valid, or the plan's default failed twice.
     """
     trials = _Trials(request, view, steps_view)
@@ -108,7 +108,7 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
     pool = trials.candidates()
     for line in trials.fixed():
         trials.view.say(line)
-    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps what is known by then")
+    trials.view.say(f"up to {duration(request.budget_seconds)}; Ctrl-C keeps the results so far")
     turns = Turns(
         pool,
         lambda: request.budget_seconds - (time.monotonic() - began),
@@ -134,7 +134,7 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
         try:
             trials.keep(with_tuning(best))
             text += ["saved: ftcluster plan and train use it; ftcluster tune --forget forgets it"]
-        except FtclusterError as error:  # what was measured is worth showing all the same
+        except FtclusterError as error:  # the measurement is still worth showing
             text += [f"not saved: {error}"]
     if state == "done":
         trials.clean()
@@ -142,11 +142,11 @@ def tune(request: TuneRequest, view: View, steps_view: View) -> TuneResult:
 
 
 class _Trials:
-    """The trainings of the search.
+    """The training runs of a search.
 
     Attributes:
-        recipe: as tunings know it.
-        ids: those of the runs, which are removed at the end.
+        recipe: the recipe in the form in which tunings store it.
+        ids: ids of the runs, which are removed at the end.
     """
 
     def __init__(self, request: TuneRequest, view: View, steps_view: View) -> None:
@@ -162,7 +162,7 @@ class _Trials:
         self.ids: list[str] = []
 
     def prepared(self, settings: Settings, steps: int | None = None) -> TrainingRun:
-        """A run with these settings, of so many steps; left out, of all."""
+        """Return a run with these settings and this number of steps; None for all steps."""
         chosen = written(settings).split()
         if steps is not None:
             if self.recipe.training.sync == "local":
@@ -174,14 +174,14 @@ class _Trials:
         return self._request.launch.applied_to(run)
 
     def candidates(self) -> list[Settings]:
-        """What may be faster than the plan's default."""
+        """Return settings that may be faster than the plan's default."""
         plan = self.prepared(DEFAULT).plan
         backends = stack_of(self.hosts, load_stacks()).backends
         hosts = self.hosts.hosts
         return list(candidates(self.recipe, hosts, plan, backends, self._request.batch))
 
     def fixed(self) -> list[str]:
-        """Lines about what is not tried, because it is set."""
+        """Return lines about settings that are not tried, because the recipe sets them."""
         recipe, training = self.recipe, self.recipe.training
         fields = {
             "ranks_per_host": (recipe.ranks_per_host, None),
@@ -196,7 +196,7 @@ class _Trials:
         ]
 
     def measure(self, settings: Settings, steps: int) -> TrialSpeed:
-        """Train so many steps.
+        """Train `steps` steps and return their speed.
 
         Raises:
             FtclusterError, Interrupted: see `train`.
@@ -220,7 +220,7 @@ class _Trials:
         """Change the cluster's record.
 
         Raises:
-            FtclusterError: the head does not answer, or refuses it.
+            FtclusterError: the head does not respond, or refuses the change.
         """
         change_record(self.cluster, changes, self._connection_options, self.view)
 

@@ -14,7 +14,7 @@ from ftcluster.text.table import aligned
 def document(
     recipe: str, stack: str, search: Turns, verdict: Verdict, seconds: float, state: str = "done"
 ) -> dict[str, Any]:
-    """The result of `tune --json`."""
+    """Return the document that `tune --json` prints."""
     first = [trial for trial in search.trials if trial.round == FIRST]
     defaults = [one.samples_per_second for one in first if not one.settings]
     alike = [speed for speed in defaults if speed]

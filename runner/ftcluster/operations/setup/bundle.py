@@ -1,4 +1,4 @@
-"""Writes the packages of a stack into one file, for clusters without internet."""
+"""Write the packages of a stack into one file, for clusters without internet."""
 
 import re
 import time
@@ -31,24 +31,24 @@ from ftcluster.paths import collection
 from ftcluster.progress.format import duration
 from ftcluster.stacks.catalog import NODE_PYTHON, Stack, find_stack, load_stacks, numbers
 
-OLDEST_GLIBC = "2.28"  # torch's own wheels ask for it: manylinux_2_28
+OLDEST_GLIBC = "2.28"  # torch's wheels require it: manylinux_2_28
 DEFAULT_PYTHON = "3.11"
 MACHINE = "x86_64"
 
 
 @dataclass(frozen=True)
 class BundleRequest:
-    """What is bundled.
+    """The stack to bundle, and the hosts that the bundle is for.
 
     Attributes:
-        stack: its name; "": the default stack.
-        output: the file; "": by stack and Python, in this folder.
-        python: the hosts', as X.Y.
-        glibc: the oldest C library among the hosts, as X.Y.
-        index_url: a package index; "": as pip is configured.
+        stack: name of the stack; "" for the default stack.
+        output: path of the bundle; "" for a name made of stack and Python, in the current folder.
+        python: version of the hosts' Python, as X.Y.
+        glibc: version of the oldest C library among the hosts, as X.Y.
+        index_url: package index; "" for the index that pip is configured with.
         find_links: folders with packages.
-        allow_yanked: whether packages are taken whose release was yanked.
-        allow_unverified: whether packages are taken without a hash in a lock.
+        allow_yanked: True if yanked releases are accepted.
+        allow_unverified: True if packages without a hash in a lock are accepted.
     """
 
     stack: str = ""
@@ -66,7 +66,7 @@ def bundle(request: BundleRequest) -> Result:
 
     Raises:
         UsageError: the request is not valid.
-        FtclusterError: a package cannot be had, or is not allowed.
+        FtclusterError: a package is not available, or is not allowed.
     """
     began = time.monotonic()
     stack = chosen_stack(request.stack)
@@ -118,10 +118,10 @@ def bundle(request: BundleRequest) -> Result:
 
 
 def chosen_stack(name: str) -> Stack:
-    """The stack of this name, or the default.
+    """Return the stack with this name, or the default stack.
 
     Raises:
-        UsageError: there is no such stack; suggests the nearest.
+        UsageError: there is no such stack; suggests the nearest name.
     """
     stacks = load_stacks()
     default = next(stack.name for stack in stacks.values() if stack.state == "default")
@@ -129,7 +129,7 @@ def chosen_stack(name: str) -> Stack:
 
 
 def read_target(python: str, glibc: str, stack: Stack) -> Target:
-    """The hosts that the wheels are for.
+    """Return the kind of hosts that the wheels are for.
 
     Raises:
         UsageError: a version is not X.Y, or `setup` cannot install the stack with this Python.

@@ -1,4 +1,4 @@
-"""Checks whether a cluster is fit for training, and why not. Changes nothing."""
+"""Check whether a cluster is fit for training, and report the reasons. Changes nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from ftcluster.provision.host_history import compared, keep, read_history
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found.
+    """The result of a check.
 
     Attributes:
         found: the document of `check --json`.
@@ -25,24 +25,24 @@ class CheckResult:
 
     @property
     def fit(self) -> bool:
-        """Whether the cluster can train."""
+        """True if the cluster can train."""
         return bool(self.found["state"] == "fit")
 
     @property
     def warnings(self) -> list[str]:
-        """What is slower or other than it should be."""
+        """Problems that slow training down or differ from what is expected."""
         return list(self.found["warnings"])
 
     def document(self) -> dict[str, Any]:
-        """What `check --json` prints."""
+        """Return the document that `check --json` prints."""
         return self.found
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Return the result as text."""
         return list(check_text.lines(self.found))
 
     def line(self) -> str:
-        """The result in one line."""
+        """Return the result as one line."""
         return check_text.one_line(self.found)
 
 
@@ -55,13 +55,13 @@ def check(
     """Check the hosts of the connection's inventories, or of the cluster that was set up last.
 
     Args:
-        accept_new_host_keys: whether keys of hosts that ssh does not know are stored unasked.
-        report: a new file for what the hosts' systems are, without names and addresses.
+        accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
+        report: new file for a description of the hosts' systems, without names and addresses.
 
     Raises:
-        UsageError: that file is there.
-        FtclusterError: Ansible could not begin, or it took too long.
-        Interrupted: the user stopped it.
+        UsageError: the report's file exists already.
+        FtclusterError: Ansible could not start, or it took too long.
+        Interrupted: the user stopped the check.
     """
     if report:
         system_report.refuse_existing(report)

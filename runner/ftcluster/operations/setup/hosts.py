@@ -1,4 +1,4 @@
-"""The hosts of a cluster: lists, adds, removes, drains and returns them."""
+"""List, add, remove, drain and return the hosts of a cluster."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,9 +21,9 @@ from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.text.plural import counted
 from ftcluster.text.table import aligned
 
-# as of the last setup: no host is asked
+# states as of the last setup: no host is asked
 HEAD, SET_UP, DRAINED, NEW = "head", "set up", "drained", "not set up"
-MOST_RUNNING = 200  # runs at once
+MOST_RUNNING = 200  # maximum number of runs at once
 NO_REASON = "no reason was given"
 
 
@@ -32,12 +32,11 @@ class HostsRequest:
     """A change of the hosts of the cluster that was set up last.
 
     Attributes:
-        names: hosts, as in the inventory.
-        connection: how they are reached besides what the setup has saved.
-        why: for `drain`, the reason that plans show.
-        teardown: for `remove`, whether what setup left on them is removed as well.
-        accept_new_host_keys: for `add`, whether keys of hosts that ssh does not know are stored
-            unasked.
+        names: hosts, as named in the inventory.
+        connection: arguments for reaching the hosts, in addition to the saved ones.
+        why: the reason that plans show for a drained host.
+        teardown: True if `remove` also removes everything that setup installed on the hosts.
+        accept_new_host_keys: True if `add` stores host keys that ssh does not know without asking.
     """
 
     names: tuple[str, ...]
@@ -48,10 +47,10 @@ class HostsRequest:
 
 
 def show() -> Result:
-    """The hosts of the cluster that was set up last, and those of its inventory that are not.
+    """Return the hosts of the cluster that was set up last, and other hosts of its inventory.
 
     Raises:
-        FtclusterError: none has been set up from here.
+        FtclusterError: no cluster has been set up from this control node.
     """
     cluster = recall()
     rows = [*_rows(cluster), *({"name": name, "state": NEW} for name in _not_set_up(cluster))]
@@ -76,8 +75,8 @@ def add(request: HostsRequest, view: View) -> Result:
     """Set up hosts of the inventory and make them part of the cluster.
 
     Raises:
-        FtclusterError: one is not in the inventory, or part of the cluster already; or a host
-            failed or does not answer.
+        FtclusterError: a host is not in the inventory, is part of the cluster already, fails or
+            does not respond.
     """
     names, cluster = list(request.names), recall()
     given, passwords = request.connection.options, request.connection.passwords
@@ -91,14 +90,14 @@ def add(request: HostsRequest, view: View) -> Result:
         )
     if there := [name for name in names if name in members]:
         raise FtclusterError(
-            f"{', '.join(there)}: part of the cluster already",
+            f"{', '.join(there)}: already part of the cluster",
             f"ftcluster setup --limit {pattern_of(there)} repairs it; ftcluster hosts return HOST "
-            "takes back one that is drained",
+            "takes back a drained host",
         )
     hosts = [name for name in everyone if name in members or name in names]
     arguments = (*cluster.options, *given, *_pattern(cluster, given, hosts))
     limit = ("--limit", pattern_of(names))
-    # first, because the new hosts are verified together with the head
+    # comes first, because the new hosts are verified together with the head
     stack = _stack_of(_tell_all(cluster, "system", arguments, view, passwords))
     accept_new, connection_options = request.accept_new_host_keys, (*arguments, *limit)
     set_up(cluster.inventories, connection_options, view, passwords, stack, accept_new)
@@ -108,11 +107,11 @@ def add(request: HostsRequest, view: View) -> Result:
 
 
 def remove(request: HostsRequest, view: View) -> Result:
-    """Take hosts out of the cluster; they may be off.
+    """Remove hosts from the cluster; they may be switched off.
 
     Raises:
-        FtclusterError: one is not the cluster's, is its head, or a run uses it; or another host
-            failed or does not answer.
+        FtclusterError: a host is not part of the cluster, is its head, or is used by a run; or
+            another host failed or does not respond.
     """
     cluster = recall()
     names = _of_cluster(request.names, cluster, "removed")
@@ -121,7 +120,7 @@ def remove(request: HostsRequest, view: View) -> Result:
     pattern = _pattern(cluster, given, left)
     connection_options = request.connection.to(cluster)
     run_hosts = replace(run_hosts_of(cluster), options=connection_options)
-    for run in list_runs(run_hosts, most=MOST_RUNNING)[0]:  # those that are running come first
+    for run in list_runs(run_hosts, most=MOST_RUNNING)[0]:  # running ones come first
         used = [name for name in names if name in run.hosts]
         if run.state == "running" and used:
             raise FtclusterError(
@@ -142,8 +141,9 @@ def remove(request: HostsRequest, view: View) -> Result:
     stays = ""
     if not request.teardown:
         stays = (
-            f"what setup left stays on {', '.join(names)}, and the head may still log in there; to "
-            f"remove it: ftcluster teardown {' '.join(f'-i {one}' for one in cluster.inventories)} "
+            f"the files of setup stay on {', '.join(names)}, and the head may still log in there; "
+            "to remove both: ftcluster teardown "
+            f"{' '.join(f'-i {one}' for one in cluster.inventories)} "
             f"-e {HOSTS_VARIABLE}=all --limit {pattern_of(names)}"
         )
     text = f"removed: {', '.join(names)}; the cluster has {counted(len(left), 'host')}"
@@ -152,27 +152,29 @@ def remove(request: HostsRequest, view: View) -> Result:
 
 
 def drain(request: HostsRequest, view: View) -> Result:
-    """Have new runs leave hosts out, which stay set up; runs that use them go on.
+    """Keep new runs off hosts, which stay set up; runs that use them continue.
 
     Raises:
-        FtclusterError: one is not the cluster's, or is its head; or the head does not answer.
+        FtclusterError: a host is not part of the cluster or is its head, or the head does not
+            respond.
     """
     cluster = recall()
     names = _of_cluster(request.names, cluster, "drained")
     one = Drained(request.why, f"{datetime.now(UTC):%Y-%m-%d}")
     _change_drained(request.connection, cluster, dict.fromkeys(names, one), view)
-    text = f"new runs leave out {', '.join(names)}; runs that use it go on (ftcluster ps)"
+    text = f"new runs skip {', '.join(names)}; active runs on them continue (ftcluster ps)"
     return Result({"state": "done", "drained": names, "why": one.why}, (text,))
 
 
 def give_back(request: HostsRequest, view: View) -> Result:
-    """Have new runs use drained hosts again.
+    """Let new runs use drained hosts again.
 
     Raises:
-        FtclusterError: one is not drained, or the head does not answer.
+        FtclusterError: a host is not drained, or the head does not respond.
     """
     cluster, names = recall(), list(request.names)
-    if any(name not in cluster.drained for name in names):  # maybe another control node drained it
+    # another control node may have drained them
+    if any(name not in cluster.drained for name in names):
         cluster = _change_drained(request.connection, cluster, {}, view)
     if others := [name for name in names if name not in cluster.drained]:
         drained = ", ".join(cluster.drained) or "none"
@@ -185,9 +187,7 @@ def give_back(request: HostsRequest, view: View) -> Result:
 def _change_drained(
     connection: Connection, cluster: Cluster, names: Mapping[str, Drained | None], view: View
 ) -> Cluster:
-    """Tell the head, for all control nodes, that new runs leave hosts out, or use them again;
-    returns the cluster as it then is.
-    """
+    """Drain hosts, or return them, for all control nodes; return the changed cluster."""
     return change_record(cluster, with_drained(names), connection.to(cluster), view)
 
 
@@ -213,27 +213,27 @@ def _rows(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def _not_set_up(cluster: Cluster) -> list[str]:
-    """The hosts of the inventory that are not part of the cluster."""
+    """Return the hosts of the inventory that are not part of the cluster."""
     try:
         everyone = _everyone(cluster, ())
     except InventoryError:
-        return []  # it was moved, or asks for a password
+        return []  # the inventory was moved, or asks for a password
     members = {host.name for host in cluster.facts.hosts}
     return [name for name in everyone.cluster if name not in members]
 
 
 def _everyone(cluster: Cluster, options: Sequence[str]) -> Inventory:
-    """All hosts of the inventories, whatever ftcluster_hosts says.
+    """Return all hosts of the inventories, regardless of ftcluster_hosts.
 
     Raises:
-        InventoryError: they cannot be read.
+        InventoryError: the inventories cannot be read.
     """
     every = (*cluster.options, *options, "--extra-vars", f"{HOSTS_VARIABLE}=all")
     return read_inventory(cluster.inventories, every)
 
 
 def _without(cluster: Cluster, left: Sequence[str], pattern: str) -> Cluster:
-    """The cluster with these of its hosts only."""
+    """Return the cluster with only the hosts in `left`."""
     hosts = tuple(host for host in cluster.facts.hosts if host.name in left)
     drained = {name: one for name, one in cluster.drained.items() if name in left}
     facts = replace(cluster.facts, hosts=hosts)
@@ -248,26 +248,27 @@ def _tell_all(
     passwords: tuple[str, ...],
     stack: Setup = Setup(),  # noqa: B008 - it is frozen
 ) -> StagesResult:
-    """Run these stages on all hosts: `system` renews their firewalls.
+    """Run these stages on all hosts; `system` updates their firewalls.
 
     Raises:
-        FtclusterError: a host failed or does not answer.
+        FtclusterError: a host failed or does not respond.
     """
     return set_up(cluster.inventories, (*options, "--tags", stages), view, passwords, stack)
 
 
 def _stack_of(result: StagesResult) -> Setup:
-    """The playbook for the stack that the head has, which hosts that come and go do not change,
-    whatever the inventory says of the next setup.
+    """Return the playbook for the head's stack, regardless of the stack that the inventory names.
+
+    Adding or removing hosts must not change the stack.
     """
     return Setup(torch_stack_name=result.facts[result.inventory.head].stack)
 
 
 def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> tuple[str, ...]:
-    """Options that name the hosts of a cluster, where the saved pattern names others.
+    """Return options that name the hosts of a cluster, if the saved pattern names other hosts.
 
     Raises:
-        FtclusterError: the inventory itself says which hosts the cluster has, and names others.
+        FtclusterError: the inventory itself sets the cluster's hosts, and names other hosts.
     """
     connection_options = (*cluster.options, *options)
     if set(read_inventory(cluster.inventories, connection_options, cluster.pattern).cluster) == set(
@@ -284,10 +285,10 @@ def _pattern(cluster: Cluster, options: Sequence[str], hosts: Sequence[str]) -> 
 
 
 def _of_cluster(given: Sequence[str], cluster: Cluster, done: str) -> list[str]:
-    """The hosts that the user names, which are the cluster's and not its head.
+    """Return the hosts that the user names: hosts of the cluster, and not its head.
 
     Raises:
-        FtclusterError: one is not; names all.
+        FtclusterError: some are not; lists all of them.
     """
     names, members = list(given), [host.name for host in cluster.facts.hosts]
     if unknown := [name for name in names if name not in members]:

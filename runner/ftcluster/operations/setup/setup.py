@@ -1,4 +1,4 @@
-"""Turns hosts into a cluster, switches its stack back, and removes it again."""
+"""Turn hosts into a cluster, roll its stack back, and remove the cluster again."""
 
 import shlex
 from collections.abc import Sequence
@@ -19,25 +19,25 @@ from ftcluster.provision.stages import StagesResult, run_stages
 from ftcluster.stacks.catalog import find_stack, load_stacks
 from ftcluster.text.plural import counted
 
-CHECK = "--check"  # of ansible-playbook: changes nothing
+CHECK = "--check"  # option of ansible-playbook: change nothing
 
 
 @dataclass(frozen=True)
 class SetupRequest:
-    """What is set up.
+    """The cluster to set up, and its stack.
 
     Attributes:
-        connection: its inventories; none: those of the cluster that was set up last, else this
-            machine's.
-        stack: the name of a stack, "auto" for the first that the hosts support, or "" for what
-            the inventory says or the cluster has.
-        bundle: a file of `bundle` that is installed from, or "".
-        allow_yanked: whether packages are taken whose release was yanked.
-        allow_unverified: whether packages are taken without a hash in a lock.
-        downgrade: whether this ftcluster's package replaces a newer one.
-        prune: whether all stacks but the current and the previous one are removed.
-        rollback: whether all hosts are only switched back to the previous stack.
-        accept_new_host_keys: whether keys of hosts that ssh does not know are stored unasked.
+        connection: the inventories; if empty, those of the cluster that was set up last, otherwise
+            this machine's.
+        stack: name of a stack, "auto" for the first stack that the hosts support, or "" for the
+            stack that the inventory names or the cluster has.
+        bundle: file of `ftcluster bundle` to install from, or "".
+        allow_yanked: True if yanked releases are accepted.
+        allow_unverified: True if packages without a hash in a lock are accepted.
+        downgrade: True if this ftcluster's package may replace a newer one.
+        prune: True if all stacks except the current and the previous one are removed.
+        rollback: True if all hosts are only switched back to the previous stack.
+        accept_new_host_keys: True if host keys that ssh does not know are stored without asking.
     """
 
     connection: Connection = field(default_factory=Connection)
@@ -51,19 +51,19 @@ class SetupRequest:
     accept_new_host_keys: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Check that --rollback is not combined with a stack or a bundle.
 
         Raises:
-            UsageError: that is so.
+            UsageError: it is.
         """
         if self.rollback and (self.stack or self.bundle):
             raise UsageError("--rollback cannot be used with --stack or --bundle")
 
     def playbook(self) -> Setup:
-        """The playbook for the requested stack.
+        """Return the playbook for the requested stack.
 
         Raises:
-            UsageError: there is no such stack, or no such bundle.
+            UsageError: there is no such stack or bundle.
         """
         if self.stack and self.stack != "auto":
             find_stack(self.stack, load_stacks())
@@ -73,7 +73,7 @@ class SetupRequest:
         return Setup(
             torch_stack_name=self.stack or None,
             torch_stack_bundle=str(bundle) if bundle else None,
-            # what is not asked for here may be in the inventory
+            # None leaves the choice to the inventory
             torch_stack_allow_yanked=self.allow_yanked or None,
             torch_stack_allow_unverified=self.allow_unverified or None,
             node_agent_downgrade=self.downgrade or None,
@@ -83,11 +83,11 @@ class SetupRequest:
 
 @dataclass(frozen=True)
 class SetupResult:
-    """A setup that was done.
+    """A finished setup.
 
     Attributes:
-        stages: what the playbook brought.
-        checked: whether nothing was changed.
+        stages: the results of the playbook.
+        checked: True if nothing was changed, because of --check.
         rollback: see SetupRequest.
     """
 
@@ -97,15 +97,15 @@ class SetupResult:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster, as it is saved.
+        """The cluster as it was saved.
 
         Raises:
-            FtclusterError: it was not verified, so that it is not saved.
+            FtclusterError: the cluster was not verified, so it was not saved.
         """
         return recall_of(self.stages.inventory.paths) or recall()
 
     def document(self) -> dict[str, Any]:
-        """What `setup --json` prints."""
+        """Return the document that `setup --json` prints."""
         result = self.stages
         return {
             "state": "done",
@@ -123,7 +123,7 @@ class SetupResult:
         }
 
     def lines(self) -> list[str]:
-        """The table of the hosts, and what was done."""
+        """Return the table of the hosts, and a summary."""
         result = self.stages
         changed = sum(host.changed for host in result.progress.hosts.values())
         hosts, changes = counted(len(result.progress.hosts), "host"), counted(changed, "change")
@@ -142,25 +142,25 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
 
     Raises:
         UsageError: there is no such stack, bundle or inventory.
-        FtclusterError: a host failed or does not answer; names each with its reason.
-        Interrupted: the user stopped it.
+        FtclusterError: a host failed or does not respond; lists each such host with its reason.
+        Interrupted: the user stopped the setup.
     """
     connection, accept_new = request.connection, request.accept_new_host_keys
     inventories = find_inventories(connection.inventories)
     playbook = Setup() if request.rollback else request.playbook()
     options, passwords = connection.options, connection.passwords
     before = recall_of(inventories)
-    if before and not connection.inventories:  # connect as the last time
+    if before and not connection.inventories:  # connect as last time
         options = (*before.options, *options)
     elif before:
         for key, value in place_of(before.options).items():
             if key not in place_of(options):
                 view.say(
-                    f"note: the last setup of this inventory had -e {key}={value}; this one is as "
-                    "the inventory says. For that cluster: ftcluster setup, without an inventory"
+                    f"note: the last setup of this inventory had -e {key}={value}; this one uses "
+                    "the inventory's value. For that cluster: ftcluster setup, without an inventory"
                 )
     if damaged := damage():
-        view.say(f"{damaged}; what can be known again is read from the hosts")
+        view.say(f"{damaged}; reading the hosts again")
     checked = CHECK in options
     if not request.rollback:
         result = set_up(inventories, options, view, passwords, playbook, accept_new)
@@ -174,11 +174,11 @@ def setup(request: SetupRequest, view: View) -> SetupResult:
 
 
 def find_inventories(given: Sequence[str]) -> tuple[Path, ...]:
-    """The given inventories; the saved cluster's or this machine's if there are none.
+    """Return the given inventories; if there are none, the saved cluster's or this machine's.
 
     Raises:
-        UsageError: none is given or saved, and Ansible is configured to take another one.
-        FtclusterError: none is given, and the saved cluster cannot be read.
+        UsageError: no inventory is given or saved, and Ansible is configured with another one.
+        FtclusterError: no inventory is given, and the saved cluster cannot be read.
     """
     if given:
         return tuple(map(inventory_path, given))
@@ -206,13 +206,13 @@ def set_up(
     """Run the playbook `setup` and save the cluster.
 
     Args:
-        passwords: further arguments, which are not saved.
-        playbook: with the variables that the stack is chosen by.
+        passwords: additional arguments, which are not saved.
+        playbook: the playbook, with the variables that select the stack.
         accept_new: see run_stages.
 
     Raises:
-        FtclusterError: a host failed or does not answer; names each with its reason.
-        Interrupted: the user stopped it.
+        FtclusterError: a host failed or does not respond; lists each such host with its reason.
+        Interrupted: the user stopped the setup.
     """
     connection_options = (*options, *passwords)
     result = run_stages(playbook, inventories, connection_options, view, accept_new=accept_new)
@@ -222,7 +222,7 @@ def set_up(
 
 
 def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
-    """The cluster with another stack on the hosts of the run."""
+    """Return the cluster with another stack on the hosts of this setup."""
     hosts = tuple(
         replace(host, stack=result.stack) if host.name in result.inventory.hosts else host
         for host in cluster.facts.hosts
@@ -231,9 +231,9 @@ def _with_stack(cluster: Cluster, result: StagesResult) -> Cluster:
 
 
 def _save(result: StagesResult, options: tuple[str, ...]) -> None:
-    """Save the cluster, with the hosts that --limit or --tags left out as they were."""
+    """Save the cluster; hosts that --limit or --tags excluded keep their saved state."""
     if not result.table:
-        return  # not verified, so not for training
+        return  # not verified, so it must not be used for training
     inventory = result.inventory
 
     def found(before: Cluster | None) -> Cluster:
@@ -243,7 +243,7 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
         hosts = tuple(by_name[name] for name in inventory.cluster if name in by_name)
         kept, pattern = remembered(options), inventory.pattern
         cluster = Cluster(inventory.paths, ClusterFacts(hosts), kept, pattern)
-        # --limit may leave the head out
+        # --limit may exclude the head
         record = before.record if before else ""
         return cluster.with_record(result.records.get(cluster.facts.head.name, record))
 
@@ -252,11 +252,11 @@ def _save(result: StagesResult, options: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class TeardownResult:
-    """A teardown that was done.
+    """A finished teardown.
 
     Attributes:
-        stages: what the playbook brought.
-        checked: whether nothing was changed.
+        stages: the results of the playbook.
+        checked: True if nothing was changed, because of --check.
     """
 
     stages: StagesResult
@@ -267,7 +267,7 @@ class TeardownResult:
         return sum(host.changed for host in self.stages.progress.hosts.values())
 
     def document(self) -> dict[str, Any]:
-        """What `teardown --json` prints."""
+        """Return the document that `teardown --json` prints."""
         result = self.stages
         return {
             "state": "done",
@@ -277,7 +277,7 @@ class TeardownResult:
         }
 
     def lines(self) -> list[str]:
-        """What was done."""
+        """Return a summary as text."""
         done = f"{self._changed} changes to make on" if self.checked else "removed from"
         hosts = counted(len(self.stages.progress.hosts), "host")
         return [f"{done} {hosts}, {duration(self.stages.seconds)}"]
@@ -299,7 +299,7 @@ def teardown(connection: Connection, view: View) -> TeardownResult:
 
     Raises:
         UsageError: no inventory is named.
-        FtclusterError: a host failed or does not answer; names each with its reason.
+        FtclusterError: a host failed or does not respond; lists each such host with its reason.
     """
     if not connection.inventories:
         raise UsageError("name the inventory of the cluster to remove", _last_set_up())

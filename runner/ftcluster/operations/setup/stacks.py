@@ -1,4 +1,4 @@
-"""The stacks (sets of versions that match): lists them, and finds those that meet requirements."""
+"""List the stacks (sets of matching versions), and find the stacks that meet requirements."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,14 +22,14 @@ HEAD = ("stack", "state", "torch", "IPEX", CCL, "transformers", "Python", "known
 
 
 def stacks(required: Mapping[str, str | bool]) -> tuple[Result, bool]:
-    """The stacks that meet requirements, and whether there is one.
+    """Return the stacks that meet requirements, and True if there is any.
 
     Args:
-        required: versions by part, see `stacks.resolver.PARTS`; True: any, False: without it.
-            Without any, all stacks; with `stack` alone, that one with all its packages.
+        required: versions by part, see `stacks.resolver.PARTS`; True for any version, False for
+            none. If empty, all stacks; with `stack` alone, that stack with all its packages.
 
     Raises:
-        UsageError: there is no such stack, or a version is none.
+        UsageError: there is no such stack, or a version is not valid.
     """
     catalog = load_stacks()
     if not required:
@@ -46,7 +46,7 @@ def stacks(required: Mapping[str, str | bool]) -> tuple[Result, bool]:
 
 
 def overview(stacks: Iterable[Stack]) -> list[str]:
-    """The table of all stacks."""
+    """Return the table of all stacks."""
     return [
         *table(stacks),
         "* yanked from the package index; setup installs it only with --allow-yanked",
@@ -56,7 +56,7 @@ def overview(stacks: Iterable[Stack]) -> list[str]:
 
 
 def table(stacks: Iterable[Stack]) -> list[str]:
-    """One line per stack below the headings."""
+    """Return one line per stack below the headings."""
     return aligned([HEAD, *map(_row, stacks)])
 
 
@@ -75,7 +75,7 @@ def _row(stack: Stack) -> tuple[str, ...]:
 
 
 def install_command(stack: Stack) -> str:
-    """The command that installs a stack, or "" if setup cannot."""
+    """Return the command that installs a stack, or "" if setup cannot install it."""
     if stack.host_python is None:
         return ""
     words = ["--allow-yanked"] * bool(stack.yanked)
@@ -84,7 +84,7 @@ def install_command(stack: Stack) -> str:
 
 
 def cautions(stack: Stack) -> list[str]:
-    """What to know before installing a stack, from its own data."""
+    """Return what a user should know before installing a stack, from the stack's own data."""
     needs = f"its package on the hosts needs Python {NODE_PYTHON}"
     lines = []
     if stack.host_python is None:
@@ -103,7 +103,7 @@ def cautions(stack: Stack) -> list[str]:
 
 
 def details(stack: Stack) -> list[str]:
-    """One stack with all its packages and warnings."""
+    """Return a stack with all its packages and warnings, as text."""
     facts = [
         ("state", stack.state),
         ("Python", "-".join(dict.fromkeys(stack.python))),
@@ -138,7 +138,7 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def match_lines(match: Match, required: str) -> list[str]:
-    """The stacks that meet the requirements, or the nearest and why, as text."""
+    """Return the stacks that meet the requirements, or the nearest stacks and reasons, as text."""
     if not match.exact:
         rows = [
             (s.name, s.state, "; ".join(missed), install_command(s) or "cannot be installed")
@@ -154,7 +154,7 @@ def match_lines(match: Match, required: str) -> list[str]:
 
 
 def stack_document(stack: Stack) -> dict[str, Any]:
-    """One stack for `--json`; `install` is None if setup cannot install it."""
+    """Return a stack for `--json`; `install` is None if setup cannot install it."""
     return {
         **{key: value for key, value in vars(stack).items() if key != "warnings"},
         "advisories": [dict(vars(advisory)) for advisory in stack.advisories],
@@ -165,7 +165,7 @@ def stack_document(stack: Stack) -> dict[str, Any]:
 
 
 def match_document(match: Match) -> dict[str, Any]:
-    """A match for `--json`."""
+    """Return a match for `--json`."""
     return {
         "possible": bool(match.exact),
         "stacks": [stack_document(stack) for stack in match.exact],

@@ -1,4 +1,4 @@
-"""The plan of a launch as a document, as text and as commands of a shell."""
+"""The plan of a launch as a document, as text and as shell commands."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,16 @@ AS_OF = "this control node's copy; each launch asks the head"
 
 @dataclass(frozen=True)
 class PlanResult:
-    """What would run, with the reasons.
+    """A planned run, with the reasons for each decision.
 
     Attributes:
-        run: with the plan and the launch.
+        run: the run with its plan and launch.
     """
 
     run: TrainingRun
 
     def document(self) -> dict[str, Any]:
-        """What `plan --json` prints."""
+        """Return the document that `plan --json` prints."""
         run = self.run
         names = {host.name for host in run.plan.prepared}
         hosts = tuple(host for host in run.cluster.facts.hosts if host.name in names)
@@ -34,7 +34,7 @@ class PlanResult:
         return as_document(run.id, run.recipe, run.columns, run.plan, run.launch, facts, more)
 
     def lines(self) -> list[Text | str]:
-        """The plan as text, without the commands."""
+        """Return the plan as text, without the commands."""
         run = self.run
         epoch = shape_of(run, past_runs()).reasons() if run.purpose == "train" else ()
         as_of = run.cluster.as_of
@@ -42,5 +42,5 @@ class PlanResult:
         return as_lines(headline_of(run), run.plan, run.folders, more)
 
     def commands(self) -> str:
-        """The plan as commands of a shell, with the lines as comments."""
+        """Return the plan as shell commands, with the text as comments."""
         return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)

@@ -1,4 +1,4 @@
-"""Prepares a training, an evaluation or a prediction: its recipe, its plan and its launch."""
+"""Prepare a training, an evaluation or a prediction: its recipe, its plan and its launch."""
 
 import json
 from collections.abc import Sequence
@@ -49,17 +49,17 @@ AnyRun = TypeVar("AnyRun", bound=ClusterRun)
 
 @dataclass(frozen=True)
 class RecipeRequest:
-    """What is trained, and on how many hosts.
+    """The recipe to train, and the number of hosts.
 
     Attributes:
-        words: a recipe, a known one or a file, and `key=value` of its fields.
-        data, model: a folder or a name, instead of the recipe's.
-        nodes: number of hosts with ranks, the head first; None: all.
-        spares: number of hosts after these that may take the place of a lost one.
-        ranks_per_host: None: the plan decides.
-        run_name: what the run's id begins with, instead of the recipe's name.
-        connection: which cluster it is about.
-        chosen: `key=value` of a command that tries settings, which override the words.
+        words: name or file of a recipe, and `key=value` for its fields.
+        data, model: folder or name that replaces the recipe's.
+        nodes: number of hosts with ranks, the head first; None for all.
+        spares: number of further hosts that may replace a lost host.
+        ranks_per_host: number of ranks on each host; None if the plan decides.
+        run_name: beginning of the run's id, instead of the recipe's name.
+        connection: the cluster, and how its hosts are reached.
+        chosen: `key=value` of a command that tries settings, which override `words`.
         task: a Python file of the user's own that defines the recipe's task, or "".
         metrics: a Python file of the user's own that computes further metrics, or "".
     """
@@ -77,29 +77,29 @@ class RecipeRequest:
     metrics: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse several recipes, and one that is not known.
+        """Check that one recipe is named, and that it exists.
 
         Raises:
-            UsageError: that is so.
+            UsageError: several recipes are named, or the recipe is unknown.
         """
         find_recipe(split_words(self.words)[0])
 
     def user_code(self) -> UserCode:
-        """Read the user's own files, and make their task available to recipes.
+        """Read the user's own files, and register their task for recipes.
 
         Raises:
-            UsageError: a file cannot be used; says why, with file and line.
+            UsageError: a file cannot be used; gives the reason, file and line.
         """
         return read_code(self.task, self.metrics)
 
     def prepared(
         self, cluster: Cluster, purpose: Purpose = "train", use_tuning: bool = True
     ) -> TrainingRun:
-        """Prepare the run that is asked for, without changing anything.
+        """Prepare the requested run without changing anything.
 
         Args:
-            purpose: whether the model is trained, evaluated or predicts.
-            use_tuning: whether a training has the settings that `ftcluster tune` has found for it.
+            purpose: the run's purpose: training, evaluation or prediction.
+            use_tuning: True if a training uses the settings that `ftcluster tune` has found for it.
 
         Raises:
             UsageError: there are too few hosts for spares.
@@ -113,7 +113,7 @@ class RecipeRequest:
         self, cluster: Cluster, code: UserCode, purpose: Purpose, use_tuning: bool
     ) -> TrainingRun:
         trains = purpose == "train"
-        # the recipe's stages: as asked for, with the folders of the hosts, with the settings of
+        # stages of the recipe: as requested, with the hosts' folders, with the settings of
         # `ftcluster tune`, and with the plan's batch
         remembered: tuple[str, ...] = ()
         if trains:
@@ -154,13 +154,13 @@ class RecipeRequest:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """How a run is launched; None: as a plan says. See Launch for what each means.
+    """The options of a launch; None leaves the choice to the plan. See Launch for each field.
 
     Attributes:
-        env: variables for the ranks: NAME=VALUE, or NAME with the value that it has here, which no
-            record gets.
+        env: variables for the ranks: NAME=VALUE, or NAME to pass the local value, which no record
+            gets.
         tags: NAME=VALUE, which ps, reports and trackers show.
-        command: the command line that asks for it, for the run's record.
+        command: command line that has started the run, for the run's record.
     """
 
     max_restarts: int | None = None
@@ -175,19 +175,19 @@ class LaunchOptions:
     command: tuple[str, ...] = ("python",)
 
     def __post_init__(self) -> None:
-        """Refuse variables that are not to be set, and what is no tag.
+        """Check the variables and the tags.
 
         Raises:
-            UsageError: there are some.
+            UsageError: a variable must not be set, or a tag is not valid.
         """
         read_env(self.env)
         read_tags(self.tags)
 
     def applied_to(self, run: AnyRun) -> AnyRun:
-        """The run with these.
+        """Return the run with these options.
 
         Raises:
-            UsageError: a variable is one of the launch's own.
+            UsageError: the launch itself sets one of the variables.
         """
         given = {name: value for name, value in vars(self).items() if value is not None}
         command = given.pop("command")
@@ -206,12 +206,12 @@ def _code_notes(code: UserCode) -> tuple[str, ...]:
 
 
 def as_tuned(recipe: Recipe, ranks_per_host: int | None) -> Recipe:
-    """The recipe on the hosts, as tunings know it."""
+    """Return the recipe on the hosts in the form in which tunings store it."""
     return replace(recipe, ranks_per_host=ranks_per_host or recipe.ranks_per_host)
 
 
 def with_batch_of(recipe: Recipe, plan: LaunchPlan) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe with the plan's batch where it has that of a rank only, and a note about it."""
+    """Return the recipe with the plan's batch if it sets only a rank's, and a note about it."""
     if recipe.training.per_device_train_batch_size is None:
         return recipe, ()
     samples = sum(rank.samples for host in plan.hosts for rank in host.placement)
@@ -229,15 +229,15 @@ def resumed_run(
     must_resume: bool,
     name: str | None = None,
 ) -> TrainingRun:
-    """Prepare a run that continues another one, on the hosts that answer.
+    """Prepare a run that continues another run, on the hosts that respond.
 
     Args:
-        job: the other one.
-        nodes: number of hosts with ranks, the head first; default: those of the other run.
-        spares: number of hosts after these that may take the place of a lost one.
-        ranks_per_host: default: the plan decides.
-        must_resume: whether it is an error that the other run has saved nothing.
-        name: what its id begins with; None: as that of the other run.
+        job: the run to continue.
+        nodes: number of hosts with ranks, the head first; None for as many as that run had.
+        spares: number of further hosts that may replace a lost host.
+        ranks_per_host: number of ranks on each host; None if the plan decides.
+        must_resume: True if it is an error that the run has saved nothing.
+        name: beginning of the new run's id; None for that of the continued run.
 
     Raises:
         FtclusterError: no host is left, the run has saved nothing, IPEX optimizes its model, or
@@ -246,10 +246,10 @@ def resumed_run(
     if must_resume and not job.saved and not job.recipe.training.resume_from_checkpoint:
         raise FtclusterError(
             f"run {job.run} has no checkpoint or snapshot on {', '.join(job.hosts)}",
-            f"train again from the beginning; what it ended with: ftcluster logs {job.run}",
+            f"train again from the beginning; to see how it ended: ftcluster logs {job.run}",
         )
     hosts = cluster.facts
-    if not cluster.slurm_job:  # the first node answers for all
+    if not cluster.slurm_job:  # the first node responds for all nodes
         facts_of = {host.name: host for host in hosts.hosts}
         names = [name for name in job.hosts if name not in cluster.drained]
         if not names:
@@ -292,26 +292,26 @@ def _size_of_model(model: str) -> ModelSize | None:
 
 
 def say_notes(run: TrainingRun, view: View) -> None:
-    """Show what a user should know before a run begins."""
+    """Show notes that a user should read before a run begins."""
     for note in run.notes:
         view.say(f"note: {note}")
 
 
 def headline_of(run: TrainingRun) -> list[str]:
-    """What is trained, how, and where."""
+    """Return lines that describe the model, the data and the hosts of a run."""
     lines = headline(run.recipe, run.plan, run.purpose, run.folders, run.columns)
     return [*lines, *(f"note: {note}" for note in hub_notes(run.recipe))]
 
 
 def shape_of(run: TrainingRun, runs: Sequence[PastRun], name: str = "") -> Shape:
-    """A planned training with the time and the cost of an epoch.
+    """Return a planned training with the time and the cost of an epoch.
 
     Args:
-        runs: trainings that were measured, the newest first.
+        runs: measured trainings, the newest first.
         name: see Shape.
     """
     hosts = run.cluster.facts.hosts
-    fields = json.loads(json.dumps(asdict(run.recipe)))  # as a record has them
+    fields = json.loads(json.dumps(asdict(run.recipe)))  # in the form in which records store them
     planned = {host.name for host in run.plan.hosts}
     price, why = price_of(run.prices)
     return Shape(

@@ -1,4 +1,4 @@
-"""The recipe that a command line asks for, and its files on this machine and on the hosts."""
+"""Read the recipe that a command line asks for, and map its files to paths on the hosts."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -27,17 +27,17 @@ from ftcluster_common.tasks.registry import TASKS
 from ftcluster_common.user_code import NO_CODE, UserCode, current_task, declared_metrics
 
 DEFAULT_RECIPE = "quickstart"
-# fields of a recipe that may name one of this machine
+# fields of a recipe that may name a folder of this machine
 FOLDERS = ("data", "model", "tokenizer", "teacher")
 CONFIG = "config.json"
-COLUMNS = ("_column", "_columns")  # end the names of fields with columns
+COLUMNS = ("_column", "_columns")  # suffixes of the fields that name columns
 
 
 def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The recipe and its overrides.
+    """Return the recipe and its overrides.
 
     Raises:
-        UsageError: there are several recipes.
+        UsageError: several recipes are named.
     """
     recipes = [word for word in words if "=" not in word]
     if len(recipes) > 1:
@@ -46,7 +46,7 @@ def split_words(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _why_several(recipes: Sequence[str]) -> str:
-    """Return what is wrong with several words that have no equals sign."""
+    """Return the message for several words without an equals sign."""
     fields = all_fields()
     without = [word for word in recipes if word in fields or f"training.{word}" in fields]
     if without and len(recipes) - len(without) <= 1:
@@ -66,19 +66,19 @@ def training_recipe(
     chosen: Sequence[str] = (),
     code: UserCode = NO_CODE,
 ) -> Recipe:
-    """The recipe that words of the command line ask for, its folders by absolute paths.
+    """Return the recipe that a command line asks for, with absolute paths of its folders.
 
-    With a task of the user's own, and no recipe among the words, it has the task's defaults.
+    If the user's own file defines the task and no recipe is named, the task's defaults apply.
 
     Args:
-        words: a recipe, a known one or a file, and `key=value` of its fields.
-        data, model: a folder or a name, instead of the recipe's.
-        remembered: values for fields of the task, which words may override.
-        chosen: `key=value` of a command that tries settings, which override words.
-        code: the user's own files, which `read_code` has read.
+        words: name or file of a recipe, and `key=value` for its fields.
+        data, model: folder or name that replaces the recipe's.
+        remembered: values for fields of the task, which `words` may override.
+        chosen: `key=value` of a command that tries settings, which override `words`.
+        code: the user's own files, as `read_code` has read them.
 
     Raises:
-        UsageError: there are several recipes, or the recipe does not go with the user's own files.
+        UsageError: several recipes are named, or the recipe does not fit the user's own files.
         RecipeError: the recipe is unknown or not valid.
     """
     recipe_name, overrides = split_words(words)
@@ -86,7 +86,7 @@ def training_recipe(
     if data is not None:
         flags.append(f"data={json.dumps(data)}")
         if not any(key in ("data_config", "dataset_config_name") for key in _keys(overrides)):
-            flags.append("data_config=null")  # the recipe's is a configuration of its own data set
+            flags.append("data_config=null")  # it belongs to the recipe's data set
     if model is not None:
         flags += [f"model={json.dumps(model)}"]
     given, metrics = [*flags, *overrides], declared_metrics(code.metrics)
@@ -108,7 +108,7 @@ def names_no_recipe(words: Sequence[str]) -> bool:
 
 
 def _check_code(recipe: Recipe, code: UserCode) -> None:
-    """Refuse files of the user's own that the recipe does not go with.
+    """Check that the recipe fits the user's own files.
 
     Raises:
         UsageError: the recipe has another task, or its task has no references for metrics.
@@ -124,8 +124,8 @@ def _check_code(recipe: Recipe, code: UserCode) -> None:
         return
     if not recipe.spec.has_references(recipe.options):
         raise UsageError(
-            f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no right answers "
-            "that predictions are compared with",
+            f"--metrics {code.metrics.name}: evaluations of {recipe.task} have no reference "
+            "answers to compare predictions with",
             "leave out --metrics",
         )
     measured = {*recipe.spec.metric_names(recipe.options)}
@@ -144,13 +144,14 @@ def trained_recipe(
     purpose: Purpose,
     code: UserCode = NO_CODE,
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe for a trained model, which reads data as it was trained to, and notes about that.
+    """Return the recipe for a trained model, and notes about it.
 
-    A model that ftcluster has trained has its recipe's name, task and columns in a file of its
-    folder. Others may have written that file, so it sets fields of the task alone, and not what
-    the user has typed. Columns that data of this machine do not have are found as in a training.
+    The recipe reads data as the model was trained to. A model that ftcluster has trained has the
+    name, task and columns of its recipe in a file of its folder. Somebody else may have written
+    that file, so it only sets fields of the task that the user has not set. Columns that data of
+    this machine do not have are chosen as for a training.
 
-    Args, Raises: as in `training_recipe`.
+    See `training_recipe` for arguments and errors.
     """
     trained, notes = trained_fields(Path(model)), []
     own = current_task() if code.task else None
@@ -171,7 +172,7 @@ def trained_recipe(
         if trained.task:
             notes.append(
                 f"the model was trained for {trained.task} ({trained.file}), and is used for "
-                f"{plain.task}: nothing of its training is taken over"
+                f"{plain.task}: none of its training's settings apply"
             )
         return for_trained_model(plain), tuple(notes)
     try:
@@ -179,7 +180,7 @@ def trained_recipe(
         recipe = training_recipe(words, data, model, settings, code=code)
     except RecipeError as error:  # without the model's values the recipe is valid
         raise RecipeError(
-            f"{trained.file} has values that do not fit together, or not to what was typed\n  "
+            f"{trained.file} has values that contradict each other or the command line\n  "
             f"{error.message}",
             "set these fields on the command line, as KEY=VALUE, or correct the file",
         ) from error
@@ -188,10 +189,10 @@ def trained_recipe(
 
 
 def _recipe_of(trained: TrainedFields, model: str) -> str:
-    """The known recipe for a model's own data, or for any data of its task.
+    """Return the recipe for the model's own data, or for any data of its task.
 
     Raises:
-        UsageError: the model's folder does not say what it was trained for.
+        UsageError: the model's folder does not say which task it was trained for.
     """
     if trained.unknown_task:
         raise UsageError(
@@ -214,9 +215,9 @@ def _recipe_of(trained: TrainedFields, model: str) -> str:
 def _settings(
     trained: TrainedFields, words: Sequence[str], plain: Recipe, purpose: Purpose
 ) -> list[Given]:
-    """The model's values for fields, without columns that the data lack.
+    """Return the model's values for fields, without columns that the data lack.
 
-    A field that the user has typed may set several others, none of which is the model's then.
+    If the user sets a field that sets other fields, none of these come from the model.
     """
     columns = header(plain, purpose)
     names = {word.partition("=")[0] for word in split_words(words)[1]}
@@ -231,7 +232,7 @@ def _settings(
 
 
 def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Iterator[str]:
-    """Notes about fields that the model sets, and about those that are not as it was trained."""
+    """Yield notes about fields that the model sets or that differ from its training."""
     before, after = asdict(plain.options), asdict(recipe.options)
     if changed := [f"{name}={_shown(now)}" for name, now in after.items() if now != before[name]]:
         yield f"as the model was trained ({trained.file}): {' '.join(changed)}"
@@ -245,7 +246,7 @@ def _differences(trained: TrainedFields, plain: Recipe, recipe: Recipe) -> Itera
 
 
 def recipes_for(model: Path) -> Sequence[str]:
-    """The recipes that may fit a model's folder, by the class that its config.json names."""
+    """Return the recipes that may fit a model's folder, by the class that its config.json names."""
     try:
         names = [str(name) for name in read_json(model / CONFIG)["architectures"]]
     except (ValueError, KeyError, TypeError):
@@ -256,7 +257,7 @@ def recipes_for(model: Path) -> Sequence[str]:
 
 
 def model_recipes() -> dict[str, tuple[str, ...]]:
-    """Return recipes by the end of transformers' names of classes, the longest end first."""
+    """Return recipes by the suffix of transformers' class names, the longest suffix first."""
     recipes: dict[str, tuple[str, ...]] = {}
     for spec in TASKS.values():
         for end, names in spec.model_recipes.items():
@@ -265,19 +266,19 @@ def model_recipes() -> dict[str, tuple[str, ...]]:
 
 
 def _no_column(named: Any, columns: Sequence[str]) -> bool:
-    """Return True if data have none of the columns that a field names."""
+    """Return True if the data have none of the columns that a field names."""
     return not {*([named] if isinstance(named, str) else named)} & {*columns}
 
 
 def _shown(value: Any) -> str:
-    """A field's value as one writes it on a command line; a long one is cut."""
+    """Return a field's value as a user would type it on a command line, shortened if it is long."""
     if isinstance(value, list):
         value = tuple(value)
     return shortened(in_recipe(value))
 
 
 def for_trained_model(recipe: Recipe) -> Recipe:
-    """The recipe for a model that is trained already, with its own configuration and tokenizer."""
+    """Return the recipe for a trained model, which has its own configuration and tokenizer."""
     training = replace(recipe.training, use_ipex=False, shard_optimizer=False)
     return replace(
         recipe, training=training, from_scratch=False, config_overrides={}, tokenizer=None
@@ -285,10 +286,10 @@ def for_trained_model(recipe: Recipe) -> Recipe:
 
 
 def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tuple[str, str], ...]]:
-    """The recipe with the hosts' paths for folders of this machine, and the folders to copy.
+    """Return the recipe with paths on the hosts for local folders, and the folders to copy.
 
     Raises:
-        InputError: they have what is not copied; names all.
+        InputError: folders contain something that is not copied; lists all of it.
     """
     if all(host.connection == "local" for host in facts.hosts):  # also the nodes of a Slurm job
         return recipe, ()
@@ -312,7 +313,7 @@ def on_the_hosts(recipe: Recipe, facts: ClusterFacts) -> tuple[Recipe, tuple[tup
 
 
 def with_folders(recipe: Recipe, rename: Callable[[str, str], str]) -> Recipe:
-    """The recipe with folders of this machine renamed by `rename(field, folder)`."""
+    """Return the recipe with local folders renamed by `rename(field, folder)`."""
     values: dict[str, Any] = {field: getattr(recipe, field) for field in FOLDERS}
     values["resume_from_checkpoint"] = recipe.training.resume_from_checkpoint
     renamed = {

@@ -1,4 +1,4 @@
-"""Runs a user's own script on every rank of a cluster."""
+"""Run a user's own script on every rank of a cluster."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,9 +46,9 @@ from ftcluster.user_script.source import LOCAL_RANK, Source, read_source
 from ftcluster_common.protocol.launch import FAST_VARIABLE
 
 __all__ = ["USAGE"]
-FAST_TORCH = "2.5"  # the oldest, as in ftcluster_train.fast
-FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW are those of ftcluster"
-HANG_SECONDS = 600  # a script may wait for something for long
+FAST_TORCH = "2.5"  # the oldest supported version, as in ftcluster_train.fast
+FAST = "--fast: dropout, attention, tanh GELU, cross entropy and AdamW use ftcluster's kernels"
+HANG_SECONDS = 600  # a script may be silent for a long time
 
 ShowOutput = Callable[[Literal["stdout", "stderr"], str], None]
 
@@ -59,19 +59,19 @@ class RunRequest:
 
     Attributes:
         words: a Python file with its arguments, or -m and a module with its arguments.
-        connection: how the hosts of the cluster that was set up last are reached.
-        nodes: number of hosts with ranks, the head first; None: all.
-        spares: number of hosts after these that may take the place of a lost one.
-        ranks_per_host: None: the plan decides.
-        run_name: what the run's id begins with, instead of the script's name.
-        on_hosts: whether the file exists on every host, by its absolute path; else the folder that
-            it is in is copied.
-        force: whether it is run even if it needs other versions.
-        fast: whether it is trained with the kernels of `train`.
-        requirements: a file with packages that it needs beside the stack's, or None.
-        wheels: a folder that has these, or None.
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
-        detach: whether it is left running once it is launched.
+        connection: the cluster, and how its hosts are reached.
+        nodes: number of hosts with ranks, the head first; None for all.
+        spares: number of further hosts that may replace a lost host.
+        ranks_per_host: number of ranks on each host; None if the plan decides.
+        run_name: beginning of the run's id, instead of the script's name.
+        on_hosts: True if every host has the file at the same absolute path; otherwise the file's
+            folder is copied.
+        force: True if the script runs even if it needs other versions.
+        fast: True if the script uses the kernels of `train`.
+        requirements: file with packages that the script needs in addition to the stack, or None.
+        wheels: folder with wheels of these packages, or None.
+        hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
+        detach: True if the command returns once the run is launched.
     """
 
     words: tuple[str, ...]
@@ -90,31 +90,31 @@ class RunRequest:
     launch: LaunchOptions = field(default_factory=lambda: LaunchOptions(hang_seconds=HANG_SECONDS))
 
     def __post_init__(self) -> None:
-        """Refuse words that name no script.
+        """Check that the words name a script.
 
         Raises:
-            UsageError: that is so.
+            UsageError: they do not.
         """
         self.script()
 
     def script(self) -> Script:
-        """What every rank runs."""
+        """Return the script that every rank runs."""
         return read_words(list(self.words), self.on_hosts, Path.cwd())
 
 
 @dataclass(frozen=True)
 class ScriptPlan:
-    """What would run, with the reasons.
+    """A planned run of a script, with the reasons for each decision.
 
     Attributes:
-        notes: what the user should know of the script.
+        notes: facts about the script that the user should know.
     """
 
     run: ScriptRun
     notes: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        """What `run --dry-run --json` prints."""
+        """Return the document that `run --dry-run --json` prints."""
         run, copied = self.run, self.run.copied
         return {
             "run": run.id,
@@ -134,7 +134,7 @@ class ScriptPlan:
         }
 
     def lines(self) -> list[Text | str]:
-        """The plan as text, without the commands."""
+        """Return the plan as text, without the commands."""
         run, script, copied = self.run, self.run.script, self.run.copied
         lines: list[Text | str] = [
             line for note in self.notes for line in f"note: {note}".splitlines()
@@ -160,25 +160,25 @@ class ScriptPlan:
         return lines
 
     def commands(self) -> str:
-        """The plan as commands of a shell, with the lines as comments."""
+        """Return the plan as shell commands, with the text as comments."""
         return as_commands(self.lines(), self.run.launch, self.run.plan, self.run.job)
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """A script that has ended well, or goes on without its caller."""
+    """A script that has succeeded, or that continues without its caller."""
 
     run: ScriptRun
     progress: RunProgress
 
     def document(self) -> dict[str, Any]:
-        """What `run --json` prints."""
+        """Return the document that `run --json` prints."""
         if self.progress.state == "running":
             return {"run": self.run.id, "state": self.progress.state}
         return script_result(self.run, self.progress)
 
     def lines(self) -> list[str]:
-        """How long it took and where its output is; of one that goes on, its id."""
+        """Return the duration and the path of the output; if the script continues, its run's id."""
         run = self.run
         if self.progress.state == "running":
             return [run.id]
@@ -192,7 +192,7 @@ class RunResult:
 
 
 def dry_run(request: RunRequest, view: View) -> ScriptPlan:
-    """What `run` would launch. Raises as `run`."""
+    """Return the run that `run` would launch. Raises the errors of `run`."""
     prepared, run_hosts, notes = _prepared(request, view)
     return ScriptPlan(prepared, (*notes, *_look_for_script(prepared, run_hosts)))
 
@@ -200,16 +200,17 @@ def dry_run(request: RunRequest, view: View) -> ScriptPlan:
 def run(
     request: RunRequest, show: ShowOutput, view: View, cancelled: Callable[[], bool] = lambda: False
 ) -> RunResult:
-    """Run a script to its end, or as far as its launch.
+    """Run a script to its end, or return after the launch if the request says so.
 
     Args:
-        show: takes stream and text of rank 0's output.
-        cancelled: called several times a second: whether nobody reads this any more.
+        show: function that takes the stream and text of rank 0's output.
+        cancelled: function that returns True once nobody reads the output any more; it is called
+            several times a second.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
-        Detached: a signal has ended this process only; the script goes on.
-        Interrupted: it was stopped.
+        ClusterChanged: the cluster has changed since the run was planned; see `again`.
+        Detached: a signal has ended this process only; the script continues.
+        Interrupted: the script was stopped.
         BrokenPipeError: nobody reads rank 0's output any more.
         FtclusterError: the request is not valid, or the script failed.
     """
@@ -222,7 +223,7 @@ def run(
 
 
 def _prepared(request: RunRequest, view: View) -> tuple[ScriptRun, RunHosts, list[str]]:
-    """What is launched, where, and what the user should know."""
+    """Return the run to launch, its hosts, and notes for the user."""
     here, script, stacks = Path.cwd(), request.script(), load_stacks()
     cluster = cluster_of(request.connection, view)
     facts = first_hosts(cluster.usable, request.nodes)
@@ -265,10 +266,10 @@ def _check_script(
     stacks: Mapping[str, Stack],
     request: RunRequest,
 ) -> list[str]:
-    """What the user should know about a script before it runs on these hosts.
+    """Return notes about a script before it runs on these hosts.
 
     Raises:
-        UsageError: it would fail on every rank; names every reason.
+        UsageError: the script would fail on every rank; lists every reason.
     """
     brings = request.requirements is not None
     problems = incompatibilities(source, script.arguments, stack, stacks, brings)
@@ -285,7 +286,7 @@ def _check_script(
 
 
 def _check_fast(stack: Stack) -> None:
-    """Make sure that a stack has what our kernels need.
+    """Check that a stack has the torch version that the kernels need.
 
     Raises:
         UsageError: its torch is too old.
@@ -299,11 +300,11 @@ def _check_fast(stack: Stack) -> None:
 
 
 def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | None:
-    """The packages of --requirements that the hosts' stack does not have, or None.
+    """Return an overlay of the packages of --requirements that the stack lacks, or None.
 
     Raises:
         UsageError: the options or the file are wrong.
-        FtclusterError: the hosts do not answer, or the packages cannot be downloaded.
+        FtclusterError: the hosts do not respond, or the packages cannot be downloaded.
     """
     if not request.requirements:
         if request.wheels:
@@ -317,12 +318,12 @@ def _layer_of(request: RunRequest, run_hosts: RunHosts, view: View) -> Layer | N
 
 
 def _look_for_script(run: ScriptRun, run_hosts: RunHosts) -> list[str]:
-    """Check that the hosts have a script that is not copied; returns what cannot be known.
+    """Check that the hosts have a script that is not copied; return notes on hosts that are silent.
 
     Raises:
-        FtclusterError: a host does not have it.
+        FtclusterError: a host does not have the script.
     """
     if not run.look or (run.look[0] == "-m" and run.layer and run.layer.has_module(run.look[1])):
         return []
     silent = find_script(run_hosts, run.look)
-    return [f"whether {', '.join(silent)} has {run.look[-1]} is not known"] if silent else []
+    return [f"it is not known whether {', '.join(silent)} has {run.look[-1]}"] if silent else []

@@ -1,4 +1,4 @@
-"""A training in a Slurm job: its nodes are the hosts, and a requeued job continues."""
+"""Train in a Slurm job: its nodes are the hosts, and a requeued job continues the training."""
 
 import contextlib
 import os
@@ -12,19 +12,19 @@ from ftcluster_common.protocol.slurm import RUNNING, job_in_queue
 
 
 def current_job() -> Allocation | None:
-    """What the Slurm job has that this process runs in; None outside of one.
+    """Return the resources of the Slurm job that this process runs in; None outside of a job.
 
     Raises:
-        FtclusterError: Slurm does not answer.
+        FtclusterError: Slurm does not respond.
     """
     return allocation(os.environ)
 
 
 def move_to_first_node(job: Allocation, terminal: bool, command: Sequence[str]) -> None:
-    """Make this process srun, which runs a command on the job's first node.
+    """Replace this process with srun, which runs a command on the job's first node.
 
     Args:
-        terminal: whether the command has one.
+        terminal: True if the command needs a terminal.
     """
     argv = on_first_node(job, terminal, command)
     os.execvp(argv[0], argv)
@@ -32,9 +32,9 @@ def move_to_first_node(job: Allocation, terminal: bool, command: Sequence[str]) 
 
 @contextlib.contextmanager
 def requeued(job: Allocation, view: View) -> Iterator[None]:
-    """Have Slurm start the job again where a signal stops its training, unless it was cancelled.
+    """Requeue the Slurm job if a signal stops its training, unless the job was cancelled.
 
-    Not where the training has made no step: each start of the job would end so.
+    A training without any step is not requeued, because each start of the job would end that way.
     """
     try:
         yield
@@ -46,7 +46,7 @@ def requeued(job: Allocation, view: View) -> Iterator[None]:
 
 
 def earlier_run(job: Allocation, command: Sequence[str]) -> str:
-    """The run that a command had started before Slurm requeued the job; "" for none."""
+    """Return the run that a command started before Slurm requeued the job; "" if there is none."""
     if not job.restarts:
         return ""
     runs = []

@@ -1,4 +1,4 @@
-"""Trains a model on a cluster, or in a Slurm job."""
+"""Train a model on a cluster, or in a Slurm job."""
 
 import contextlib
 from dataclasses import dataclass, field, replace
@@ -40,17 +40,17 @@ HEAD_SECONDS = 120.0  # it may be rebooting
 
 @dataclass(frozen=True)
 class TrainRequest(RecipeRequest):
-    """A training.
+    """A training, and how it is run.
 
     Attributes:
-        resume: a run that is continued from its newest checkpoint or snapshot, with its own
-            recipe, model and data; its id, or how that begins.
-        watch: whether the training continues on the other hosts where its head does not answer
-            for 2 minutes.
-        detach: whether it is left running once it is launched.
-        hub_token: whether the hosts may use the user's token for the Hugging Face Hub.
-        job: the Slurm job whose nodes are the hosts, instead of the cluster's.
-        requeue: whether Slurm starts that job again where a signal stops the training.
+        resume: id of a run (or the beginning of it) to continue from its newest checkpoint or
+            snapshot, with its own recipe, model and data.
+        watch: True if the training continues on the other hosts when its head does not respond for
+            2 minutes.
+        detach: True if the command returns once the run is launched.
+        hub_token: True if the hosts may use the user's token for the Hugging Face Hub.
+        job: Slurm job whose nodes are the hosts, instead of the cluster's hosts.
+        requeue: True if Slurm starts that job again when a signal stops the training.
     """
 
     resume: str = ""
@@ -62,34 +62,34 @@ class TrainRequest(RecipeRequest):
     requeue: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Check that --resume is not combined with a recipe, model or data.
 
         Raises:
-            UsageError: that is so.
+            UsageError: it is.
         """
         super().__post_init__()
         if self.resume and (self.words or self.data or self.model):
             raise UsageError(
                 "--resume continues with the run's own recipe, model and data",
-                "with others: a new run from a checkpoint, training.resume_from_checkpoint=DIR, or "
-                "from its weights only, --model DIR",
+                "for others, start a run from a checkpoint, training.resume_from_checkpoint=DIR,"
+                " or from its weights only, --model DIR",
             )
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A training that has ended, or goes on without its caller.
+    """A training that has ended, or that continues without its caller.
 
     Attributes:
-        run: what was launched.
-        progress: what its events say.
+        run: the launched run.
+        progress: the state that the run's events describe.
     """
 
     run: TrainingRun
     progress: RunProgress
 
     def document(self) -> dict[str, Any]:
-        """What `train --json` prints."""
+        """Return the document that `train --json` prints."""
         progress, start = self.progress, self.progress.start
         if progress.state == "running":
             return {"run": progress.run, "state": progress.state}
@@ -107,7 +107,7 @@ class TrainResult:
         }
 
     def lines(self) -> list[str]:
-        """Metrics, speed, cost and the model's path; of one that goes on, its id."""
+        """Return metrics, speed, cost and the model's path; for a run that continues, its id."""
         progress, result, run = self.progress, self.progress.result, self.run
         if progress.state == "running":
             return [progress.run]
@@ -129,7 +129,7 @@ class TrainResult:
 
 
 def speed(progress: RunProgress, run: TrainingRun) -> str:
-    """The speed of a run in one line."""
+    """Return the speed of a run as one line."""
     result, count = progress.result, len(run.plan.hosts)
     hosts = f" on {count} hosts" if count > 1 else ""
     return (
@@ -143,7 +143,7 @@ class _Attempt:
     """A training before its launch.
 
     Attributes:
-        must_resume: whether it is an error that the run it continues has saved nothing.
+        must_resume: True if it is an error that the continued run has saved nothing.
     """
 
     request: TrainRequest
@@ -157,16 +157,16 @@ class _Attempt:
 
 
 def dry_run(request: TrainRequest, view: View) -> PlanResult:
-    """What `train` would launch. Raises as `train`."""
+    """Return the run that `train` would launch. Raises the errors of `train`."""
     return PlanResult(_first_attempt(request, view).run)
 
 
 def train(request: TrainRequest, view: View) -> TrainResult:
-    """Train to the end, or as far as the launch.
+    """Train to the end, or return after the launch if the request says so.
 
     Raises:
-        ClusterChanged: the cluster is another one than it was planned for; see `again`.
-        Detached: a signal has ended this process only; the training goes on.
+        ClusterChanged: the cluster has changed since the training was planned; see `again`.
+        Detached: a signal has ended this process only; the training continues.
         Interrupted: the training was stopped.
         FtclusterError: the request is not valid, or the training failed.
     """
@@ -184,19 +184,19 @@ def train(request: TrainRequest, view: View) -> TrainResult:
 def _first_attempt(request: TrainRequest, view: View) -> _Attempt:
     job = request.job
     cluster = cluster_of_job(job) if job else cluster_of(request.connection, view)
-    must_resume = bool(request.resume)  # else a new head may start from the beginning
+    must_resume = bool(request.resume)  # otherwise a new head may start from the beginning
     if job and not must_resume and (earlier := earlier_run(job, request.launch.command)):
         request = _resuming(request, earlier)
     return _Attempt(request, cluster, _prepared(request, cluster, must_resume), must_resume)
 
 
 def _resuming(request: TrainRequest, run: str) -> TrainRequest:
-    """The request to continue a run that it has launched before."""
+    """Return the request that continues a run which this request has launched before."""
     return replace(request, resume=run, words=(), data=None, model=None)
 
 
 def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> TrainingRun:
-    if request.resume:  # on a host that is left, where the head is lost
+    if request.resume:  # on a remaining host if the head is lost
         run_hosts = replace(run_hosts_of(cluster), options=request.connection.to(cluster))
         job = find_job(run_hosts, request.resume, request.user_code())
         shape = (request.nodes, request.spares, request.ranks_per_host)
@@ -207,7 +207,7 @@ def _prepared(request: TrainRequest, cluster: Cluster, must_resume: bool) -> Tra
 
 
 def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
-    """The result of the run that a requeued Slurm job would continue, where that was done."""
+    """Return the result of the run that a requeued Slurm job would continue, if it is done."""
     run_hosts, run = run_hosts_of(attempt.cluster), attempt.request.resume
     if not run or find_run(run_hosts, run).state != "done":
         return None
@@ -215,10 +215,10 @@ def _done_before(attempt: _Attempt, view: View) -> RunProgress | None:
 
 
 def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
-    """Train; where that is asked for, on a host that is left when the head is lost.
+    """Train; with `watch`, continue on a remaining host when the head is lost.
 
     Raises:
-        HeadLost: it was lost, and `watch` is not given, or it was lost too often.
+        HeadLost: the head was lost, and `watch` is not set or the restarts are used up.
         FtclusterError, Interrupted: see `training_run.train`.
     """
     request, cluster, connection_options = (
@@ -247,7 +247,7 @@ def _train_with_failover(attempt: _Attempt, view: View) -> TrainResult:
 
 
 def _ensure_head_ssh(attempt: _Attempt, view: View) -> None:
-    """Let the head of a run start ranks on its other hosts, where setup has not done so."""
+    """Let the head of a run start ranks on its other hosts, if setup has not done so."""
     run, cluster = attempt.run, attempt.cluster
     names = [host.name for host in run.plan.prepared]
     usual = not attempt.request.connection.inventories and names[0] == cluster.facts.head.name
