@@ -105,8 +105,8 @@ class Run:
         Raises:
             FtclusterError: the run has neither, or the folder is not empty.
         """
-        found = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
-        return Path(found["model"] or found["folder"])
+        result = all_runs.fetch(self._connection, self.id, fspath(folder), SILENT).found
+        return Path(result["model"] or result["folder"])
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -164,8 +164,8 @@ def setup(
         Raises:
         FtclusterError: a host failed or does not respond; names each with its reason.
     """
-    given = [inventory] if isinstance(inventory, str | PathLike) else inventory
-    connection = Connection(tuple(fspath(one) for one in given), tuple(options))
+    inventories = [inventory] if isinstance(inventory, str | PathLike) else inventory
+    connection = Connection(tuple(fspath(one) for one in inventories), tuple(options))
     request = SetupRequest(
         connection, stack, fspath(bundle), accept_new_host_keys=accept_new_host_keys
     )
@@ -187,8 +187,8 @@ def teardown(cluster: Cluster, *, options: Sequence[str] = (), view: View = SILE
     Raises:
         FtclusterError: a host failed or does not respond; names each with its reason.
     """
-    given = (*cluster.options, *options)
-    setting_up.teardown(Connection(tuple(map(str, cluster.inventories)), given), view)
+    arguments = (*cluster.options, *options)
+    setting_up.teardown(Connection(tuple(map(str, cluster.inventories)), arguments), view)
 
 
 def check(

@@ -175,19 +175,19 @@ def run_state(value: Any) -> RunState:
 def _runs(value: Any) -> tuple[tuple[RunState, ...], int]:
     """Return a page of runs from JSON, and the number of runs on later pages."""
     page = _mapping(_json("the list of runs", value))
-    left = int(number("how many runs are left", page.get("left"), whole=True))
+    later = int(number("how many runs are left", page.get("left"), whole=True))
     try:
         rows = unpack(_text(page.get("runs")))
     except ValueError:
         _refuse("the list of runs", page.get("runs"))
-    found = tuple(map(run_state, _list("the list of runs", rows)))
-    names = [one.run for one in found]
+    runs = tuple(map(run_state, _list("the list of runs", rows)))
+    names = [one.run for one in runs]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise WrongAnswer(f"the run {twice[0]} is listed twice")
-    if left < 0 or (left and not found):
-        _refuse("how many runs are left", left)
-    return found, left
+    if later < 0 or (later and not runs):
+        _refuse("how many runs are left", later)
+    return runs, later
 
 
 def _stopped(value: Any) -> tuple[tuple[RunState, ...], int]:
@@ -245,10 +245,10 @@ def _caches(value: Any) -> dict[str, tuple[int, int]]:
     """Return the bytes of each cache, and its bytes that no run uses, by name."""
     sizes = {}
     for name, pair in _mapping(value).items():
-        found = _list(f"the bytes of a cache of {line('its name', name)}", pair)
-        if len(found) != 2:
+        numbers = _list(f"the bytes of a cache of {line('its name', name)}", pair)
+        if len(numbers) != 2:
             _refuse("the bytes of a cache", pair)
-        whole, unused = (int(number("the bytes of a cache", one, whole=True)) for one in found)
+        whole, unused = (int(number("the bytes of a cache", one, whole=True)) for one in numbers)
         sizes[line("a cache", name)] = (whole, unused)
     return sizes
 

@@ -112,12 +112,12 @@ def ask_hosts(inventory: Inventory, hosts: Sequence[str], options: Sequence[str]
                     f"{host}: cannot ask ssh for its key; output of ansible:\n{outcome.output}"
                 )
             file = folder / host
-            said = checked.get(host, "")
-            if said.startswith((CHANGED, REFUSED)):
-                keys.refused[host] = said
-            elif said.startswith(UNKNOWN) and file.exists():
+            problem = checked.get(host, "")
+            if problem.startswith((CHANGED, REFUSED)):
+                keys.refused[host] = problem
+            elif problem.startswith(UNKNOWN) and file.exists():
                 keys.unknown.append(_met(host, ways[host], file))
-            elif said.startswith(UNKNOWN):
+            elif problem.startswith(UNKNOWN):
                 why = asked.get(host, "").strip().split("\n")[-1]
                 keys.refused[host] = (
                     f"{UNKNOWN}, nor can it be asked for: {why}; if it is reached through another "

@@ -110,16 +110,16 @@ def read_inventory(
             hint = NO_LIST if "," in str(path) else EXAMPLE
             raise InventoryError(f"inventory {path} does not exist", hint)
     refuse_files(paths)
-    given = list(pairwise(options))
-    refuse_options(given)
-    more = [part for pair in given if pair[0] in INVENTORY_OPTIONS for part in pair]
-    listing, said = _listing(paths, more)
+    pairs = list(pairwise(options))
+    refuse_options(pairs)
+    more = [part for pair in pairs if pair[0] in INVENTORY_OPTIONS for part in pair]
+    listing, warned = _listing(paths, more)
     where = named(paths)
     everyone = _hosts_in_order(listing)
     own_group = OWN_GROUP if _members(listing, OWN_GROUP) else ""
     pattern = _pattern(listing, where) or remembered or own_group
     if not everyone:
-        raise without_hosts(paths, said)
+        raise without_hosts(paths, warned)
     cluster = everyone
     if pattern:
         cluster = _hosts_in_order(_listing(paths, [*more, "--limit", pattern])[0])
@@ -130,11 +130,11 @@ def read_inventory(
             f"the inventory's groups are {', '.join(groups)}",
         )
     _refuse_patterns(where, cluster)
-    limits = [value for name, value in given if name == "--limit"]
+    limits = [value for name, value in pairs if name == "--limit"]
     hosts = cluster
     if limits:
-        left = set(_hosts_in_order(_listing(paths, [*more, "--limit", limits[-1]])[0]))
-        hosts = tuple(name for name in cluster if name in left)
+        selected = set(_hosts_in_order(_listing(paths, [*more, "--limit", limits[-1]])[0]))
+        hosts = tuple(name for name in cluster if name in selected)
         if not hosts:
             raise InventoryError(
                 f"--limit {limits[-1]} selects no host of the cluster",

@@ -96,7 +96,7 @@ def _reason(paths: Sequence[Path], stderr: str, code: int) -> InventoryError:
         ]
         return InventoryError(f"{named(paths)}: {error}", seen_by(paths))
     path = next((path for path in paths if str(path.absolute()) == source), Path(source))
-    reasons = {found[1]: found[2] for line in lines if (found := FAILED.search(line))}
+    reasons = {match[1]: match[2] for line in lines if (match := FAILED.search(line))}
     plugin = plugin_of(path)
     if path.suffix in YAML and (broken := _after("YAML parsing failed: ", lines)):
         return _with_line(path, broken, lines)
@@ -144,8 +144,8 @@ def plugin_of(path: Path) -> str:
     """Return the inventory plugin that a file configures (`plugin: amazon.aws.aws_ec2`), or ""."""
     if not path.is_file() or path.suffix not in YAML:
         return ""
-    found = PLUGIN.search(path.read_text(encoding="utf-8", errors="replace"))
-    return found[1] if found else ""
+    match = PLUGIN.search(path.read_text(encoding="utf-8", errors="replace"))
+    return match[1] if match else ""
 
 
 def named(paths: Sequence[Path]) -> str:
@@ -162,22 +162,22 @@ def warnings(stderr: str) -> str:
 def _of_plugin(
     path: Path, plugin: str, reasons: dict[str, str], lines: Sequence[str]
 ) -> InventoryError:
-    said = next(
+    problem = next(
         (reason for name, reason in reasons.items() if name.rpartition(".")[2] not in OF_FILES), ""
     )
-    loading = next((found[1] for line in lines if (found := NOT_LOADED.search(line))), "")
+    loading = next((match[1] for line in lines if (match := NOT_LOADED.search(line))), "")
     hint = seen_by([path])
-    if not said:
-        said = f"no plugin accepts it; enable_plugins of ansible.cfg does not contain {plugin}"
-    elif "specifies unknown plugin" in said:
-        said = f"the plugin {plugin} is not installed here" + (f": {loading}" if loading else "")
+    if not problem:
+        problem = f"no plugin accepts it; enable_plugins of ansible.cfg does not contain {plugin}"
+    elif "specifies unknown plugin" in problem:
+        problem = f"the plugin {plugin} is not installed here" + (f": {loading}" if loading else "")
         collection = ".".join(plugin.split(".")[:2])
         if plugin.count(".") > 1:
             hint = f"install it: ansible-galaxy collection install {collection}"
-    elif "could not be verified by" in said:
-        said = f"the plugin {plugin} does not accept a file with this name"
+    elif "could not be verified by" in problem:
+        problem = f"the plugin {plugin} does not accept a file with this name"
         hint = f"accepted names: ansible-doc -t inventory {plugin}"
-    return InventoryError(f"{path}: {said}", hint)
+    return InventoryError(f"{path}: {problem}", hint)
 
 
 def _is_program(path: Path) -> bool:
@@ -186,9 +186,9 @@ def _is_program(path: Path) -> bool:
 
 
 def _of_script(path: Path, reason: str, lines: Sequence[str]) -> InventoryError:
-    said = next((b for a, b in pairwise(lines) if a.startswith("Standard error from inv")), "")
+    stderr = next((b for a, b in pairwise(lines) if a.startswith("Standard error from inv")), "")
     reason = "it printed no JSON" if "JSON" in reason else reason.rstrip(".")
-    hint = f"its error output: {said}" if said else f"check its output: {path} --list"
+    hint = f"its error output: {stderr}" if stderr else f"check its output: {path} --list"
     return InventoryError(f"{path}, a script: {reason}", hint)
 
 

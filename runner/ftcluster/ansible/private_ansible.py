@@ -56,8 +56,8 @@ def config_file() -> str:
             paths.insert(0, here / "ansible.cfg")
             if "ANSIBLE_CONFIG" not in os.environ:
                 _refuse_another_users(here / "ansible.cfg")
-    if (given := os.environ.get("ANSIBLE_CONFIG")) is not None:
-        path = Path(os.path.normpath(Path(os.path.expandvars(given)).expanduser().absolute()))
+    if (configured := os.environ.get("ANSIBLE_CONFIG")) is not None:
+        path = Path(os.path.normpath(Path(os.path.expandvars(configured)).expanduser().absolute()))
         paths.insert(0, path / "ansible.cfg" if path.is_dir() else path)
     return next((str(path) for path in paths if os.access(path, os.R_OK)), "")
 

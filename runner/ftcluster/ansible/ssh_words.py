@@ -60,23 +60,23 @@ def of_sshd(message: str) -> str:
     >>> of_sshd("kex_exchange_identification: Connection closed by remote host\\r")[-33:]
     'Connection closed by remote host)'
     """
-    said = TURNED_AWAY.search(message)
-    before = message[: said.start()].rpartition(VIA)[2].splitlines() if said else []
+    closed = TURNED_AWAY.search(message)
+    before = message[: closed.start()].rpartition(VIA)[2].splitlines() if closed else []
     for line in reversed(before):
         if ON_THE_WAY.fullmatch(line):
             fails = "does not reach it" if line.startswith("channel") else "is not reached"
             return f"the jump host or proxy on the way to it {fails}: {line}"
-    if said and BEHIND in message:
+    if closed and BEHIND in message:
         return (
             "the jump host or proxy on the way to it closed the connection before the login: it is "
             "off, does not let this user in, does not reach the host, or has too many connections "
             "at once (raise MaxStartups in its sshd_config, or give --forks 5); ssh by hand says "
-            f"which ({said[0]})"
+            f"which ({closed[0]})"
         )
     return (
         "sshd, of this host or of a jump host before it, closed the connection before the login: "
         "it may have too many at once (raise MaxStartups in the jump host's sshd_config, or give "
-        f"--forks 5), or refuse this machine's address ({said[0]})"
-        if said
+        f"--forks 5), or refuse this machine's address ({closed[0]})"
+        if closed
         else ""
     )

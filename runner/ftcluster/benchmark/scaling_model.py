@@ -221,6 +221,6 @@ def _fit_backend(steps: Sequence[Step], longer: Sequence[float]) -> tuple[float,
     if len(steps) > len(kinds):
         x = slope(without(sizes), without(longer))
         if x is not None and x >= 0:
-            left = [value - x * size for value, size in zip(longer, sizes, strict=True)]
-            return x, means(left)
+            residuals = [value - x * size for value, size in zip(longer, sizes, strict=True)]
+            return x, means(residuals)
     return max(0.0, slope(sizes, longer) or 0.0), dict.fromkeys(kinds, 0.0)

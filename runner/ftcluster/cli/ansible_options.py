@@ -103,11 +103,11 @@ def inventories_of(options: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         UsageError: there are several arguments, or both arguments and options.
     """
-    given = (*options.words, *options.inventories)
-    if len(given) > 1 and options.words:
-        several = " ".join(f"-i {name}" for name in given)
+    names = (*options.words, *options.inventories)
+    if len(names) > 1 and options.words:
+        several = " ".join(f"-i {name}" for name in names)
         raise UsageError(f"name one inventory, or each with its own option: {several}")
-    return given
+    return names
 
 
 def passed_on(options: dict[str, Any], flags: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -28,13 +28,13 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    given = one_name(options.words)
+    run_name = one_name(options.words)
 
     def on_output(text: str) -> None:
         if not options.json:
             print(shown_on(sys.stdout, text), end="", flush=True)
 
     with connected(options) as connection:
-        result = attach(connection, given, make_view(options.verbose), on_output)
+        result = attach(connection, run_name, make_view(options.verbose), on_output)
     print_result(options, result)
     return 0

@@ -64,8 +64,8 @@ def add_parser(kinds: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    given = {name: getattr(options, name) for name in ("steps", "modes", "svg")}
-    request = ScalingRequest(**recipe_of(options), **given, launch=launch_options(options))
+    settings = {name: getattr(options, name) for name in ("steps", "modes", "svg")}
+    request = ScalingRequest(**recipe_of(options), **settings, launch=launch_options(options))
     with connected(options) as connection:
         request = replace(request, connection=connection)
         print_result(options, bench_scaling(request, make_view(options.verbose)))

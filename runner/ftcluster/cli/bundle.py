@@ -64,6 +64,6 @@ def run(options: argparse.Namespace) -> int:
     names = (
         "stack", "output", "python", "glibc", "index_url", "allow_yanked", "allow_unverified",
     )  # fmt: skip
-    given = {name: getattr(options, name) for name in names}
-    print_result(options, bundle(BundleRequest(**given, find_links=tuple(options.find_links))))
+    settings = {name: getattr(options, name) for name in names}
+    print_result(options, bundle(BundleRequest(**settings, find_links=tuple(options.find_links))))
     return 0

@@ -62,13 +62,13 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     names = ("done", "resumable", "all", "older_than")
-    given = {name: getattr(options, name) for name in names}
-    if options.cache and (options.words or any(given.values())):
+    filters = {name: getattr(options, name) for name in names}
+    if options.cache and (options.words or any(filters.values())):
         raise UsageError("--cache selects no runs", "combine it only with --dry-run or --yes")
     with connected(options) as connection:
         if options.cache:
             return _clean_caches(options, connection)
-        request = CleanRequest(connection, tuple(options.words), **given)
+        request = CleanRequest(connection, tuple(options.words), **filters)
         chosen = select(request, make_view(False))
         if not options.dry_run:
             if chosen.unnamed and not options.yes:

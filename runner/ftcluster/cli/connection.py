@@ -81,9 +81,9 @@ def connected(
         inventories: inventories; by default those of `add_inventory_option`.
         flags: options of ansible-playbook without a value.
     """
-    given = tuple(inventories or getattr(options, "inventories", ()))
+    names = tuple(inventories or getattr(options, "inventories", ()))
     with ask_passwords(vars(options)) as passwords:
-        yield Connection(given, passed_on(vars(options), flags), passwords)
+        yield Connection(names, passed_on(vars(options), flags), passwords)
 
 
 def add_run_options(parser: argparse.ArgumentParser, words: str, meaning: str) -> None:

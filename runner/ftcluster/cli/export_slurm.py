@@ -40,10 +40,10 @@ def add_parser(kinds: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
     program = shutil.which(sys.argv[0])
-    given = {name: getattr(options, name) for name in ("name", "time", "partition", "account")}
-    given["program"] = str(Path(program).absolute()) if program else "ftcluster"
+    settings = {name: getattr(options, name) for name in ("name", "time", "partition", "account")}
+    settings["program"] = str(Path(program).absolute()) if program else "ftcluster"
     try:
-        text = export_slurm(SlurmRequest(**recipe_of(options), **given), options.output)
+        text = export_slurm(SlurmRequest(**recipe_of(options), **settings), options.output)
     except UsageError as error:
         raise UsageError(error.message, error.hint or options.parser.usage_line()) from None
     print(options.output or text, end="\n" if options.output else "")

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         if not options.yes and view.ask(question).lower() not in ("y", "yes"):
             raise UsageError(f"not uploaded: {path} is here", "--yes uploads without asking")
         push(path, options.push, options.public)
-        said = (*fetched.text, f"uploaded: {options.push} on the Hub")
-        fetched = Result({**fetched.found, "pushed": options.push}, said)
+        text = (*fetched.text, f"uploaded: {options.push} on the Hub")
+        fetched = Result({**fetched.found, "pushed": options.push}, text)
     print_result(options, fetched)
     return 0

@@ -71,9 +71,9 @@ def run(options: argparse.Namespace) -> int:
     asks = not (prompts or options.json or options.dry_run) and is_terminal()
     with connected(options) as connection:
         lines = typed_lines() if asks else None
-        for given in ((line,) for line in lines) if lines else [tuple(prompts or [all_of_stdin()])]:
+        for batch in ((line,) for line in lines) if lines else [tuple(prompts or [all_of_stdin()])]:
             request = GenerateRequest(
-                model, given, sampling, options.hf_token, launch_options(options), connection,
+                model, batch, sampling, options.hf_token, launch_options(options), connection,
                 lines and _after_answers(lines),
             )  # fmt: skip
             try:

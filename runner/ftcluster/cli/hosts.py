@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
     names = [name for word in options.words for name in word.split(",") if name]
     if not names:
         raise UsageError("name the hosts", options.parser.usage_line())
-    given = ("why", "teardown", "accept_new_host_keys")
-    more = {name: getattr(options, name) for name in given if hasattr(options, name)}
+    extra_options = ("why", "teardown", "accept_new_host_keys")
+    more = {name: getattr(options, name) for name in extra_options if hasattr(options, name)}
     with connected(options) as connection:
         request = hosts.HostsRequest(tuple(dict.fromkeys(names)), connection, **more)
         change: Change = options.change

@@ -99,9 +99,9 @@ def launch_options(options: argparse.Namespace) -> LaunchOptions:
         "max_restarts", "min_nodes", "wait", "share_hosts", "timeout_seconds", "hang_seconds",
         "grace_seconds",
     )  # fmt: skip
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     env, tags = (tuple(getattr(options, name, ())) for name in ("env", "tags"))
-    return LaunchOptions(**given, env=env, tags=tags, command=command_line())
+    return LaunchOptions(**settings, env=env, tags=tags, command=command_line())
 
 
 def add_hub_token(parser: argparse.ArgumentParser) -> None:

@@ -27,12 +27,12 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code."""
-    given = one_name(options.words)
+    run_name = one_name(options.words)
 
     def show(text: str) -> None:
         print(text, end="", flush=True)
 
     with connected(options) as connection:
-        request = LogsRequest(connection, given, options.rank, options.follow)
+        request = LogsRequest(connection, run_name, options.rank, options.follow)
         logs(request, show, make_view(False))
     return 0

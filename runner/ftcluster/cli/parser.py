@@ -59,9 +59,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a UsageError."""
-        if found := UNKNOWN_WORD.fullmatch(message):
-            words = found[2].replace("'", "")
-            message = f"{self.prog} does not know {found[1]}; it knows {words}"
+        if match := UNKNOWN_WORD.fullmatch(message):
+            words = match[2].replace("'", "")
+            message = f"{self.prog} does not know {match[1]}; it knows {words}"
         raise UsageError(message, self.usage_line())
 
     def usage_line(self) -> str:
@@ -102,7 +102,7 @@ def add_kinds(parser: Parser, doing: str) -> Commands:
     kinds = Commands(parser.add_subparsers(metavar="WHAT"))
 
     def list_kinds(_: argparse.Namespace) -> NoReturn:
-        rows = [(f"{parser.prog} {name}", said) for name, said in kinds.summaries.items()]
+        rows = [(f"{parser.prog} {name}", summary) for name, summary in kinds.summaries.items()]
         raise UsageError(f"name what to {doing}", "\n  ".join(aligned(rows)))
 
     parser.set_defaults(run=list_kinds)

@@ -41,10 +41,10 @@ def run(options: argparse.Namespace) -> int:
     if options.words:
         raise UsageError(f"ps takes no {options.words[0]}", "follow a run: ftcluster attach RUN")
     with connected(options) as connection:
-        runs, left = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
+        runs, older = list_runs(connection, make_view(False), 0 if options.all else NEWEST)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     text = table(runs, width) if runs else ["no runs"]
-    if left:
-        print_lines([f"{counted(left, 'older run')}: ftcluster ps --all"], sys.stderr)
+    if older:
+        print_lines([f"{counted(older, 'older run')}: ftcluster ps --all"], sys.stderr)
     print_result(options, Result([one.to_dict() for one in runs], tuple(text)))
     return 0

@@ -112,11 +112,11 @@ def recipe_of(options: argparse.Namespace) -> dict[str, Any]:
     sync = getattr(options, "sync", None)
     words = (*([f"training.sync={sync}"] if sync else []), *options.words)
     names = ("data", "model", "nodes", "spares", "ranks_per_host", "run_name")
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
     for name in ("task", "metrics"):  # fields of recipes have these names, too
         value = getattr(options, name, None) or ""
         if value.endswith(".py"):
-            given[name] = value
+            settings[name] = value
         elif value:
             words = (*words, f"{name}={value}")
-    return {"words": words, **given}
+    return {"words": words, **settings}

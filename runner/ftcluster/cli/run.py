@@ -95,9 +95,9 @@ def run(options: argparse.Namespace) -> int:
         "nodes", "spares", "ranks_per_host", "on_hosts", "force", "fast", "requirements", "wheels",
         "detach", "run_name",
     )  # fmt: skip
-    given = {name: getattr(options, name) for name in names}
+    settings = {name: getattr(options, name) for name in names}
     token, launch = options.hf_token, launch_options(options)
-    request = RunRequest(tuple(words), hub_token=token, launch=launch, **given)
+    request = RunRequest(tuple(words), hub_token=token, launch=launch, **settings)
     view = make_view(verbose=True)  # a live view would garble the output of rank 0
     show = Show(sys.stderr if options.json else sys.stdout, sys.stderr)
     try:

@@ -46,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command and return the exit code: 1 if no stack meets the requirements."""
     if len(options.words) > 1:
         raise UsageError(f"name one stack at a time, got {', '.join(options.words)}")
-    given = {**vars(options), "stack": options.words[0] if options.words else None}
-    required = {part: given[part] for part in PARTS if given[part] is not None}
+    settings = {**vars(options), "stack": options.words[0] if options.words else None}
+    required = {part: settings[part] for part in PARTS if settings[part] is not None}
     for part in ("ipex", "ccl"):
         if required.get(part) == NONE:
             required[part] = False

@@ -32,9 +32,9 @@ def with_overrides(
     keys = all_keys() if takes_recipe else {}
     words: list[str] = []
     answers: dict[str, str] = {}  # replacements for flags that mean nothing
-    left = list(arguments)
-    while left:
-        word = left.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         flag, equals, value = word.partition("=")
         name = flag.lstrip("-").replace("-", "_")
         if word not in unknown:
@@ -43,17 +43,19 @@ def with_overrides(
             answers[flag] = _answer(flag, value, keys, parser)
         elif equals:
             words.append(f"{name}={value}")
-        elif _is_switch(name, keys) and not (left and left[0].lower() in SWITCH_WORDS):
+        elif _is_switch(name, keys) and not (remaining and remaining[0].lower() in SWITCH_WORDS):
             words.append(f"{name}=true")
-        elif left and not is_flag(left[0]):
-            words.append(f"{name}={left.pop(0)}")
+        elif remaining and not is_flag(remaining[0]):
+            words.append(f"{name}={remaining.pop(0)}")
         elif name in UNSUPPORTED:  # the recipe's error names a replacement
             words.append(f"{name}=true")
         else:
             raise UsageError(f"{flag} needs a value: {name}=VALUE", parser.usage_line())
     if answers:
         many = len(answers) > 1
-        lines = [f"{flag}: {said}" if many else said for flag, said in answers.items() if said]
+        lines = [
+            f"{flag}: {answer}" if many else answer for flag, answer in answers.items() if answer
+        ]
         named = f"unknown option{'s' if many else ''} {', '.join(answers)}"
         raise UsageError(named, "\n  ".join([*lines, parser.usage_line()]))
     return words

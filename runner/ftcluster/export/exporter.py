@@ -96,13 +96,15 @@ def _make(folder: Path, wanted: Wanted, target: Target, sources: Sources) -> Non
                 check=False,
             )  # fmt: skip
             if done.returncode:
-                said = "\n  ".join((done.stderr.strip() or done.stdout.strip()).splitlines()[-3:])
-                raise FtclusterError(f"cannot create an environment in {folder}: {said}")
+                problem = "\n  ".join(
+                    (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+                )
+                raise FtclusterError(f"cannot create an environment in {folder}: {problem}")
         scratch.rename(folder)
         shutil.rmtree(house.folder, ignore_errors=True)
     except (WheelhouseError, DownloadError) as error:
-        said = str(error).partition("\ncheck that pip")[0]  # the rest is about hosts
-        raise FtclusterError(said, "check pip's package index: pip config list") from error
+        problem = str(error).partition("\ncheck that pip")[0]  # the rest is about hosts
+        raise FtclusterError(problem, "check pip's package index: pip config list") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -133,10 +135,10 @@ def run_program(python: Path, request: dict[str, Any], scratch: Path) -> dict[st
             "signal 9 often means that the machine ran out of memory",
         )
     try:
-        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        said = "\n  ".join(done.stderr.strip().splitlines()[-3:])
-        raise FtclusterError(f"the exporter failed: {said}") from error
-    if "error" in found:
-        raise FtclusterError(f"the model cannot be exported: {found['error']}")
-    return found
+        problem = "\n  ".join(done.stderr.strip().splitlines()[-3:])
+        raise FtclusterError(f"the exporter failed: {problem}") from error
+    if "error" in result:
+        raise FtclusterError(f"the model cannot be exported: {result['error']}")
+    return result

@@ -35,9 +35,9 @@ def resources(facts: ClusterFacts) -> Resources:
     The rest is for kubelet, the system and daemon sets: a pod that requests a whole node is never
     scheduled.
     """
-    left = [_without_first_core(host) for host in facts.hosts]
-    cpus = min(int(min(host.cpu_quota or host.threads, host.threads)) for host in left)
-    memory = min(host.memory_bytes for host in left)
+    hosts = [_without_first_core(host) for host in facts.hosts]
+    cpus = min(int(min(host.cpu_quota or host.threads, host.threads)) for host in hosts)
+    memory = min(host.memory_bytes for host in hosts)
     return Resources(max(1, cpus), max(1, int(memory * USABLE / GIB)))
 
 

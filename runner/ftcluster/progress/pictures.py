@@ -61,8 +61,8 @@ def run_picture(progress: RunProgress) -> RenderableType:
             Text(f"{progress.step['samples_per_second']:.1f} samples/s", style="green"),
         ]
         if progress.state == "running" and progress.steps_now and done < steps:
-            left = format.duration(progress.step["remaining_seconds"])
-            cells.append(Text(f"{left} left", style="dim"))
+            remaining = format.duration(progress.step["remaining_seconds"])
+            cells.append(Text(f"{remaining} left", style="dim"))
     bar.add_row(*cells)
     parts.append(bar)
     if progress.losses:

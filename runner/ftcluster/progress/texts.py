@@ -12,8 +12,8 @@ Texts = Mapping[str, Sequence[Sequence[str]]]  # by set; each entry has the fiel
 def written_texts(result: Mapping[str, Any], evaluations: Sequence[Mapping[str, Any]]) -> Texts:
     """Return the texts of an event `result`, or else of the last evaluation, or {}."""
     last = evaluations[-1] if evaluations else {}
-    found: Texts = result.get("texts") or last.get("texts") or {}
-    return found
+    texts: Texts = result.get("texts") or last.get("texts") or {}
+    return texts
 
 
 def text_lines(texts: Texts) -> Iterator[str]:

@@ -134,8 +134,8 @@ def mask(value: Any, aliases: Mapping[str, str]) -> Any:
     ['host1 (ADDRESS) is off']
     """
     names = sorted((name for name in aliases if name and name not in COMMON), key=len)[::-1]
-    known = "|".join(map(re.escape, names)) or r"(?!)"
-    named = re.compile(rf"(?<![\w.-])({known})(\.[\w.-]*\w)?(?![\w-])", re.IGNORECASE)
+    pattern = "|".join(map(re.escape, names)) or r"(?!)"
+    named = re.compile(rf"(?<![\w.-])({pattern})(\.[\w.-]*\w)?(?![\w-])", re.IGNORECASE)
     lower = {name.lower(): alias for name, alias in aliases.items()}
 
     def masked(one: Any) -> Any:

@@ -116,8 +116,10 @@ def epoch_time(
     source = next((run for run in same if run.limit_share and run.how[:2] == how[:2]), None)
     source = source or _shipped(recipe.name, fields, how)
     if not source:
-        said = f" in {plan.precision}" if same else ""
-        return EpochTime(None, "", f"no training of this recipe{said} is recorded here; {measure}")
+        in_precision = f" in {plan.precision}" if same else ""
+        return EpochTime(
+            None, "", f"no training of this recipe{in_precision} is recorded here; {measure}"
+        )
     rates = thread_rates([source, *runs], plan.precision) | own_rates(plan.precision)
     unknown = sorted({cpu for cpu, _ in ranks} - rates.keys())
     of_generation = {
@@ -158,17 +160,17 @@ def epoch_time(
 
 def _shipped(name: str, fields: Mapping[str, Any], how: tuple[Any, ...]) -> PastRun | None:
     """Return the shipped measurements of a recipe with its original model and data, or None."""
-    known = shipped.RUNS.get(name)
-    share = known.limit_share.get(how[0]) if known else None
-    if not known or not share:
+    measured = shipped.RUNS.get(name)
+    share = measured.limit_share.get(how[0]) if measured else None
+    if not measured or not share:
         return None
     as_it_is = json.loads(json.dumps(asdict(load_recipe(name))))  # as a record stores it
     if not is_same(as_it_is, fields):
         return None
     return PastRun(
         run="", recipe=fields, ranks=(), how=how, samples_per_second=0.0,
-        epoch_samples=known.epoch_samples, tokens=known.tokens, weights=known.weights, gflops=(),
-        limit_share=share,
+        epoch_samples=measured.epoch_samples, tokens=measured.tokens, weights=measured.weights,
+        gflops=(), limit_share=share,
     )  # fmt: skip
 
 
@@ -209,8 +211,8 @@ def own_rates(precision: str) -> dict[str, float]:
     """Return the GFLOP/s of a thread by CPU from the user's table: {"CPU": {"bf16": 400}}."""
 
     def form(document: Any) -> dict[str, float]:
-        found = {cpu: float(of_cpu.get(precision, 0)) for cpu, of_cpu in document.items()}
-        return {cpu: rate for cpu, rate in found.items() if 0 < rate < float("inf")}
+        rates = {cpu: float(of_cpu.get(precision, 0)) for cpu, of_cpu in document.items()}
+        return {cpu: rate for cpu, rate in rates.items() if 0 < rate < float("inf")}
 
     return read_state(state_dir() / RATES, form) or {}
 

@@ -118,11 +118,11 @@ class RunPage:
     @property
     def main_metric(self) -> tuple[str, float] | None:
         """The name and value of the metric that selects the best model, or None."""
-        found = {name.removeprefix("eval_"): value for name, value in self.last_metrics.items()}
+        metrics = {name.removeprefix("eval_"): value for name, value in self.last_metrics.items()}
         training = self.record.get("recipe", {}).get("training", {})
         name = str(training.get("metric_for_best_model") or "").removeprefix("eval_")
-        name = name or ("loss" if "loss" in found else next(iter(found), ""))
-        return (name, float(found[name])) if name in found else None
+        name = name or ("loss" if "loss" in metrics else next(iter(metrics), ""))
+        return (name, float(metrics[name])) if name in metrics else None
 
     @property
     def classes(self) -> dict[str, ClassReport]:

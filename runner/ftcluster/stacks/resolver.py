@@ -181,11 +181,11 @@ def _conflicts(
 def _explain(conflict: Sequence[Requirement], stacks: Sequence[Stack]) -> list[Note]:
     """Explain why no stack meets these requirements together, with the stacks' warnings."""
     *others, last = conflict
-    known = _known(last.part, _meeting(others, stacks))
+    available = _known(last.part, _meeting(others, stacks))
     if last.part == "python":
-        known = sorted(known, key=numbers)
-        known = [f"{known[0]} to {known[-1]}"]
-    has = f"only {last.label} {', '.join(known)}" if known else f"no {last.label}"
+        available = sorted(available, key=numbers)
+        available = [f"{available[0]} to {available[-1]}"]
+    has = f"only {last.label} {', '.join(available)}" if available else f"no {last.label}"
     if others:
         names = [stack.name for stack in _meeting([last], stacks)]
         having = ", ".join(names) if len(names) < 4 else f"{names[0]} to {names[-1]}"

@@ -85,8 +85,8 @@ def read_words(words: Sequence[str], on_hosts: bool, here: Path) -> Script:
 
 def _module(words: list[str], on_hosts: bool, here: Path) -> Script:
     if not words or not _MODULE.fullmatch(words[0]):
-        given = f", not '{words[0]}'" if words else ""
-        raise UsageError(f"-m needs the name of a Python module{given}", USAGE)
+        got = f", not '{words[0]}'" if words else ""
+        raise UsageError(f"-m needs the name of a Python module{got}", USAGE)
     module, *rest = words
     program = ("-m", module, *rest)
     inside = here.joinpath(*module.split("."))
@@ -101,8 +101,8 @@ def _no_launcher(words: Sequence[str]) -> None:
     """Raise if the arguments begin with a launcher or Python; the hint shows the fixed command."""
     first, *rest = words
     starts = [index for index, word in enumerate(rest) if word == "-m" or word.endswith(".py")]
-    own = rest[starts[0] :] if starts else rest if _PYTHON.fullmatch(Path(first).name) else []
-    hint = f"ftcluster run -- {shlex.join(own)}" if own else USAGE
+    script = rest[starts[0] :] if starts else rest if _PYTHON.fullmatch(Path(first).name) else []
+    hint = f"ftcluster run -- {shlex.join(script)}" if script else USAGE
     if _PYTHON.fullmatch(Path(first).name):
         raise UsageError(f"remove {first}: the hosts' own Python runs the script", hint)
     name = rest[0] if first == "-m" and rest else Path(first).name

@@ -144,8 +144,8 @@ def _flags(words: Sequence[str]) -> list[Argument]:
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
-            given = value if equals or following.startswith("--") else following
-            flags.append(Argument(name.replace("-", "_"), given, "", frozenset()))
+            argument = value if equals or following.startswith("--") else following
+            flags.append(Argument(name.replace("-", "_"), argument, "", frozenset()))
     names = frozenset(flag.name for flag in flags)
     return [replace(flag, others=names) for flag in flags]
 

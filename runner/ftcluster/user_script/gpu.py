@@ -30,11 +30,11 @@ def _wants(node: ast.Assign | ast.AnnAssign | ast.Call) -> bool:
         return bool(DEVICE.fullmatch(_text(node.value))) or _text(node.value) == NCCL
     called = getattr(node.func, "attr", getattr(node.func, "id", ""))
     owner = getattr(getattr(node.func, "value", None), "attr", "")
-    given = [*node.args, *(word.value for word in node.keywords)]
+    arguments = [*node.args, *(word.value for word in node.keywords)]
     return (
         called == "cuda"
         or (called == "set_device" and owner == "cuda")
-        or any(DEVICE.fullmatch(_text(value)) for value in given)
+        or any(DEVICE.fullmatch(_text(value)) for value in arguments)
         or (called in ("DDP", "DistributedDataParallel") and _device_ids(node))
     )
 

@@ -40,11 +40,11 @@ def main() -> int:
     """Run the program and return the exit code."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
-        found = exported(request)
+        result = exported(request)
     except Exception as error:
-        said = " ".join(COLOURS.sub("", str(error)).split())
-        found = {"error": f"{type(error).__name__}: {said:.{SHOWN}}"}
-    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+        message = " ".join(COLOURS.sub("", str(error)).split())
+        result = {"error": f"{type(error).__name__}: {message:.{SHOWN}}"}
+    Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
     return 0
 
 
@@ -72,8 +72,8 @@ def exported(request: dict[str, Any]) -> dict[str, Any]:
 
     def before(batch: Arrays) -> Arrays:
         with torch.inference_mode():
-            found = model(**_tensors(batch))
-        return {output: found[output].numpy() for output in outputs}
+            computed = model(**_tensors(batch))
+        return {output: computed[output].numpy() for output in outputs}
 
     size = 1 if kind == DECODER else BATCH  # a decoder's padding would move its positions
     batches = batches_of(tokenizer, request["rows"], inputs, request["max_length"], size)
@@ -103,16 +103,16 @@ def to_openvino(request: dict[str, Any], tokenizer: Any, outputs: Sequence[str])
     model = of_kind.from_pretrained(target, ov_config=exact, **NO_CODE)
 
     def run(batch: Arrays) -> Arrays:
-        found = model(**_tensors(batch))
-        return {name: numpy.asarray(found[name]) for name in outputs}
+        computed = model(**_tensors(batch))
+        return {name: numpy.asarray(computed[name]) for name in outputs}
 
     def run_decoder(batch: Arrays) -> Arrays:
         """Run all tokens except the last, then the last token with the cache of the others."""
-        given = _tensors(batch)
-        first = model(**{name: values[:, :-1] for name, values in given.items()})
-        ids = given["input_ids"][:, -1:]
+        tensors = _tensors(batch)
+        first = model(**{name: values[:, :-1] for name, values in tensors.items()})
+        ids = tensors["input_ids"][:, -1:]
         last = model(
-            input_ids=ids, attention_mask=given["attention_mask"],
+            input_ids=ids, attention_mask=tensors["attention_mask"],
             past_key_values=first.past_key_values,
         )  # fmt: skip
         return {"logits": numpy.concatenate([first.logits, last.logits], axis=1)}
