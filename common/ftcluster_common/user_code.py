@@ -197,7 +197,7 @@ def _problems(spec: AnyTask, module: ModuleType) -> Iterator[str]:
     if not (isinstance(kind, type) and issubclass(kind, Options) and is_dataclass(kind)):
         yield f"the fields of {spec.name} are no dataclass derived from Options"
         return
-    names = {one.name for one in fields(kind)}
+    names = {field_.name for field_ in fields(kind)}
     for name in NEEDED_FIELDS:
         if name not in names:
             yield f"{kind.__name__} has no field {name}, which each task needs"

@@ -82,12 +82,12 @@ def match_names(wanted: Sequence[str], names: Sequence[str]) -> list[int | None]
     asked: defaultdict[str, int] = defaultdict(int)
     for name in wanted:
         asked[name_key(name)] += 1
-    found: list[int | None] = []
+    indices: list[int | None] = []
     for name in wanted:
         near = alike.get(name_key(name), [])
         unique = len(near) == 1 and asked[name_key(name)] == 1
-        found.append(exact[name] if name in exact else near[0] if unique else None)
-    return found
+        indices.append(exact[name] if name in exact else near[0] if unique else None)
+    return indices
 
 
 def are_unnamed(names: Sequence[str]) -> bool:

@@ -19,14 +19,14 @@ def unread_texts(columns: Columns, rows: Iterable[Row]) -> list[str]:
     >>> unread_texts({"text": ("text",), UNREAD: ("id", "body")}, rows)
     ['body']
     """
-    found = []
+    ignored = []
     first = list(islice(rows, LOOKED_AT)) if UNREAD in columns else []
     for name in columns.get(UNREAD, ()):
         cells = [row[name] for row in first if row.get(name) not in ("", None)]
         texts = [cell for cell in cells if isinstance(cell, str) and _is_text(cell)]
         if 2 * len(texts) > len(cells):
-            found.append(name)
-    return found
+            ignored.append(name)
+    return ignored
 
 
 def _is_text(cell: str) -> bool:

@@ -103,8 +103,11 @@ def files_of(path: Path) -> dict[str, Files]:
     if {CORPUS, QUERIES} <= {file.name for file in tables} and (path / JUDGEMENTS).is_dir():
         tables = [file for file in tables if file.name not in (CORPUS, QUERIES)]
         judged = {_split_of(file): (file,) for file in sorted((path / JUDGEMENTS).glob("*.tsv"))}
-        found = {TRAIN: judged.get(TRAIN), VALIDATION: judged.get(VALIDATION, judged.get("test"))}
-        splits = {split: files for split, files in found.items() if files}
+        judgements = {
+            TRAIN: judged.get(TRAIN),
+            VALIDATION: judged.get(VALIDATION, judged.get("test")),
+        }
+        splits = {split: files for split, files in judgements.items() if files}
     for file in tables:
         splits[_split_of(file)] = (*splits.get(_split_of(file), ()), file)
     if TRAIN not in splits:
@@ -148,8 +151,8 @@ def _split_of(file: Path) -> str:
     name = SHARD.sub("", file.stem)
     if name.startswith((f"{VALIDATION}_", "test_")):
         return name
-    said = {WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS}
-    return said.pop() if len(said) == 1 else name
+    splits = {WORDS[word] for word in re.split(r"[^a-z]+", name.lower()) if word in WORDS}
+    return splits.pop() if len(splits) == 1 else name
 
 
 @dataclass(frozen=True)
@@ -231,11 +234,13 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(sys.maxsize)
     with path.open(encoding=encoding_of(path), newline="") as lines:
         first = lines.readline()
-        said = SEPARATOR.match(first)  # for Excel
-        if not said:
+        separator = SEPARATOR.match(first)  # for Excel
+        if not separator:
             lines.seek(0)
         others = [mark for mark in ("\t", ";") if mark in first and "," not in first]
-        delimiter = said[1] if said else "\t" if kind_of(path) == ".tsv" else [*others, ","][0]
+        delimiter = (
+            separator[1] if separator else "\t" if kind_of(path) == ".tsv" else [*others, ","][0]
+        )
         reader = csv.reader(
             lines,
             delimiter=delimiter,
@@ -246,7 +251,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         begin = 1
         try:
             for cells in reader:
-                where, begin = f"{path}:{begin + bool(said)}", reader.line_num + 1
+                where, begin = f"{path}:{begin + bool(separator)}", reader.line_num + 1
                 if not cells:
                     continue
                 if not header:
@@ -259,9 +264,9 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
                 else:
                     yield where, dict(zip(header, cells, strict=False))
         except csv.Error as error:
-            what = f"{error}; the row begins at line {begin + bool(said)}"
+            what = f"{error}; the row begins at line {begin + bool(separator)}"
             way = "in CSV a quote within quotes is written twice"
-            raise DataError(f"{path}:{reader.line_num + bool(said)}: {what}; {way}") from error
+            raise DataError(f"{path}:{reader.line_num + bool(separator)}: {what}; {way}") from error
 
 
 def _header(cells: Sequence[str], where: str) -> list[str]:
@@ -293,10 +298,10 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     except ValueError as error:
         if text.lstrip().startswith("["):
             line = getattr(error, "lineno", 1)
-            said = getattr(error, "msg", error)
+            reason = getattr(error, "msg", error)
             if half := HALF.search(text):
-                line, said = text.count("\n", 0, half.start()) + 1, f"{said} ({half[0]})"
-            raise DataError(f"{path}:{line}: not valid JSON: {said}") from error
+                line, reason = text.count("\n", 0, half.start()) + 1, f"{reason} ({half[0]})"
+            raise DataError(f"{path}:{line}: not valid JSON: {reason}") from error
         yield from _json_lines(path)
         return
     if isinstance(document, dict):
@@ -377,14 +382,14 @@ def _by_id(path: Path) -> dict[str, str]:
     Raises:
         DataError: a line has no _id or text; the message names the line.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for where, row in _json_lines(path):
         if isinstance(row, DataError):
             raise row
         if not isinstance(row, dict) or not {"_id", "text"} <= row.keys():
             raise DataError(f"{where}: not an object with _id and text")
-        found[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
-    return found
+        texts[str(row["_id"])] = f"{row.get('title') or ''} {row['text'] or ''}".strip()
+    return texts
 
 
 def _json_value(line: str, path: Path, number: int) -> Any:

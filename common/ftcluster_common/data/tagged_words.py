@@ -103,8 +103,8 @@ def plain_tag(tag: str) -> str:
     >>> plain_tag("U-PER"), plain_tag("o"), plain_tag("NN")
     ('S-PER', 'o', 'NN')
     """
-    found = PREFIXED.fullmatch(tag.strip())
-    return f"{AS_IOBES.get(found[1], found[1])}-{found[2]}" if found else tag.strip()
+    match = PREFIXED.fullmatch(tag.strip())
+    return f"{AS_IOBES.get(match[1], match[1])}-{match[2]}" if match else tag.strip()
 
 
 def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
@@ -114,20 +114,20 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
     """
     if not isinstance(cell, list):
         raise DataError(f"{short(cell)} is not a list of spans, objects with start, end and label")
-    found: list[Entity] = []
+    spans: list[Entity] = []
     for one in cell:
-        given: list[Any]
+        fields: list[Any]
         if isinstance(one, Mapping):
             labels = one.get("labels")
             only = labels[0] if isinstance(labels, list) and len(labels) == 1 else None
-            given = [
+            fields = [
                 one.get("start", one.get("start_offset")),
                 one.get("end", one.get("end_offset")),
                 one.get("label", only),
             ]
         else:
-            given = one if isinstance(one, list) and len(one) == 3 else [None] * 3
-        start, end, label = given
+            fields = one if isinstance(one, list) and len(one) == 3 else [None] * 3
+        start, end, label = fields
         if not _is_place(start) or not _is_place(end) or not isinstance(label, str) or not label:
             raise DataError(
                 f"the span {short(one)} needs whole numbers start and end, and one label, a text"
@@ -136,12 +136,12 @@ def _spans(cell: Any, text: str) -> tuple[Entity, ...]:
             raise DataError(f"the span {short(one)} is outside the text of {len(text)} characters")
         part = text[start:end]
         start, end = start + len(part) - len(part.lstrip()), end - len(part) + len(part.rstrip())
-        found.append((label.strip(), start, end))
-    found.sort(key=lambda span: span[1])
-    for (_, _, end), (label, start, _) in pairwise(found):
+        spans.append((label.strip(), start, end))
+    spans.sort(key=lambda span: span[1])
+    for (_, _, end), (label, start, _) in pairwise(spans):
         if start < end:
             raise DataError(f"the span of {label} at {start} begins within another one")
-    return tuple(found)
+    return tuple(spans)
 
 
 def _is_place(value: Any) -> bool:
@@ -156,8 +156,8 @@ def parts(tag: str) -> tuple[str, str]:
     """
     if tag == OUTSIDE:
         return OUTSIDE, ""
-    found = PREFIXED.fullmatch(tag)
-    return (found[1], found[2]) if found else ("I", tag)
+    match = PREFIXED.fullmatch(tag)
+    return (match[1], match[2]) if match else ("I", tag)
 
 
 def entities(tags: Iterable[str]) -> list[Entity]:
@@ -166,16 +166,16 @@ def entities(tags: Iterable[str]) -> list[Entity]:
     >>> entities(["I-PER", "O", "I-LOC", "B-LOC"])
     [('PER', 0, 1), ('LOC', 2, 3), ('LOC', 3, 4)]
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     last, last_kind, begin = OUTSIDE, "", 0
     number = -1
     for number, (prefix, kind) in enumerate(map(parts, tags)):
         if last != OUTSIDE and (last in "ES" or prefix in "BSO" or kind != last_kind):
-            found.append((last_kind, begin, number))
+            spans.append((last_kind, begin, number))
         if prefix in "BS" or (prefix in "IE" and (last in "OES" or kind != last_kind)):
             begin = number
         last, last_kind = prefix, kind
-    return [*found, (last_kind, begin, number + 1)] if last != OUTSIDE else found
+    return [*spans, (last_kind, begin, number + 1)] if last != OUTSIDE else spans
 
 
 def whole_entities(tags: Iterable[str]) -> list[Entity]:
@@ -184,7 +184,7 @@ def whole_entities(tags: Iterable[str]) -> list[Entity]:
     >>> whole_entities(["B-PER", "I-PER", "S-LOC", "B-LOC", "E-LOC"])
     [('LOC', 2, 3), ('LOC', 3, 5)]
     """
-    found: list[Entity] = []
+    spans: list[Entity] = []
     begin, open_kind = 0, ""
     for number, (prefix, kind) in enumerate(map(parts, tags)):
         if prefix in "BS":
@@ -192,9 +192,9 @@ def whole_entities(tags: Iterable[str]) -> list[Entity]:
         elif prefix not in "IE" or kind != open_kind:
             open_kind = ""
         if prefix in "ES" and open_kind:
-            found.append((kind, begin, number + 1))
+            spans.append((kind, begin, number + 1))
             open_kind = ""
-    return found
+    return spans
 
 
 def tags_of(found: Iterable[Entity], count: int, scheme: Scheme) -> list[str]:
@@ -262,8 +262,8 @@ class TagCheck:
         """
         prefixed = [tag for tag in tags if tag != OUTSIDE and PREFIXED.fullmatch(tag)]
         if not prefixed:
-            found: Scheme = "plain" if any(tag != OUTSIDE for tag in tags) else ""
-            return self._same(found, tags, words, 0) if found else ""
+            scheme: Scheme = "plain" if any(tag != OUTSIDE for tag in tags) else ""
+            return self._same(scheme, tags, words, 0) if scheme else ""
         if mixed := [tag for tag in tags if tag != OUTSIDE and not PREFIXED.fullmatch(tag)]:
             return f"{mixed[0]} has no prefix such as B- or I-, and {prefixed[0]} has one"
         if any(tag[0] in "ES" for tag in prefixed):
@@ -275,8 +275,8 @@ class TagCheck:
         for number, (prefix, kind) in enumerate(map(parts, tags)):
             continues = before[0] in "BI" and before[1] == kind
             if prefix != OUTSIDE and not continues:
-                found = "IOB1" if prefix == "I" else "IOB2"
-                if problem := self._same(found, tags, words, number):
+                scheme = "IOB1" if prefix == "I" else "IOB2"
+                if problem := self._same(scheme, tags, words, number):
                     return problem
             before = (prefix, kind)
         return ""

@@ -73,12 +73,12 @@ class ClassReport:
     @property
     def thresholds(self) -> bool:
         """True if classes are predicted from thresholds on, unlike entities of a text."""
-        return self.several and all(one.threshold is not None for one in self.classes)
+        return self.several and all(scores.threshold is not None for scores in self.classes)
 
     @property
     def never_predicted(self) -> list[str]:
         """The classes that have rows but no predictions."""
-        return [one.name for one in self.classes if one.support and not one.predicted]
+        return [scores.name for scores in self.classes if scores.support and not scores.predicted]
 
     @property
     def averages(self) -> dict[str, tuple[float, float, float]]:
@@ -90,11 +90,11 @@ class ClassReport:
         if self.whole is not None:
             return dict(self.whole)
         counted = [c for c in self.classes if self.several or c.support or c.predicted]
-        equal, sizes = [1] * len(counted), [one.support for one in counted]
-        found = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
+        equal, sizes = [1] * len(counted), [scores.support for scores in counted]
+        averages = {"macro": _mean(counted, equal), "weighted": _mean(counted, sizes)}
         if self.several:  # with one class per row, all micro averages equal the accuracy
-            return {"micro": _scores(_total(counted)), **found}
-        return found
+            return {"micro": _scores(_total(counted)), **averages}
+        return averages
 
     @property
     def matrix(self) -> list[list[int]] | None:
@@ -112,14 +112,14 @@ class ClassReport:
         if not self.thresholds:  # otherwise the event must have all thresholds
             worst = {one.name for one in sorted(kept, key=lambda one: one.f1)[:MOST_CLASSES]}
             kept = tuple(one for one in kept if one.name in worst)
-        left = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
+        omitted = len(self.classes) - len(kept) + max(0, len(self.confused) - MOST_CONFUSED)
         return {
             "classes": [list(astuple(one)) for one in kept],
             "confused": [list(one) for one in self.confused[:MOST_CONFUSED]],
             "rows": self.rows,
             "positive": self.positive,
             "several": self.several,
-            "left_out": left,
+            "left_out": omitted,
             **({"averages": self.averages} if len(kept) < len(self.classes) else {}),
         }
 

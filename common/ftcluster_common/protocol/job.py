@@ -135,8 +135,8 @@ class ScriptJob:
         ['-m', 'train', '--local-rank=1', '--x']
         """
         behind = 2 if self.program[0] == "-m" else 1
-        given = [f"{self.local_rank}={local_rank}"] if self.local_rank else []
-        return [*self.program[:behind], *given, *self.program[behind:]]
+        option = [f"{self.local_rank}={local_rank}"] if self.local_rank else []
+        return [*self.program[:behind], *option, *self.program[behind:]]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of job.json, which `read_script_job` reads."""

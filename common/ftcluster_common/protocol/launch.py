@@ -121,12 +121,14 @@ def unpack_env(text: str) -> dict[str, str]:
         ValueError: the text is not from `pack_env`.
     """
     try:
-        found = json.loads(base64.b64decode(text, validate=True))
+        variables = json.loads(base64.b64decode(text, validate=True))
     except RecursionError as error:
         raise ValueError(str(error)) from None
-    if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
+    if not isinstance(variables, dict) or not all(
+        isinstance(value, str) for value in variables.values()
+    ):
         raise ValueError("no variables")
-    return found
+    return variables
 
 
 def head_variables(stack: str, path: str, port: str) -> dict[str, str]:

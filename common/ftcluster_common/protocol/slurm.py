@@ -29,9 +29,9 @@ def queued(output: str, job: str) -> Queued:
     Queued(name='12_7', state='COMPLETING')
     """
     for line in output.splitlines():
-        words = line.split()
-        if len(words) == 3 and words[0] == job:
-            return Queued(words[1], words[2])
+        columns = line.split()
+        if len(columns) == 3 and columns[0] == job:
+            return Queued(columns[1], columns[2])
     return Queued()
 
 

@@ -156,12 +156,12 @@ def with_label_columns(options: TextClassification, rows: Iterable[Row]) -> Text
     if named or options.regression or named_column(LABELS[0], LABELS, columns):
         return options
     texts = options.text_columns or find_texts(columns)
-    found = [
+    flags = [
         name
         for name in columns
         if name not in texts and all(as_flag(row.get(name)) is not None for row in first)
     ]
-    return replace(options, label_columns=tuple(found)) if len(found) > 2 else options
+    return replace(options, label_columns=tuple(flags)) if len(flags) > 2 else options
 
 
 def _classification(
@@ -197,8 +197,8 @@ def _classification_problem(
         return f"{column} is {short(label)}: a list of classes in some rows, and not in others"
     if label is None or label == "":
         return f"{column} is empty; to skip rows without a class: skip_incomplete=true"
-    for one in label if isinstance(label, list) else [label]:
-        if not is_class(one):
+    for item in label if isinstance(label, list) else [label]:
+        if not is_class(item):
             return f"{column} is {short(label)}, not a class: a word, or a number (0, 1, ...)"
     return ""
 

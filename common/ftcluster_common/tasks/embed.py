@@ -122,8 +122,8 @@ def search_columns(options: SentenceSimilarity, columns: Sequence[str]) -> Searc
     negatives = () if scored else negatives
     names = {name.lower(): name for name in columns}
     read = (query, positive, *negatives)
-    known = (names[name] for name in BELONGING if name in names and names[name] not in read)
-    label = options.label_column or next(known, "")
+    labels = (names[name] for name in BELONGING if name in names and names[name] not in read)
+    label = options.label_column or next(labels, "")
     missing = [name for name in (*read, label) if name and name not in columns]
     if not query or not positive or missing or (scored and not label):
         what = f"no column {', '.join(missing)}" if missing else "no columns known for pairs"
@@ -147,11 +147,11 @@ def with_loss(options: SentenceSimilarity, rows: Iterable[Row]) -> SentenceSimil
         return options
     first = list(islice(rows, LOOKED_AT))
     try:
-        found = search_columns(options, list(first[0]) if first else [])
+        pair = search_columns(options, list(first[0]) if first else [])
     except DataError:  # the reader of the rows reports the error in more detail
         return options
-    scores = [number_in(row.get(found.label)) for row in first] if found.label else []
-    scored = not found.negatives and any(score != 1 for score in scores)
+    scores = [number_in(row.get(pair.label)) for row in first] if pair.label else []
+    scored = not pair.negatives and any(score != 1 for score in scores)
     return replace(options, loss="cosent" if scored and None not in scores else "ranking")
 
 

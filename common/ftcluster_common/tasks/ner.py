@@ -77,10 +77,10 @@ def tagged_columns(
     tokens, text = find(options.tokens_column, TOKENS), find(options.text_column, TEXT)
     tags, spans = find(options.tags_column, TAGS), find(options.spans_column, SPANS)
     of_words, of_text = TaggedColumns(tokens, "", tags), TaggedColumns("", text, spans)
-    said = options.text_column or options.spans_column
-    for found in (of_text, of_words) if said else (of_words, of_text):
-        if (found.tokens or found.text) and (found.label or not labelled):
-            return found if labelled else found._replace(label="")
+    prefers_text = options.text_column or options.spans_column
+    for candidate in (of_text, of_words) if prefers_text else (of_words, of_text):
+        if (candidate.tokens or candidate.text) and (candidate.label or not labelled):
+            return candidate if labelled else candidate._replace(label="")
     if tokens and len(columns) == 1:
         raise DataError(f"{tokens} alone, and no tags: each word needs one, as in 'Paris B-LOC'")
     have = f"{found_columns(columns)}; name them: "

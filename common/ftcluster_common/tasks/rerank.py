@@ -112,10 +112,11 @@ def ranked_texts(row: Row, columns: RankingColumns) -> tuple[str, list[tuple[str
             )
         pair = (columns.search.positive, columns.label)
         each = zip(texts, labels, strict=True)
-        found = [
-            ranked_texts({**row, **dict(zip(pair, one, strict=True))}, columns) for one in each
+        ranked = [
+            ranked_texts({**row, **dict(zip(pair, values, strict=True))}, columns)
+            for values in each
         ]
-        return found[0][0], [text for _, [text] in found]
+        return ranked[0][0], [text for _, [text] in ranked]
     query, text, *negatives = search_texts(row, columns.search)
     if not columns.label:
         return query, [(text, 1.0), *((negative, 0.0) for negative in negatives)]

@@ -76,11 +76,15 @@ class RowReview:
             return
         labels = self._spec.labels_of(self._options, self._uses, row)
         labels = [label for label in labels if as_word(label)]
-        words = [self._name(label) for label in labels]
-        self._classes.update({*words})
-        padded = {str(one) for one in labels if isinstance(one, str) and one != one.strip()}
+        class_names = [self._name(label) for label in labels]
+        self._classes.update({*class_names})
+        padded = {
+            str(label_text)
+            for label_text in labels
+            if isinstance(label_text, str) and label_text != label_text.strip()
+        }
         self._padded.update(sorted(padded)[:1])  # count each row once
-        repeated = sorted(word for word, count in Counter(words).items() if count > 1)
+        repeated = sorted(word for word, count in Counter(class_names).items() if count > 1)
         self._repeated.update(repeated[:1])
 
     def _name(self, label: Any) -> str:
@@ -90,7 +94,7 @@ class RowReview:
 
     def notes(self, split: str) -> list[str]:
         """Return a line for each kind of problem, with counts and the remedy."""
-        found = self._classes
+        counts_by_class = self._classes
         kinds = [
             (
                 self._rejected,
@@ -103,7 +107,7 @@ class RowReview:
                     ALIKE,
                     "write them alike if they are the same",
                 )
-                for group in alike_names(found)
+                for group in alike_names(counts_by_class)
             ),
             (
                 self._padded,
@@ -111,22 +115,22 @@ class RowReview:
                 "remove the blanks if other programs read the data",
             ),
             (
-                _only(found, no_labels(found)),
+                _only(counts_by_class, no_labels(counts_by_class)),
                 "with a class that looks like no label",
                 "remove these rows if they have none",
             ),
             (
-                _only(found, decimal_commas(found)),
+                _only(counts_by_class, decimal_commas(counts_by_class)),
                 "with a number with a comma as class",
                 "to predict numbers, write a decimal point and set regression=true",
             ),
             (
-                _only(found, filter(is_list_as_text, found)),
+                _only(counts_by_class, filter(is_list_as_text, counts_by_class)),
                 "with a list written as text, trained as one class",
                 LISTS,
             ),
             (
-                _only(found, combinations(found)),
+                _only(counts_by_class, combinations(counts_by_class)),
                 "with several classes in one text, trained as a separate class",
                 LISTS,
             ),
@@ -203,15 +207,15 @@ def combinations(names: Iterable[str]) -> list[str]:
     numbers = {*decimal_commas(every)}
     split = {name: _parts(SEPARATORS, name) for name in every if not is_list_as_text(name)}
     uses = Counter(part for name, some in split.items() if name not in numbers for part in {*some})
-    found = []
+    combined = []
     for name, some in split.items():
         alone = [part for part in _parts(ANY_SEPARATORS, name) if part]
         recur = len(some) > 1 and all(some) and (
             any(part in every for part in some) or all(uses[part] > 1 for part in some)
         )  # fmt: skip
         if name not in numbers and (recur or (len(alone) > 1 and {*alone} <= every - {name})):
-            found.append(name)
-    return sorted(found)
+            combined.append(name)
+    return sorted(combined)
 
 
 def _only(counts: Counter[str], names: Iterable[str]) -> Counter[str]:

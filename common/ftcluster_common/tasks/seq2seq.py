@@ -87,11 +87,11 @@ def source_target_columns(
             target or _column_of(languages[1], columns),
         )
     names = {name.lower(): name for name in columns}
-    for known in KNOWN:
-        found = names.get(known[0]), names.get(known[1])
-        fits = target in (None, found[1]) if answered and found[1] else not answered
-        if found[0] and source in (None, found[0]) and fits:
-            source, target = found
+    for usual_pair in KNOWN:
+        pair = names.get(usual_pair[0]), names.get(usual_pair[1])
+        fits = target in (None, pair[1]) if answered and pair[1] else not answered
+        if pair[0] and source in (None, pair[0]) and fits:
+            source, target = pair
             break
     wanted = (source, target) if answered else (source,)
     missing = [name for name in wanted if name not in columns]

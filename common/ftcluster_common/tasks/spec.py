@@ -161,8 +161,8 @@ class TaskSpec(ABC, Generic[Fields]):
             DataError: columns that the task reads are missing.
         """
         uses = dict(self.columns(options, columns, answered))
-        known = {name for names in uses.values() for name in names}
-        uses[UNREAD] = tuple(name for name in columns if name not in known)
+        used = {name for names in uses.values() for name in names}
+        uses[UNREAD] = tuple(name for name in columns if name not in used)
         return {use: names for use, names in uses.items() if names}
 
     def comparable_metrics(self, options: Fields, compared: Iterable[str]) -> tuple[str, ...]:

@@ -77,9 +77,9 @@ def _answering_problem(options: QuestionAnswering, row: Row) -> str:
         if not isinstance(text, str) or not isinstance(start, int) or start < 0:
             has = f"{column} has {short(text)} at {short(start)}"
             return f"{has}, not a text at the number of a character"
-        found = context[start : start + len(text)]
-        if found != text:
-            there = f"character {start} of the context, but {short(found)}"
+        actual = context[start : start + len(text)]
+        if actual != text:
+            there = f"character {start} of the context, but {short(actual)}"
             return f"answer {short(text)} is not at {there}"
     return ""
 
