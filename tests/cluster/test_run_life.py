@@ -87,7 +87,7 @@ def test_a_detached_run_among_strangers_is_followed_read_and_fetched(
     document = json.loads(attached.stdout)
     assert (document["run"], document["state"]) == (run, "done")
     assert '"event": "restart"' not in (folder / "events.jsonl").read_text()
-    assert "hung up on 127.0.0.1" in (folder / "supervisor.log").read_text()
+    assert "closed a connection from 127.0.0.1" in (folder / "supervisor.log").read_text()
     found = listed(machine, run)
     assert (found["state"], found["recipe"]) == ("done", "quickstart")
     assert found["hosts"] == ["localhost"]

@@ -128,7 +128,7 @@ def meet(store: dist.Store, rank: int, size: int, timeout: timedelta) -> list[Me
     except RuntimeError as error:  # the base class of torch's DistStoreError
         absent = [str(other) for other in range(size) if not store.check([keys[other]])]
         raise dist.DistBackendError(
-            f"ranks {', '.join(absent)} did not make the group within "
+            f"ranks {', '.join(absent)} did not join the group within "
             f"{timeout.total_seconds():.0f} s"
         ) from error
     return [Member(**json.loads(store.get(key))) for key in keys]

@@ -221,7 +221,7 @@ def test_if_all_links_are_slow_there_is_one_finding() -> None:
     (finding,) = slow_links(mesh(3, **slow), dict.fromkeys("abc", 10_000))
     assert finding.host == ""
     assert finding.what == (
-        "all 3 links are slow, most of all a to b: 20 to 20 MB/s, 40 to 40 us; the interfaces have "
+        "all 3 links are slow, worst a to b: 20 to 20 MB/s, 40 to 40 us; the interfaces have "
         "10 Gbit/s, of which a stream can take 1250 MB/s"
     )
 

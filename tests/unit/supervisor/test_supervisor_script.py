@@ -97,7 +97,7 @@ def watched(run_dir: Path) -> Watch:
          "AssertionError: Torch not compiled with CUDA enabled", "a device (/r/script/train.py:8)"),
         ("RuntimeError: Distributed package doesn't have NCCL built in", "no GPU"),
         ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no GPU"),
-        ("DistNetworkError: ... code: -98, name: EADDRINUSE", "(mp.spawn) is to call"),
+        ("DistNetworkError: ... code: -98, name: EADDRINUSE", "(mp.spawn) must call"),
     ],
 )  # fmt: skip
 def test_what_to_do_about_a_scripts_last_words(run_dir: Path, last: str, hint: str) -> None:

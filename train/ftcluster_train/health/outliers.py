@@ -193,7 +193,7 @@ def slow_links(links: Sequence[Row], mbits: Mapping[str, int | None]) -> list[Fi
 
     if len(bad) == len(links) > 1:  # no link is as fast as usual
         worst = " to ".join(bad[0]["hosts"])
-        what = f"all {len(links)} links are slow, most of all {worst}: {compared(bad)}"
+        what = f"all {len(links)} links are slow, worst {worst}: {compared(bad)}"
         return [Finding("", what, CHECK_LINK, "link")]
     findings = []
     whole = [host for host in hosts if len(of[host]) > 1 and all(link in bad for link in of[host])]

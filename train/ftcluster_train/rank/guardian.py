@@ -97,7 +97,7 @@ def connect(address: str, secret: Path, rank: int, limit_seconds: float) -> sock
                 raise TrainError(
                     f"rank {rank} on {socket.gethostname()} cannot reach the supervisor at "
                     f"{address}: {error.strerror or error}",
-                    "run ftcluster check: it names what is between the hosts",
+                    "run ftcluster check: it reports what blocks the connection",
                 ) from None
             time.sleep(0.2)
 

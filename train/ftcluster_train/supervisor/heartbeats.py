@@ -230,8 +230,8 @@ class Heartbeats:
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS
             print(
-                f"hung up on {connection.address}, which does not have the run's secret; so far on "
-                f"{self._strangers} connections of strangers",
+                f"closed a connection from {connection.address}, which did not send the run's "
+                f"secret; so far {self._strangers} such connections",
                 flush=True,
             )
         self._hang_up(connection)

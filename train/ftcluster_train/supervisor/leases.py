@@ -32,8 +32,8 @@ END_SECONDS = 3.0
 def firewall_notice(host: str) -> str:
     """Return the notice that a host's firewall rules are not loaded."""
     return (
-        f"{host}: the firewall's rules that setup has made were not loaded ({UNIT} is not active), "
-        f"so its ports of training may be open to others: sudo systemctl restart {UNIT} there"
+        f"{host}: the firewall rules of setup are not loaded ({UNIT} is not active), so others may "
+        f"reach its training ports: run sudo systemctl restart {UNIT} there"
     )
 
 

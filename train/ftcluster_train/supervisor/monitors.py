@@ -29,17 +29,17 @@ LAST_LINES = 12
 HINTS = (
     (
         re.compile(r"^ModuleNotFoundError: ", re.MULTILINE),
-        "packages that the stack does not have: ftcluster run --requirements FILE -- SCRIPT; ",
+        "to add packages to the stack, use ftcluster run --requirements FILE -- SCRIPT; ",
     ),
     (
         re.compile(r"not compiled with CUDA|NCCL built in|_cuda_setDevice|CUDA library"),
-        'the hosts have no GPU: torch.device("cpu") where the script sets a device{at}, and no '
-        "backend's name; ",
+        'the hosts have no GPU: use torch.device("cpu") where the script sets a device{at}, and '
+        "name no backend; ",
     ),
     (
         re.compile(r"EADDRINUSE"),
         "ftcluster starts a process for each rank, with RANK, WORLD_SIZE and MASTER_PORT: a script "
-        "that starts more (mp.spawn) is to call the function itself; ",
+        "that starts more (mp.spawn) must call the function directly; ",
     ),
 )
 OWN_LINE = re.compile(r'File "(?!<|[^"]*/lib/python3)([^"]+)", line (\d+)')

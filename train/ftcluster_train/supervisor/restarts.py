@@ -119,8 +119,8 @@ def _killed(launch: Launch, rebooted: bool = False) -> dict[str, Any]:
         message, hint = "the head was started again", "its log says why: journalctl --boot=-1 -e"
         return {"message": message, "hint": hint, "host": host, "rank": None}
     hint = (
-        "the kernel kills processes when memory is short: dmesg; one that is stopped (SIGSTOP) is "
-        f"killed after {background.WATCHDOG_SECONDS:g} s; else ask who did"
+        "the kernel kills processes when memory is short, see dmesg; a stopped one (SIGSTOP) is "
+        f"killed after {background.WATCHDOG_SECONDS:g} s; otherwise find out who killed it"
     )
     return {"message": "the supervisor was killed", "hint": hint, "host": host, "rank": None}
 
