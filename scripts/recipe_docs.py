@@ -33,7 +33,7 @@ ADAPTERS = "Adapters"
 NO_ADAPTERS = "This task also has the fields of [adapters](#adapters)."
 TRAINING = """They stand in the section `training:` of a file. On the command line the section's
 name may be omitted: `learning_rate=2e-5`. Names, meanings and defaults are those of transformers'
-`TrainingArguments`; where a default differs, the meaning has the one of transformers. `null`
+`TrainingArguments`; where a default differs, the meaning names the default of transformers. `null`
 restores the default."""
 # in code spans nothing is escaped
 _SPAN = re.compile(r"(`[^`]*`)")

@@ -63,10 +63,8 @@ def test_the_loss_is_torchs_kl_divergence_and_cross_entropy(
     rows = rows_of(8, 1, every=2)
     job = job_of(tmp_path, rows, {"alpha": alpha, "temperature": temperature})
     inputs = prepare(job)
-    assert (
-        "4 of 8 rows have no label, and are trained on the teacher's outputs alone"
-        in inputs.notices[0]
-    )
+    wanted = "4 of 8 rows have no label, and are trained on the teacher's outputs alone"
+    assert wanted in inputs.notices[0]
     task, model, samples = load(job, inputs)
     train = samples["train"]
     assert task.reference_model is not None

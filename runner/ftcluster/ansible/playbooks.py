@@ -382,7 +382,7 @@ class Launched(Variables):
         train_guard: secret of the run.
         train_version: version of ftcluster on the control node.
         train_format: format of launch.json and job.json.
-        train_later_fields: their fields that hosts of format 0 do not know.
+        train_later_fields: fields of both that hosts of format 0 do not know.
         train_known: stack and SHA-256 of the record that the plan is based on; empty to skip the
             comparison.
         train_secret_env: variables of the ranks, see `pack_env`; empty for none.

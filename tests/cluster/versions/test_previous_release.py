@@ -32,7 +32,7 @@ class Side:
     """A control node of one version.
 
     Attributes:
-        program: its `ftcluster`.
+        program: the `ftcluster` of this version.
     """
 
     control: Control
@@ -45,7 +45,7 @@ class Side:
         )
 
     def done(self, *arguments: str) -> str:
-        """What a command prints, which has to succeed."""
+        """Return the output of a command, which has to succeed."""
         done = self.run(*arguments)
         assert done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout
@@ -149,13 +149,13 @@ def test_each_version_works_with_the_runs_of_the_other(versions: Versions, tmp_p
     assert refused.returncode == 1
     assert "the hosts have ftcluster " in refused.stderr
     assert "and this control node has " in refused.stderr
-    for run in (after, again):  # the second one goes on from the checkpoint of the old package
-        goes_on = started_again(new, run)
-        assert json.loads(old.done("stop", goes_on, "--json"))["state"] == "stopped"
+    for run in (after, again):  # the second one continues from the checkpoint of the old package
+        resumed = started_again(new, run)
+        assert json.loads(old.done("stop", resumed, "--json"))["state"] == "stopped"
 
 
 def started_again(side: Side, run: str) -> str:
-    """Resume a run, see that it goes on after the step that it had, and return the new one's id."""
+    """Resume a run, check that it continues after the step that it had, and return the new one's id."""
     step = side.listed(run)["step"]
     resumed = side.done("train", "--resume", run, "--detach").strip()
     row = wait_for_step(side, resumed)
