@@ -28,6 +28,7 @@ from tests.programs import ROOT
 
 PAGE = ROOT / "docs/architectures.md"
 TABLE = "| architecture | type | task | `ftcluster train` | `ftcluster run --fast` | notice |\n"
+END_OF_TABLE = "<!-- end -->\n"
 RENEW = bool(os.environ.get("FTCLUSTER_RENEW_ARCHITECTURES"))
 SIZE = Size(width=64, heads=4, layers=2, window=8)
 KINDS = kinds(SIZE)
@@ -45,7 +46,7 @@ WORST, MEDIAN = 1e-4, 1e-5  # relative errors in fp32
 
 def rows_of(page: str) -> dict[str, str]:
     """The rows of the table, by the type of the architecture."""
-    rows = page.partition(TABLE)[2].splitlines()[1:]
+    rows = page.partition(TABLE)[2].partition(END_OF_TABLE)[0].splitlines()[1:]
     return {row.split("|")[2].strip(" `"): row for row in rows if row}
 
 
@@ -55,7 +56,8 @@ def renew(name: str, row: str) -> None:
     rows = {**rows_of(page), name: row}
     table = [row for other in KINDS for row in [rows.get(other)] if row]
     line = "|" + "---|" * TABLE.count(" | ") + "---|\n"
-    PAGE.write_text(page.partition(TABLE)[0] + TABLE + line + "\n".join(table) + "\n", "utf-8")
+    written = TABLE + line + "".join(f"{row}\n" for row in table) + END_OF_TABLE
+    PAGE.write_text(page.partition(TABLE)[0] + written, "utf-8")
 
 
 def gradient_errors(name: str, kind: Kind, folder: Path) -> list[float]:
