@@ -19,7 +19,7 @@ from ftcluster_common.protocol.job import Job, Purpose
 from ftcluster_common.recipe import Recipe
 from ftcluster_common.user_code import NO_CODE, UserCode
 
-LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # of the control node: see docs/runs.md
+LOG_SAMPLES_VARIABLE = "FTCLUSTER_LOG_SAMPLES"  # see bench/notes/reliability.md
 
 
 @dataclass(frozen=True)
