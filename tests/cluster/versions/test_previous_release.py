@@ -155,7 +155,7 @@ def test_each_version_works_with_the_runs_of_the_other(versions: Versions, tmp_p
 
 
 def started_again(side: Side, run: str) -> str:
-    """Resume a run, check that it continues after the step that it had, and return the new one's id."""
+    """Resume a run, check that it continues after its last step, and return the new id."""
     step = side.listed(run)["step"]
     resumed = side.done("train", "--resume", run, "--detach").strip()
     row = wait_for_step(side, resumed)
